@@ -1,0 +1,1 @@
+"""A runnable record of the bugs that silently ruin distributed training."""

@@ -1,0 +1,272 @@
+"""The words of the house as types. Standard library only: everything may import this.
+
+A *scenario* is one documented bug, told by one module in ``scenarios/``. A *variant* of it is run
+as one *trial* on N ranks. The ranks write *records*; grading turns the records of a trial into an
+*outcome*, and the outcomes of a scenario's trials into a *verdict*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+BUGGY = "buggy"
+FIXED = "fixed"
+
+
+class Lane(str, Enum):
+    """Where a trial runs, and over which collectives."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+    @property
+    def backend(self) -> str:
+        """The name of the ``torch.distributed`` backend of this lane."""
+        return "nccl" if self is Lane.GPU else "gloo"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Outcome(str, Enum):
+    """What one trial showed. A crash is ``inconclusive``: it is never a reproduction."""
+
+    SYMPTOM = "symptom"
+    CLEAN = "clean"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Verdict(str, Enum):
+    """What the trials of one scenario say together."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+    UNJUDGED = "unjudged"
+    """Buggy and fixed were not both run, so there is nothing to compare."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class ExitCode:
+    """The exit codes of every verb, as README.md documents them."""
+
+    AS_EXPECTED = 0
+    NOT_AS_EXPECTED = 1
+    USER_MISTAKE = 2
+    INCONCLUSIVE = 3
+    UNSUPPORTED = 4
+
+    @staticmethod
+    def worst(codes: Iterable[int]) -> int:
+        """The exit code of several runs: an unexpected result outweighs one that says nothing."""
+        badness = (
+            ExitCode.AS_EXPECTED,
+            ExitCode.UNSUPPORTED,
+            ExitCode.INCONCLUSIVE,
+            ExitCode.NOT_AS_EXPECTED,
+            ExitCode.USER_MISTAKE,
+        )
+        return max(codes, key=badness.index, default=ExitCode.AS_EXPECTED)
+
+
+class HarnessError(Exception):
+    """Something that ends a command with one clear line and an exit code, without a traceback."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class UserError(HarnessError):
+    """The command cannot mean anything; the message names the choices."""
+
+    exit_code = ExitCode.USER_MISTAKE
+
+
+class Unsupported(HarnessError):
+    """This machine cannot run it; the message is the reason."""
+
+    exit_code = ExitCode.UNSUPPORTED
+
+
+class Inconclusive(HarnessError):
+    """The machinery failed before anything could be learned about the bug."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Defect:
+    """An edit of upstream source that puts a bug back.
+
+    ``edit`` gets the syntax tree (``libcst``) of ``scope`` and yields ``(old, new)`` pairs of
+    nodes. It must yield exactly one pair: an edit that matches nothing, or twice, stops the run.
+    """
+
+    name: str
+    upstream: str
+    """The distribution that is edited, as on PyPI: ``deepspeed``."""
+    file: str
+    """The file in it, relative to site-packages."""
+    scope: str
+    """The qualified name of the class or function that is edited."""
+    edit: Callable[[Any], Iterable[tuple[Any, Any]]]
+    about: str
+    """What the edit does, and why that is the bug."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """Pins that go with some releases of another package: ``when`` is like ``deepspeed<0.16``."""
+
+    when: str
+    pins: Mapping[str, str]
+    why: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a scenario, and the outcome that the report leads one to expect."""
+
+    about: str
+    expect: Outcome
+    defects: tuple[Defect, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """What this variant changes in ``Params``, over what the user asked for."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    ranks: int | None = None
+    """The number of ranks, where it differs from the scenario's."""
+    triggers: bool = True
+    """Whether the trigger must be exercised. A control that switches it off says False."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One documented bug, with its provenance."""
+
+    title: str
+    """The wrong behaviour in one sentence."""
+    report: tuple[str, ...]
+    """Where it was reported: links or citations."""
+    fix: str
+    symptom: str
+    """The documented symptom, in the words of the report."""
+    pins: Mapping[str, str]
+    """Upstream releases; the first is the subject, whose day decides the dependencies."""
+    date: str
+    """The day (ISO) the default pins' dependencies are resolved for."""
+    variants: Mapping[str, Variant]
+    ranks: int
+    lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
+    companions: tuple[Companion, ...] = ()
+    acts: tuple[str, ...] = ("",)
+    """The launches that a trial is made of, one after another, each in fresh processes: to save in
+    one and load in the next. Most scenarios have just one, without a name."""
+
+    @property
+    def subject(self) -> str:
+        """The package whose bug this is: the first pin."""
+        return next(iter(self.pins))
+
+    def ranks_of(self, variant: str) -> int:
+        """How many ranks a variant runs on."""
+        return self.variants[variant].ranks or self.ranks
+
+    @property
+    def defects(self) -> tuple[Defect, ...]:
+        """Every defect that some variant puts in, once, in the order of the variants."""
+        found = {d.name: d for v in self.variants.values() for d in v.defects}
+        return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A detector's answer: the documented symptom was seen."""
+
+    message: str
+    """What was found, in one or two sentences with figures."""
+    step: int | None = None
+    """The first step (counted from 1) at which it shows."""
+    parameters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    magnitude: float | None = None
+    """How large it is, in the unit that the message names."""
+    documented: bool = True
+    """Whether this is the report's own symptom. Anything else makes a trial inconclusive."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What one trial showed, and why that is its outcome."""
+
+    variant: str
+    outcome: Outcome
+    expected: Outcome
+    reason: str
+    """The finding, how the trigger was exercised, or what went wrong."""
+    seconds: float = 0.0
+    finding: Finding | None = None
+    failure: Mapping[str, Any] | None = None
+    """The rank that failed first, and its message."""
+    wrong_detectors: Mapping[str, bool] | None = None
+    """Plausible checks that the scenario shows to miss the bug, and whether each fired."""
+    shims: Mapping[str, int] | None = None
+    """How often each shim was used, over all ranks."""
+    environment: Mapping[str, Any] | None = None
+    """Versions of Python, torch, CUDA and NCCL, and the GPU, as rank 0 saw them."""
+    phases: Mapping[str, float] | None = None
+    """Wall seconds of the parts of the slowest rank."""
+
+    @property
+    def as_expected(self) -> bool:
+        return self.outcome is self.expected
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What the trials of one run say together."""
+
+    scenario: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    """Why the verdict is not better; empty for ``reproduced``."""
+    trials: tuple[TrialResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that ends with this result."""
+        if self.verdict is Verdict.UNSUPPORTED:
+            return ExitCode.UNSUPPORTED
+        if self.verdict is Verdict.INCONCLUSIVE:
+            return ExitCode.INCONCLUSIVE
+        if self.verdict is Verdict.NOT_REPRODUCED or not all(t.as_expected for t in self.trials):
+            return ExitCode.NOT_AS_EXPECTED
+        return ExitCode.AS_EXPECTED
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"exit_code": self.exit_code}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shim: a declared change of the environment that lets an upstream release run here.
+
+    ``install`` gets a function to call at each use, so that the evidence can count them. A shim
+    never touches the path of a defect.
+    """
+
+    name: str
+    upstream: str
+    releases: str
+    """The releases that need it, as a version specifier: ``<0.8``."""
+    lanes: tuple[Lane, ...]
+    why: str
+    install: Callable[[Callable[[], None]], None]
