@@ -1,0 +1,138 @@
+"""What DeepSpeed's releases need on a newer torch, or on a box without a GPU.
+
+Torch and DeepSpeed are imported inside the functions: the catalogue lists these points too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from harness.shims import stand_ins
+from harness.spec import Lane, Point
+
+BOTH = (Lane.CPU, Lane.GPU)
+CPU = (Lane.CPU,)
+Count = Callable[[], None]
+
+
+def _torch_six(count: Count) -> None:
+    import torch
+
+    six = stand_ins.module("torch._six", count, inf=float("inf"), string_classes=(str, bytes))
+    torch._six = six  # type: ignore[attr-defined]
+
+
+def _elastic_names(count: Count) -> None:
+    import importlib
+    import logging
+
+    # The package of the same name as a function hides the module from attribute access.
+    api: Any = importlib.import_module("torch.distributed.elastic.agent.server.api")
+    lost = {"log": logging.getLogger("torch.distributed.elastic"), "_get_socket_with_port": None}
+    gone = {name: value for name, value in lost.items() if not hasattr(api, name)}
+    if gone:
+        api.__getattr__ = stand_ins.getter(api.__name__, count, gone)
+
+
+def _flatten_helper(count: Count) -> None:
+    import torch._utils
+    from deepspeed.ops.op_builder import UtilsBuilder  # type: ignore[import-not-found]
+
+    helpers = SimpleNamespace(
+        flatten=torch._utils._flatten_dense_tensors,
+        unflatten=torch._utils._unflatten_dense_tensors,
+    )
+
+    def load(self: Any, verbose: bool = True) -> SimpleNamespace:
+        count()
+        return helpers
+
+    UtilsBuilder.load = load
+
+
+def _intel_modules(count: Count) -> None:
+    for name in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
+        stand_ins.module(name, count)
+    count()
+
+
+def _gloo_for_ccl(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
+        CPU_Accelerator,
+    )
+
+    def name(self: Any) -> str:
+        count()
+        return "gloo"
+
+    CPU_Accelerator.communication_backend_name = name
+
+
+def _shm_comm(count: Count) -> None:
+    import deepspeed  # type: ignore[import-not-found]  # noqa: F401
+
+    # `import deepspeed.comm.torch as x` would give the real torch, which that package imports.
+    comm: ModuleType = sys.modules["deepspeed.comm.torch"]
+
+    def build() -> None:
+        count()
+
+    comm.build_shm_op = build  # type: ignore[attr-defined]
+
+
+POINTS = (
+    Point(
+        "deepspeed.torch_six", "deepspeed", "<0.9", BOTH,
+        "torch 2 dropped torch._six, from which these releases import the constant inf",
+        _torch_six,
+    ),
+    Point(
+        "deepspeed.elastic_names", "deepspeed", ">=0.7,<0.14", BOTH,
+        "torch 2.11 dropped two names that the (unused) elastic agent imports",
+        _elastic_names,
+    ),
+    Point(
+        "deepspeed.cuda_stand_ins", "deepspeed", "<0.9", CPU,
+        "releases without a CPU accelerator call torch.cuda outright: its device means the CPU, "
+        "its events, streams and memory counters do nothing",
+        stand_ins.cuda_on_cpu,
+    ),
+    Point(
+        "deepspeed.cuda_type_names", "deepspeed", "<0.9", CPU,
+        "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that is the name "
+        "reported here: the one shim that says something untrue",
+        partial(stand_ins.type_names, "cuda"),
+    ),
+    Point(
+        "deepspeed.cpu_type_names", "deepspeed", ">=0.9,<0.13", CPU,
+        "they reduce only gradients whose Tensor.type() has the name of the accelerator in it, "
+        "torch.cpu.FloatTensor, which torch has never used for CPU tensors",
+        partial(stand_ins.type_names, "cpu"),
+    ),
+    Point(
+        "deepspeed.intel_modules", "deepspeed", ">=0.9,<0.14.1", CPU,
+        "their CPU accelerator insists on two Intel packages; empty modules satisfy it",
+        _intel_modules,
+    ),
+    Point(
+        "deepspeed.gloo_for_ccl", "deepspeed", ">=0.9,<0.14.1", CPU,
+        "their CPU accelerator asks for oneCCL; gloo is what is here",
+        _gloo_for_ccl,
+    ),
+    Point(
+        "deepspeed.flatten_helper", "deepspeed", "<0.9", BOTH,
+        "they compile a C++ helper at start that is torch's own flatten and unflatten: those are "
+        "called without compiling",
+        _flatten_helper,
+    ),
+    Point(
+        "deepspeed.shm_comm", "deepspeed", ">=0.14", CPU,
+        "they compile a shared-memory all-reduce at start, for over half a minute; gloo does "
+        "without",
+        _shm_comm,
+    ),
+)  # fmt: skip
