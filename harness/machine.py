@@ -1,0 +1,115 @@
+"""This machine: which lanes it has, and the facts about it that go into the evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness.spec import Lane, Scenario, Unsupported
+
+ROOT = Path(__file__).parent.parent
+
+MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
+"""The environment variables that can change a result; their values go into run.json."""
+
+
+@lru_cache(maxsize=1)
+def gpus() -> tuple[str, ...]:
+    """The names of the GPUs that CUDA_VISIBLE_DEVICES leaves visible, or of all.
+
+    Asks the driver's own tool: torch would know as well, but takes seconds to import.
+    """
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ()
+    query = [smi, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    found = [
+        tuple(line.split(", ", 2)) for line in done.stdout.splitlines() if done.returncode == 0
+    ]
+    return visible([row for row in found if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[str, ...]:
+    """The names of GPUs ``(index, uuid, name)`` that CUDA_VISIBLE_DEVICES lets CUDA see.
+
+    As CUDA reads it: indices or beginnings of UUIDs, and nothing after one that does not exist.
+    """
+    if named is None:
+        return tuple(name for _, _, name in found)
+    names = []
+    for word in filter(None, (word.strip() for word in named.split(","))):
+        match = [n for i, u, n in found if word == i or (not word.isdigit() and u.startswith(word))]
+        if not match:
+            break
+        names.append(match[0])
+    return tuple(names)
+
+
+def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
+    """The lane to run ``ranks`` ranks on; raises Unsupported, with the reason, if there is none.
+
+    ``auto`` goes by the widest variant of the scenario, so that all of them run on one lane.
+    """
+    if asked == "auto":
+        widest = max(scenario.ranks_of(variant) for variant in scenario.variants)
+        roomy = Lane.GPU in scenario.lanes and len(gpus()) >= widest
+        asked = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
+    lane = Lane(asked)
+    if lane not in scenario.lanes:
+        raise Unsupported(f"does not run on the {lane} lane")
+    if lane is Lane.GPU and len(gpus()) < ranks:
+        raise Unsupported(f"needs {ranks} GPUs, and this machine has {len(gpus())}")
+    return lane
+
+
+def facts() -> dict[str, Any]:
+    """What this machine is."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "torch": _version("torch"),
+        "gpus": list(gpus()),
+    }
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that can change a result."""
+    return {k: v for k, v in sorted(os.environ.items()) if MATTERS.match(k)}
+
+
+def source() -> dict[str, Any]:
+    """The commit of the harness that runs, and whether its tree has been changed since."""
+    carried = ROOT / "bundle.json"
+    if carried.is_file():
+        found: dict[str, Any] = json.loads(carried.read_text())["source"]
+        return found
+    commit = _git("rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain")) if commit else None}
+
+
+def _git(*arguments: str) -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
