@@ -1,0 +1,160 @@
+"""Verdicts -> terminal and JSON. Plain lines where the output is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from harness.spec import Outcome, RunResult, TrialResult, Verdict
+
+COLOURS = {
+    Verdict.REPRODUCED: "green",
+    Verdict.NOT_REPRODUCED: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.UNSUPPORTED: "yellow",
+    Verdict.UNJUDGED: "cyan",
+}
+
+LOG_LINES = 12
+
+
+def terminal() -> Console:
+    """Where reports go: coloured and as wide as the terminal, or plain lines of any length."""
+    return Console(
+        highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000, markup=False
+    )
+
+
+class Progress:
+    """What is being done just now: a live line on a terminal, a plain line a change elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._said = ""
+        self._since = time.monotonic()
+        self._spinner = Spinner("dots")
+        self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def say(self, what: str, detail: str = "") -> None:
+        """Show what is being done; ``detail`` (a step, say) is for the live line alone."""
+        if what != self._said:
+            self._said, self._since = what, time.monotonic()
+            if not self.console.is_terminal:
+                self.console.print(f"... {what}")
+        seconds = time.monotonic() - self._since
+        self._spinner.update(text=f"{what}  {detail}  {seconds:.0f} s")
+
+    def done(self, result: TrialResult) -> None:
+        """Print a trial's result as soon as it is known."""
+        print_trial(self.console, result)
+
+
+def print_header(console: Console, run: Mapping[str, Any]) -> None:
+    """One line that says what is being run."""
+    pins = next(iter(run["trials"].values()))["pins"]
+    stack = ", ".join(f"{name} {version}" for name, version in pins.items())
+    lane = {"cpu": "cpu (gloo)", "gpu": "gpu (NCCL)"}[run["lane"]]
+    console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
+
+
+def print_trial(console: Console, result: TrialResult) -> None:
+    """A trial: its outcome, why, and what was found, where and how large."""
+    mark = "" if result.as_expected else f"  (expected {result.expected})"
+    style = "green" if result.as_expected else "red"
+    console.print(
+        f"  {result.variant:<10} {result.outcome}{mark}  [{result.seconds:.1f} s]", style=style
+    )
+    for line in result.reason.splitlines()[:LOG_LINES]:
+        console.print(f"    {line}")
+    if result.finding is not None:
+        console.print(f"    {_where(result)}")
+    for name, fired in (result.wrong_detectors or {}).items():
+        if result.outcome is Outcome.SYMPTOM:
+            console.print(f"    a wrong detector, '{name}': {'fired' if fired else 'silent'}")
+
+
+def _where(result: TrialResult) -> str:
+    finding = result.finding
+    assert finding is not None
+    parts = []
+    if finding.step is not None:
+        parts.append(f"step {finding.step}")
+    if finding.ranks:
+        parts.append(f"ranks {', '.join(map(str, finding.ranks))}")
+    if finding.magnitude is not None:
+        parts.append(f"by up to {finding.magnitude:.4g}")
+    if finding.parameters:
+        parts.append(_some(finding.parameters))
+    return "first seen: " + "; ".join(parts)
+
+
+def _some(names: tuple[str, ...], most: int = 3) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def print_verdict(console: Console, result: RunResult, seconds: float, folder: Path) -> None:
+    """The verdict's line, why it is not better, the time it took and where the evidence is."""
+    console.print(
+        f"{result.scenario}: {result.verdict} in {seconds:.1f} s; {folder}",
+        style=f"bold {COLOURS[result.verdict]}",
+    )
+    for reason in result.reasons:
+        console.print(f"  {reason.splitlines()[0]}")
+
+
+def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
+    """The last lines that the first failing rank of a trial wrote to stderr or stdout."""
+    rank = (result.failure or {}).get("rank", 0)
+    for name in ("stderr.log", "stdout.log"):
+        logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
+        last = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+        lines = last.read_text(errors="replace").splitlines() if last else []
+        if any(line.strip() for line in lines):
+            return lines[-most:]
+    return []
+
+
+def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
+    """For a trial that is inconclusive: the end of the first failing rank's log."""
+    if result.outcome is not Outcome.INCONCLUSIVE:
+        return
+    lines = last_lines(folder, result)
+    if lines:
+        rank = (result.failure or {}).get("rank", 0)
+        console.print(f"    last lines of rank {rank}:")
+    for line in lines:
+        console.print(f"    | {line}")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """A plain table for the verbs that list things."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
