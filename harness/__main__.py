@@ -1,0 +1,182 @@
+"""The command line: verbs and exit codes.
+
+``run`` hands its arguments to Hydra untouched; the other verbs are small and parsed here. Modules
+that take long to import are imported by the verb that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from harness.spec import ExitCode, HarnessError, UserError
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+VERBS = """\
+verbs:
+  run     run a scenario's variants:  run scenario=bf16_clip launch=gpu seed=3  (run --help)
+  list    the scenarios there are
+  show    one scenario: its story, variants, pins, shims, and the defect as a diff
+  grade   the verdict of a stored run folder, without a launch
+  bundle  a folder with all that a box without a network needs
+  clean   what the caches hold, and free it
+
+exit codes: 0 as expected, 1 not as expected, 2 a mistake in the command, 3 inconclusive,
+4 unsupported on this machine
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a HarnessError is one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means to live on
+        signal.signal(signal.SIGHUP, _as_interrupt)
+    try:
+        return _dispatch(arguments)
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("harness: interrupted; every process of the run was ended", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _as_interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: python -m harness VERB ...\n\n{VERBS}", end="")
+        return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
+    verb, *rest = arguments
+    if verb not in ACTIONS:
+        from harness.catalog import unknown
+
+        raise UserError(unknown("verb", verb, ACTIONS))
+    return ACTIONS[verb](rest)
+
+
+def _run(arguments: list[str]) -> int:
+    from harness import config
+    from harness.run import noted_exit_codes, run_and_note
+
+    with noted_exit_codes() as codes:
+        config.run(arguments, run_and_note)
+    return ExitCode.worst(codes)
+
+
+def _list(arguments: list[str]) -> int:
+    parser = _Parser(prog="python -m harness list", description="The scenarios there are.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    from harness import show
+
+    show.print_list(as_json=options.json)
+    return ExitCode.AS_EXPECTED
+
+
+def _show(arguments: list[str]) -> int:
+    parser = _Parser(prog="python -m harness show", description="All about one scenario.")
+    parser.add_argument("scenario")
+    parser.add_argument(
+        "pins",
+        nargs="*",
+        metavar="pins.NAME=VERSION",
+        help="other releases to show the defect on",
+    )
+    options = parser.parse_args(arguments)
+    from harness import show
+
+    show.print_scenario(options.scenario, _pins(options.pins))
+    return ExitCode.AS_EXPECTED
+
+
+def _grade(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness grade", description="Grade a stored run again, from its records."
+    )
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    options = parser.parse_args(arguments)
+    from harness import show
+
+    return show.print_grade(options.run, as_json=options.json)
+
+
+def _bundle(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness bundle",
+        description="A folder with all that a box without a network needs to run scenarios.",
+    )
+    parser.add_argument("scenario", nargs="+")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--python", metavar="3.12", help="the box's Python (default: this one)")
+    parser.add_argument(
+        "--platform", default="x86_64-manylinux_2_28", help="the box's platform, as uv names it"
+    )
+    parser.add_argument(
+        "--pins", action="append", default=[], metavar="NAME=VERSION[,VERSION...]",
+        help="other releases to carry than the scenario's own; repeatable",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    from harness import bundle
+
+    bundle.make(
+        options.scenario, options.out, options.python, options.platform, _releases(options.pins)
+    )
+    return ExitCode.AS_EXPECTED
+
+
+def _clean(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness clean", description="Show what the caches hold, and free it."
+    )
+    parser.add_argument("overlay", nargs="*", help="the keys to free (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="only show")
+    options = parser.parse_args(arguments)
+    from harness import clean
+
+    clean.clean(options.overlay, dry_run=options.dry_run)
+    return ExitCode.AS_EXPECTED
+
+
+def _pins(given: Sequence[str]) -> dict[str, str]:
+    pins = {}
+    for word in given:
+        name, sign, version = word.removeprefix("pins.").partition("=")
+        if not sign or not name or not version:
+            raise UserError(f"'{word}' is no pin: write one like pins.deepspeed=0.15.4")
+        pins[name] = version
+    return pins
+
+
+def _releases(given: Sequence[str]) -> dict[str, list[str]]:
+    return {name: versions.split(",") for name, versions in _pins(given).items()}
+
+
+ACTIONS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "list": _list,
+    "show": _show,
+    "grade": _grade,
+    "bundle": _bundle,
+    "clean": _clean,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Bundles: a folder with all that a box without a network needs to run chosen scenarios.
+
+    BUNDLE/activate          to be sourced there, like a virtual environment's
+    BUNDLE/site/             the harness and what it imports, for the box's Python; not torch
+    BUNDLE/overlays.tar.xz   the overlays of every variant, files that they share stored once
+    BUNDLE/bundle.json       what is in it, and of which commit
+
+The box brings Python and torch. Overlays are unpacked there, once, and compiled for its Python.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from harness import catalog, machine, overlay, pins
+from harness.files import write_whole
+from harness.overlay import Overlay
+from harness.report import terminal
+from harness.run import cache_folder
+from harness.spec import Defect, Inconclusive, Scenario, UserError
+
+ARCHIVE = "overlays.tar.xz"
+ROOT = Path(__file__).parent.parent
+OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
+NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
+"""What runs there. What makes overlays (uv, pip, LibCST) stays here."""
+
+ACTIVATE = """\
+# Source this on the box: . BUNDLE/activate
+BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
+export PYTHONPATH="$BUNDLE/site${PYTHONPATH:+:$PYTHONPATH}"
+export HARNESS_CACHE="${HARNESS_CACHE:-$BUNDLE/cache}"
+python3 -W ignore -m harness.bundle "$BUNDLE"
+"""
+
+
+def make(
+    scenarios: Sequence[str],
+    out: Path,
+    python: str | None,
+    platform: str,
+    releases: Mapping[str, Sequence[str]],
+) -> None:
+    """Make the folder ``out``, whole or not at all, and print the line that uses it.
+
+    ``python`` is like ``3.12`` and ``platform`` like ``x86_64-manylinux_2_28``; ``releases`` names
+    further releases of pinned packages to carry, each with the scenario's other pins.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty: name a new folder")
+    python = python or pins.here()[0]
+    source = machine.source()  # before this makes files of its own
+    _check_releases(scenarios, releases)
+    cache = cache_folder()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        with ExitStack() as kept:
+            lent = {}
+            for stack, defects in _wanted(scenarios, releases, cache, python, platform):
+                found = kept.enter_context(overlay.borrowed(stack, defects, cache))
+                lent[found.key] = (stack, found)
+            contents = {
+                "source": source,
+                "scenarios": list(scenarios),
+                "python": python,
+                "platform": platform,
+                "overlays": {key: stack.to_json() for key, (stack, _) in lent.items()},
+            }
+            _fill(aside, cache, lent, contents)
+        aside.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _tell(out, lent, python)
+
+
+def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
+    known = {pin for name in scenarios for pin in catalog.scenario(name).pins}
+    for name in releases:
+        if name not in known:
+            raise UserError(catalog.unknown("pin of these scenarios", name, sorted(known)))
+
+
+def _wanted(
+    scenarios: Sequence[str],
+    releases: Mapping[str, Sequence[str]],
+    cache: Path,
+    python: str,
+    platform: str,
+) -> Iterator[tuple[pins.Stack, tuple[Defect, ...]]]:
+    """Every stack and set of defects that some variant of the scenarios runs on."""
+    tag = pins.platform_tag(platform)
+    for name in scenarios:
+        told = catalog.scenario(name)
+        for given in _choices(told, releases):
+            for variant in told.variants.values():
+                chosen = pins.complete(told, {**given, **variant.pins})
+                stack = pins.stack(told, chosen, cache, python=python, platform=tag)
+                yield stack, variant.defects
+
+
+def _choices(told: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    named = {name: versions for name, versions in releases.items() if name in told.pins}
+    yield {}
+    if named:
+        yield from (dict(zip(named, each, strict=True)) for each in product(*named.values()))
+
+
+def _fill(
+    folder: Path,
+    cache: Path,
+    lent: Mapping[str, tuple[pins.Stack, Overlay]],
+    contents: Mapping[str, Any],
+) -> None:
+    site = folder / "site"
+    _install_needed(site, contents["python"], contents["platform"])
+    for name in OURS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, site / name)
+    write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
+    shutil.copy2(site / "bundle.json", folder / "bundle.json")
+    write_whole(folder / "activate", ACTIVATE)
+    _pack(folder / ARCHIVE, cache, lent)
+
+
+def _install_needed(site: Path, python: str, platform: str) -> None:
+    from uv import find_uv_bin
+
+    done = subprocess.run(
+        [
+            find_uv_bin(), "pip", "install", "--quiet", "--target", str(site), "--python",
+            sys.executable, "--python-version", python, "--python-platform", platform,
+            "--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime", *NEEDED,
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Inconclusive(f"cannot fetch what the harness needs: {' '.join(done.stderr.split())}")
+
+
+def _pack(archive: Path, cache: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]]) -> None:
+    with tarfile.open(archive, "w:xz", preset=3) as tar:
+        for key, (stack, found) in lent.items():
+            tar.add(found.folder, f"overlays/{key}", filter=_without_bytecode)
+            for name, version in stack.pins.items():
+                released = pins.release_file(cache, name, version)
+                if released.is_file():
+                    tar.add(released, f"releases/{released.name}")
+
+
+def _without_bytecode(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in member.name else member
+
+
+def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
+    console = terminal()
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    console.print(f"{out}: {len(lent)} overlays for Python {python}, {size / 1e6:.0f} MB")
+    for stack in dict.fromkeys(str(stack) for stack, _ in lent.values()):
+        console.print(f"  {stack}")
+    console.print(
+        f"on the box, with its own torch:  . {out.name}/activate && "
+        "python3 -m harness run scenario=NAME launch=gpu"
+    )
+
+
+def unpack(bundle: Path, cache: Path) -> None:
+    """Bring a bundle's overlays into the cache of the box, compiled; those it has are left."""
+    contents = json.loads((bundle / "bundle.json").read_text())
+    folder = cache / "overlays"
+    if all((folder / key).exists() for key in contents["overlays"]):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=cache, prefix=".unpacking."))
+    try:
+        with tarfile.open(bundle / ARCHIVE) as tar:
+            _extract(tar, aside)
+        for made in sorted((aside / "overlays").iterdir()):
+            compileall.compile_dir(made / "site", quiet=2, workers=0)
+            if not (folder / made.name).exists():
+                made.rename(folder / made.name)
+        _keep_releases(aside, cache)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    if hasattr(tarfile, "tar_filter"):
+        tar.extractall(folder, filter="tar")
+    else:  # the first patches of Python 3.10 and 3.11
+        tar.extractall(folder)
+
+
+def _keep_releases(aside: Path, cache: Path) -> None:
+    (cache / "releases").mkdir(exist_ok=True)
+    for file in aside.glob("releases/*.json"):
+        os.replace(file, cache / "releases" / file.name)
+
+
+if __name__ == "__main__":
+    unpack(Path(sys.argv[1]), cache_folder())

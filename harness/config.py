@@ -1,0 +1,267 @@
+"""Overrides -> one typed RunConfig. The only module that imports Hydra.
+
+Hydra composes once, in the parent. Each scenario's ``Params`` is an option of the group
+``scenario`` as it stands in its module, so a new scenario needs no YAML.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import catalog
+from harness.spec import BUGGY, FIXED, HarnessError, UserError
+
+CONFIGS = str(Path(__file__).parent.parent / "configs")
+LANES = ("auto", "cpu", "gpu")
+ALL = "all"
+HELP = {"--help", "-h", "--hydra-help", "--info", "-i"}
+
+
+@dataclass
+class LaunchConfig:
+    """How trials are launched: ``configs/launch/*.yaml``."""
+
+    lane: str = "auto"
+    timeout: float = 300.0
+    threads: int = 1
+
+
+@dataclass
+class Schema:
+    """The types of ``configs/config.yaml``."""
+
+    variant: Any = field(default_factory=lambda: [BUGGY, FIXED])
+    seed: int = 0
+    date: str | None = None
+    runs: str = "runs"
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    scenario: Any = None
+    pins: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that one run is asked to do, checked."""
+
+    scenario: str
+    params: Any
+    """The scenario's own ``Params``."""
+    variants: tuple[str, ...]
+    seed: int
+    pins: Mapping[str, str]
+    """The pins that the user named; the others are the scenario's."""
+    date: str | None
+    launch: LaunchConfig
+    runs: Path
+    command: str
+    """What to type to run this again."""
+
+
+def run(arguments: Sequence[str], job: Callable[[RunConfig], None]) -> None:
+    """Compose ``arguments`` as a Hydra application and call ``job`` for each composed config.
+
+    Everything that Hydra's command line can do works: ``--multirun``, ``--cfg``, ``--help``,
+    launchers and sweepers. Raises UserError for what cannot be composed.
+    """
+    _register()
+    here = os.getpid()
+    begun = False
+    refused: list[HarnessError] = []
+
+    @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
+    def task(config: DictConfig) -> None:
+        nonlocal begun
+        begun = True
+        choice = HydraConfig.get()
+        try:
+            job(read(config, choice.runtime.choices["scenario"], choice.overrides.task))
+        except HarnessError as error:
+            if os.getpid() != here:  # a launcher's own process: Hydra brings the error back
+                raise
+            refused.append(error)  # Hydra would print a line of its own before ours
+
+    arguments = [quoted(a) for a in arguments]
+    if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
+        arguments.append(f"scenario={catalog.names()[0]}")  # help has to show some scenario's keys
+    try:
+        with _as_argv(arguments), _one_line(arguments):
+            task()
+    except ValueError as error:  # Hydra's own, of launch=null say: of a job's it is a bug
+        if begun:
+            raise
+        raise UserError(f"{' '.join(arguments)}: {error}") from None
+    if refused:
+        raise refused[0]
+
+
+def compose(arguments: Sequence[str]) -> RunConfig:
+    """The RunConfig of a single run's overrides, for use from Python."""
+    _register()
+    arguments = [quoted(a) for a in arguments]
+    with _one_line(arguments), hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = hydra.compose("config", overrides=list(arguments), return_hydra_config=True)
+        scenario = config.hydra.runtime.choices["scenario"]
+        return read(config, scenario, arguments)
+
+
+def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:
+    """The RunConfig of a composed config; raises UserError for what Hydra cannot check."""
+    launch = LaunchConfig(**{f.name: config.launch[f.name] for f in fields(LaunchConfig)})
+    if launch.lane not in LANES:
+        raise UserError(catalog.unknown("lane", launch.lane, LANES))
+    if not 0 < launch.timeout < math.inf or launch.threads < 1:
+        raise UserError("launch.timeout and launch.threads must be above zero, and finite")
+    default = catalog.scenario(scenario).pins
+    _refuse_extras(config, catalog.load(scenario).Params, default)
+    return RunConfig(
+        scenario=scenario,
+        params=_params(config),
+        variants=_variants(scenario, config.variant),
+        seed=config.seed,
+        pins={name: v for name, v in config.pins.items() if v != AUTO and name in default},
+        date=_day(config.date),
+        launch=launch,
+        runs=Path(config.runs).absolute(),
+        command=" ".join(["python -m harness run", *overrides]),
+    )
+
+
+AUTO = "auto"
+"""The value of a pin that the user did not name."""
+
+
+def quoted(argument: str) -> str:
+    """A pin's value as a string to Hydra, which would take 0.10 for the number 0.1."""
+    key, sign, value = argument.partition("=")
+    if not key.lstrip("+").startswith("pins.") or not sign:
+        return argument
+    return key + sign + re.sub(r"(?<![\w.'\"])(\d+(?:\.\d+)?)(?![\w.'\"])", r"'\1'", value)
+
+
+def _register() -> None:
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Schema)
+    for name in catalog.names():
+        module = catalog.load(name)
+        pins = dict.fromkeys(module.SCENARIO.pins, AUTO)
+        node = {"scenario": OmegaConf.structured(module.Params), "pins": pins}
+        store.store(group="scenario", name=name, node=node, package="_global_")
+
+
+def _refuse_extras(config: DictConfig, params: type[Any], pins: Mapping[str, str]) -> None:
+    """Refuse keys that ``+key=value`` added: nothing would read them."""
+    expected = {
+        "": {f.name for f in fields(Schema)} | {"hydra"},
+        "scenario.": {f.name for f in fields(params)},
+        "launch.": {f.name for f in fields(LaunchConfig)},
+        "pins.": set(pins),
+    }
+    for parent, keys in expected.items():
+        node = OmegaConf.select(config, parent.rstrip(".")) if parent else config
+        for key in node:
+            if key not in keys:
+                choices = sorted(f"{parent}{known}" for known in keys - {"hydra"})
+                raise UserError(catalog.unknown("key", f"{parent}{key!s}", choices))
+
+
+def _params(config: DictConfig) -> Any:
+    try:
+        return OmegaConf.to_object(config.scenario)
+    except ValueError as error:  # what Params itself refuses
+        raise UserError(str(error)) from None
+
+
+def _variants(scenario: str, asked: Any) -> tuple[str, ...]:
+    known = tuple(catalog.scenario(scenario).variants)
+    if asked == ALL:
+        return known
+    names = list(asked) if isinstance(asked, (list, ListConfig)) else [str(asked)]
+    for name in names:
+        if name not in known:
+            raise UserError(catalog.unknown("variant", str(name), [*known, ALL]))
+    if not names:
+        raise UserError(f"no variant named. Choices: {', '.join([*known, ALL])}.")
+    return tuple(dict.fromkeys(names))
+
+
+def _day(given: str | None) -> str | None:
+    if given is None:
+        return None
+    try:
+        if date.fromisoformat(given).isoformat() == given:
+            return given
+    except ValueError:
+        pass
+    raise UserError(f"date={given} is no day: write one like 2024-03-15")
+
+
+@contextmanager
+def _as_argv(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = ["python -m harness run", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _one_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise about the user's overrides into one line."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise, where it would print and exit 1
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explained(error, arguments)) from None
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _explained(error: Exception, arguments: Sequence[str]) -> str:
+    text = str(error)
+    option = re.search(r"Could not find '(\w+)/([^']*)'", text)
+    if option:
+        return catalog.unknown(option[1], option[2], _options(option[1]))
+    if "You must specify 'scenario'" in text:
+        return f"name a scenario: scenario=NAME. Choices: {', '.join(catalog.names())}."
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        return catalog.unknown("key", key[1], _keys(key[1], arguments))
+    why = str(error.__cause__ or "").partition("\n")[0]
+    line = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return f"{line}: {why}" if why else line
+
+
+def _options(group: str) -> Sequence[str]:
+    return catalog.names() if group == "scenario" else LANES
+
+
+def _keys(path: str, arguments: Sequence[str]) -> list[str]:
+    """The keys beside the one that was not found, as they would be typed."""
+    parent, _, _ = path.rpartition(".")
+    # Of a sweep, the first of its choices.
+    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|launch)=", a)]
+    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = hydra.compose("config", overrides=chosen)
+    node = OmegaConf.select(config, parent) if parent else config
+    return [f"{parent}.{key!s}" if parent else str(key) for key in node or ()]

@@ -1,0 +1,267 @@
+"""A run, from its config to its verdict: the steps in their order.
+
+``run`` is what the command line, pytest and everything else calls.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import catalog, machine, overlay, pins, shims
+from harness.config import RunConfig
+from harness.grade import grade, grade_trial
+from harness.launch import launch
+from harness.overlay import Overlay
+from harness.records import (
+    VERDICT_FILE,
+    create_run_folder,
+    last_record,
+    write_json,
+)
+from harness.report import (
+    Progress,
+    print_failure,
+    print_header,
+    print_trial,
+    print_verdict,
+    terminal,
+)
+from harness.spec import Lane, RunResult, Scenario, Unsupported
+
+FORMAT = 1
+
+
+@dataclass
+class Job:
+    """One run on its way through the steps; each step adds what the next ones need."""
+
+    config: RunConfig
+    scenario: Scenario
+    cache: Path
+    console: Console
+    progress: Progress
+    kept: ExitStack
+    """Holds the overlays until the run is over."""
+    started: float = field(default_factory=time.monotonic)
+    lane: Lane = Lane.CPU
+    overlays: dict[str, Overlay] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why a variant cannot run here."""
+    stacks: dict[str, pins.Stack] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    """The content of run.json."""
+    folder: Path = Path()
+    result: RunResult | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by step."""
+
+
+def run(config: RunConfig, console: Console | None = None) -> tuple[RunResult, Path]:
+    """Run the variants that the config names; the result, and the run folder with the evidence.
+
+    Raises HarnessError where there is nothing to grade: a mistake of the user's, no room on the
+    disk, no network and no overlay.
+    """
+    console = console or terminal()
+    with ExitStack() as kept, Progress(console) as progress:
+        job = Job(
+            config, catalog.scenario(config.scenario), cache_folder(), console, progress, kept
+        )
+        for name, step in STEPS:
+            start = time.monotonic()
+            step(job)
+            job.seconds[name] = time.monotonic() - start
+    assert job.result is not None
+    return job.result, job.folder
+
+
+def resolve(job: Job) -> None:
+    """Decide the lane, and each variant's pins as of their day."""
+    config, scenario = job.config, job.scenario
+    most = max(scenario.ranks_of(v) for v in config.variants)
+    try:
+        job.lane = machine.choose_lane(scenario, most, config.launch.lane)
+    except Unsupported as error:
+        job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
+        job.refusals = {variant: str(error) for variant in config.variants}
+    for variant in config.variants:
+        given = {**config.pins, **scenario.variants[variant].pins}
+        chosen = pins.complete(scenario, given)
+        if variant in job.refusals:
+            job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
+        else:
+            job.stacks[variant] = pins.stack(scenario, chosen, job.cache, day=config.date)
+
+
+def prepare(job: Job) -> None:
+    """Borrow an overlay for each variant, made now where there is none yet."""
+    for variant in job.config.variants:
+        if variant in job.refusals:
+            continue
+        defects = job.scenario.variants[variant].defects
+        stack = job.stacks[variant]
+        if overlay.is_made(stack, defects, job.cache):
+            job.progress.say("checking the overlays")
+        else:
+            job.progress.say(f"making the overlay of {stack} for {variant}")
+        try:
+            lent = overlay.borrowed(stack, defects, job.cache)
+            job.overlays[variant] = job.kept.enter_context(lent)
+        except Unsupported as error:
+            job.refusals[variant] = str(error)
+
+
+def write_down(job: Job) -> None:
+    """Make the run folder: run.json is all that the ranks get to see."""
+    config = job.config
+    job.record = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "command": config.command,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "lane": job.lane,
+        "seed": config.seed,
+        "params": asdict(config.params),
+        "launch": asdict(config.launch),
+        "source": machine.source(),
+        "machine": machine.facts(),
+        "environment": machine.environment(),
+        "trials": {variant: _trial(job, variant) for variant in config.variants},
+    }
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
+    job.folder = create_run_folder(config.runs, name, job.record)
+    print_header(job.console, job.record)
+
+
+def _trial(job: Job, variant: str) -> dict[str, Any]:
+    told = job.scenario.variants[variant]
+    stack = job.stacks[variant]
+    trial: dict[str, Any] = {
+        "about": told.about,
+        "expect": told.expect,
+        "triggers": told.triggers,
+        "ranks": job.scenario.ranks_of(variant),
+        "acts": list(job.scenario.acts),
+        "params": {**asdict(job.config.params), **told.params},
+        "pins": dict(stack.pins),
+        "date": stack.date,
+    }
+    if variant in job.refusals:
+        return trial | {"unsupported": job.refusals[variant]}
+    lent = job.overlays[variant]
+    return trial | {
+        "modules": {name: pins.import_name(name) for name in stack.pins},
+        "shims": [point.name for point in shims.needed(stack.pins, job.lane)],
+        "overlay": {
+            "key": lent.key,
+            "site": str(lent.site),
+            "made": lent.made,
+            "lock": lent.lock.splitlines(),
+            "defects": [defect.name for defect in told.defects],
+            "diff": lent.diff.splitlines(),
+        },
+        "files": {d.file: lent.hash_of(d.file) for d in job.scenario.defects},
+    }
+
+
+def launch_trials(job: Job) -> None:
+    """Run the trials one after another, each graded on the terminal as soon as it is over."""
+    module = catalog.load(job.config.scenario)
+    for variant, trial in job.record["trials"].items():
+        if variant not in job.refusals:
+            _launch_acts(job, variant, trial)
+        result, _ = grade_trial(module, job.folder / variant, trial)
+        print_trial(job.console, result)
+        print_failure(job.console, job.folder, result)
+
+
+def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any]) -> None:
+    """Launch the acts of a trial in their order; one that fails is the last."""
+    for act in trial["acts"]:
+        ended = launch(
+            job.folder, variant, act, ranks=trial["ranks"], lane=job.lane,
+            site=job.overlays[variant].site, timeout=job.config.launch.timeout,
+            threads=job.config.launch.threads, tick=_ticker(job, variant, act),
+        )  # fmt: skip
+        if ended.code or ended.timed_out:
+            return
+
+
+def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
+    def tick() -> None:
+        last = last_record(job.folder / variant / act, 0) or {}
+        step = last.get("step")
+        job.progress.say(f"running {variant} {act}".rstrip(), f"step {step}" if step else "")
+
+    return tick
+
+
+def judge(job: Job) -> None:
+    """Grade the whole run from its folder, and store the verdict beside the records."""
+    start = time.monotonic()
+    job.result = grade(job.folder)
+    now = time.monotonic()
+    taken = {**job.seconds, "grade": now - start, "total": now - job.started}
+    write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": taken})
+
+
+def tell(job: Job) -> None:
+    """Print the verdict."""
+    assert job.result is not None
+    print_verdict(job.console, job.result, time.monotonic() - job.started, job.folder)
+
+
+STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (
+    ("resolve", resolve),
+    ("overlay", prepare),
+    ("write", write_down),
+    ("launch", launch_trials),
+    ("grade", judge),
+    ("report", tell),
+)
+"""The whole of a run, on one screen."""
+
+
+def cache_folder() -> Path:
+    """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
+    user's own cache."""
+    named = os.environ.get("HARNESS_CACHE")
+    if named:
+        return Path(named).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "distributed-bugs"
+
+
+NOTES = "HARNESS_EXIT_CODES"
+"""Names the folder where each job of a command notes its exit code: a multirun's launcher may run
+its jobs in other processes."""
+
+
+def run_and_note(config: RunConfig) -> None:
+    """Run, and note the exit code for the command that this job belongs to."""
+    result, _ = run(config)
+    note = Path(os.environ[NOTES]) / uuid.uuid4().hex
+    note.write_text(str(result.exit_code))
+
+
+@contextmanager
+def noted_exit_codes() -> Iterator[list[int]]:
+    """Collect the exit codes that jobs note meanwhile; the list is filled on leaving."""
+    codes: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[NOTES] = folder
+        try:
+            yield codes
+            codes += [int(note.read_text()) for note in Path(folder).iterdir()]
+        finally:
+            del os.environ[NOTES]
