@@ -1,0 +1,79 @@
+"""Replicas that must be equal across a group: parameters that every rank holds a copy of.
+
+Found late in the BLOOM-176B training: layer-norm weights are replicated across tensor-parallel
+ranks, each rank updates its own copy, and nothing in the usual logs shows when they part.
+
+    differences = replica_differences(replicated_parameters(model), tensor_parallel_group)
+    assert not differences, differences[0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor whose copies are not bitwise equal."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """The ranks in the group whose copy differs from that of its rank 0."""
+    greatest: float
+    """The greatest absolute difference from rank 0's copy; nan where only NaNs differ."""
+
+
+def replicated_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that tensor parallelism does not split, as Megatron marks them.
+
+    A parameter with a true attribute ``tensor_model_parallel`` is a shard and left out.
+    """
+    for name, parameter in module.named_parameters():
+        if not getattr(parameter, "tensor_model_parallel", False):
+            yield name, parameter
+
+
+def replica_differences(
+    tensors: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None = None
+) -> list[Difference]:
+    """Compare every rank's copy of each tensor with that of the group's rank 0, bit by bit.
+
+    A collective call: every rank of ``group`` passes the same names, shapes and dtypes in the same
+    order, and every rank gets the same answer. Costs one all-gather of all the tensors for each
+    dtype among them. Empty where all copies agree.
+    """
+    named = [(name, tensor.detach().contiguous()) for name, tensor in tensors]
+    found = []
+    for dtype in dict.fromkeys(tensor.dtype for _, tensor in named):
+        found += _compare([(n, t) for n, t in named if t.dtype == dtype], group)
+    order = {name: place for place, (name, _) in enumerate(named)}
+    return sorted(found, key=lambda difference: order[difference.name])
+
+
+def _compare(named: list[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> list[Difference]:
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
+    copies = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(copies, flat, group=group)
+    sizes = [tensor.numel() for _, tensor in named]
+    split = [copy.split(sizes) for copy in copies]
+    found = []
+    for place, (name, _) in enumerate(named):
+        reference, *others = (pieces[place] for pieces in split)
+        ranks = [r for r, other in enumerate(others, 1) if not _same_bits(reference, other)]
+        if ranks:
+            greatest = max(_distance(reference, split[r][place]) for r in ranks)
+            found.append(Difference(name, tuple(ranks), greatest))
+    return found
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).abs().max())

@@ -1,0 +1,192 @@
+"""A small GPT whose layers are megatron-core's own tensor-parallel ones, as a DeepSpeed pipeline.
+
+The layers stand in the order that Megatron-DeepSpeed gives them, so that the first transformer
+block is layer 3 and a checkpoint has the file names of the reports:
+
+    0 a function, 1 embedding (tied), 2 transpose, 3.. blocks, then transpose, norm, head (tied)
+
+Shapes: tokens [batch, sequence], activations [sequence, batch, hidden] inside the blocks. Imports
+torch and upstream: import it from a scenario's ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
+from megatron.core import tensor_parallel
+from megatron.core.model_parallel_config import ModelParallelConfig
+from torch import Tensor, nn
+
+FIRST_BLOCK = 3
+"""The index of the first transformer block among the pipeline's layers."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of the model; ``init`` is the standard deviation of the initial weights."""
+
+    hidden: int = 32
+    blocks: int = 2
+    heads: int = 4
+    vocabulary: int = 64
+    sequence: int = 16
+    init: float = 0.02
+
+
+def parallel_config(tensor_parallel_size: int) -> ModelParallelConfig:
+    """fp32 weights, drawn whole on the CPU and then split: the same model at every width."""
+    return ModelParallelConfig(
+        tensor_model_parallel_size=tensor_parallel_size,
+        params_dtype=torch.float32,
+        use_cpu_initialization=True,
+        perform_initialization=True,
+    )
+
+
+def layers(shape: Shape, config: ModelParallelConfig) -> list[Any]:
+    """The layers to give to DeepSpeed's PipelineModule."""
+    tied = partial(TiedLayerSpec, "embed", Embedding, shape, config, tied_weight_attr="tied_weight")
+    blocks = [LayerSpec(Block, shape, config) for _ in range(shape.blocks)]
+    norm = LayerSpec(nn.LayerNorm, shape.hidden)
+    return [_as_is, tied(), _transpose, *blocks, _transpose, norm, tied(forward_fn=_logits)]
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross entropy in nats; logits [batch, sequence, vocabulary / ranks]."""
+    loss = tensor_parallel.vocab_parallel_cross_entropy(logits.float(), labels)
+    return loss.mean()  # type: ignore[no-any-return]
+
+
+def batch(shape: Shape, size: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens and the tokens that follow them, [size, sequence], on each rank the same."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(shape.vocabulary, (size, shape.sequence + 1), generator=generator)
+    return tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device)
+
+
+class Embedding(nn.Module):
+    """Word embeddings, split over the vocabulary, plus replicated position embeddings."""
+
+    def __init__(self, shape: Shape, config: ModelParallelConfig) -> None:
+        super().__init__()
+        init = _normal(shape.init)
+        self.word_embeddings = _saved_by_old_releases(
+            tensor_parallel.VocabParallelEmbedding(
+                shape.vocabulary, shape.hidden, init_method=init, config=config
+            )
+        )
+        self.position_embeddings = nn.Embedding(shape.sequence, shape.hidden)
+        init(self.position_embeddings.weight)
+
+    @property
+    def tied_weight(self) -> Tensor:
+        """What DeepSpeed keeps equal between the embedding and the head."""
+        weight = self.word_embeddings.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.word_embeddings(tokens)
+        return embedded + self.position_embeddings(positions)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; the heads are split over the ranks."""
+
+    def __init__(self, shape: Shape, config: ModelParallelConfig) -> None:
+        super().__init__()
+        self.heads = shape.heads // config.tensor_model_parallel_size
+        self.width = shape.hidden // shape.heads
+        self.query_key_value = _column(shape.hidden, 3 * shape.hidden, shape, config)
+        self.dense = _row(shape.hidden, shape.hidden, shape, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sequence, size, _ = x.shape
+        mixed, _ = self.query_key_value(x)
+        # Heads outermost: rank r holds whole heads, so two ranks compute what one would.
+        mixed = mixed.view(sequence, size, self.heads, 3 * self.width).permute(1, 2, 0, 3)
+        query, key, value = mixed.split(self.width, dim=-1)
+        context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        context = context.permute(2, 0, 1, 3).reshape(sequence, size, self.heads * self.width)
+        out: Tensor = self.dense(context)[0]
+        return out
+
+
+class MLP(nn.Module):
+    """Two linear layers around a GELU; the inner width is split over the ranks."""
+
+    def __init__(self, shape: Shape, config: ModelParallelConfig) -> None:
+        super().__init__()
+        self.dense_h_to_4h = _column(shape.hidden, 4 * shape.hidden, shape, config)
+        self.dense_4h_to_h = _row(4 * shape.hidden, shape.hidden, shape, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)[0]))[0]
+        return out
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block; its layer norms and output biases are replicated."""
+
+    def __init__(self, shape: Shape, config: ModelParallelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(shape.hidden)
+        self.self_attention = Attention(shape, config)
+        self.post_attention_layernorm = nn.LayerNorm(shape.hidden)
+        self.mlp = MLP(shape, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attention(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def _as_is(tokens: Tensor) -> Tensor:
+    return tokens
+
+
+def _transpose(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous()
+
+
+def _logits(embedding: Embedding, x: Tensor) -> Tensor:
+    x = tensor_parallel.copy_to_tensor_model_parallel_region(x)
+    return F.linear(x, embedding.tied_weight)
+
+
+def _column(inner: int, outer: int, shape: Shape, config: ModelParallelConfig) -> nn.Module:
+    return _saved_by_old_releases(
+        tensor_parallel.ColumnParallelLinear(
+            inner, outer, config=config, init_method=_normal(shape.init), gather_output=False
+        )
+    )
+
+
+def _row(inner: int, outer: int, shape: Shape, config: ModelParallelConfig) -> nn.Module:
+    return _saved_by_old_releases(
+        tensor_parallel.RowParallelLinear(
+            inner, outer, config=config, init_method=_normal(shape.init), bias=True,
+            input_is_parallel=True, skip_bias_add=False,
+        )
+    )  # fmt: skip
+
+
+def _normal(deviation: float) -> Callable[[Tensor], Tensor]:
+    return partial(nn.init.normal_, mean=0.0, std=deviation)
+
+
+def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
+    """Keep megatron-core's empty ``_extra_state`` out: DeepSpeed 0.7 clones all it saves."""
+
+    def drop_empty(_: nn.Module, state: dict[str, Any], __: str, ___: Any) -> None:
+        for name in [name for name, value in state.items() if value is None]:
+            del state[name]
+
+    layer._register_state_dict_hook(drop_empty)
+    return layer
