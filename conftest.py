@@ -1,0 +1,24 @@
+"""pytest for scenarios: ``pytest -m scenario`` runs every variant of every scenario.
+
+Each variant is one test, and each scenario has one more for its verdict. ``--lane`` decides where
+they run: the GPUs of a box that has enough, else the CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("scenarios")
+    group.addoption(
+        "--lane",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="where scenarios run: on GPUs where there are enough (auto), or as said",
+    )
+    group.addoption(
+        "--runs", type=Path, default=None, help="where run folders are kept (default: a temporary)"
+    )

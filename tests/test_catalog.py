@@ -1,0 +1,135 @@
+"""The catalogue, and the words as types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+import scenarios
+from harness import catalog
+from harness.spec import (
+    BUGGY,
+    FIXED,
+    ExitCode,
+    Lane,
+    Outcome,
+    RunResult,
+    Scenario,
+    TrialResult,
+    UserError,
+    Variant,
+    Verdict,
+)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_scenario_tells_its_whole_story(name: str) -> None:
+    told = catalog.scenario(name)
+    assert catalog.story(name)
+    assert all([told.title, told.report, told.fix, told.symptom])
+    assert told.variants[BUGGY].expect is Outcome.SYMPTOM
+    assert told.variants[FIXED].expect is Outcome.CLEAN
+    assert not told.variants[FIXED].defects
+    date.fromisoformat(told.date)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_what_a_scenario_and_its_variants_name_exists(name: str) -> None:
+    told, params = catalog.scenario(name), catalog.load(name).Params
+    for variant in told.variants.values():
+        params(**{**asdict(params()), **variant.params})
+        assert set(variant.pins) <= set(told.pins)
+        assert {defect.upstream for defect in variant.defects} <= set(told.pins)
+
+
+@pytest.fixture
+def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose modules are scenarios, too."""
+    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
+    catalog.names.cache_clear()
+    yield tmp_path
+    catalog.names.cache_clear()
+
+
+def test_a_module_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
+    (more_scenarios / "another.py").write_text("")
+    assert "another" in catalog.names()
+
+
+def test_private_modules_and_packages_are_no_scenarios(more_scenarios: Path) -> None:
+    (more_scenarios / "_private.py").write_text("")
+    (more_scenarios / "package").mkdir()
+    (more_scenarios / "package" / "__init__.py").write_text("")
+    assert "workloads" not in catalog.names()
+    assert not {"_private", "package"} & set(catalog.names())
+
+
+def test_a_module_that_lacks_a_part_is_a_mistake_of_its_author(more_scenarios: Path) -> None:
+    (more_scenarios / "halffinished.py").write_text("def run(ctx): pass\n")
+    with pytest.raises(AssertionError, match=r"halffinished.py lacks Params, SCENARIO, detect"):
+        catalog.load("halffinished")
+
+
+def test_an_unknown_scenario_gets_a_guess_and_the_choices() -> None:
+    with pytest.raises(UserError) as caught:
+        catalog.load("bf16")
+    assert str(caught.value).startswith("no scenario 'bf16': did you mean bf16_clip? Choices: ")
+
+
+def test_what_resembles_nothing_gets_no_guess() -> None:
+    assert catalog.unknown("lane", "zzz", ["cpu", "gpu"]) == "no lane 'zzz'. Choices: cpu, gpu."
+    assert catalog.unknown("lane", "zzz", []) == "no lane 'zzz'. Choices: none."
+
+
+def test_a_variant_may_have_a_number_of_ranks_of_its_own() -> None:
+    told = a_scenario(one=Variant("", Outcome.CLEAN, ranks=1), all=Variant("", Outcome.CLEAN))
+    assert [told.ranks_of("one"), told.ranks_of("all")] == [1, 4]
+
+
+def test_a_defect_of_two_variants_counts_once() -> None:
+    defect = catalog.scenario("bf16_clip").defects[0]
+    with_it = Variant("", Outcome.SYMPTOM, (defect,))
+    told = a_scenario(buggy=with_it, control=with_it, fixed=Variant("", Outcome.CLEAN))
+    assert told.defects == (defect,)
+
+
+def a_scenario(**variants: Variant) -> Scenario:
+    return Scenario("", ("",), "", "", {"up": "1.0"}, "2024-01-01", variants, ranks=4)
+
+
+def test_the_subject_is_the_first_pin() -> None:
+    assert catalog.scenario("bf16_clip").subject == "deepspeed"
+
+
+@pytest.mark.parametrize(("lane", "backend"), [(Lane.CPU, "gloo"), (Lane.GPU, "nccl")])
+def test_each_lane_has_its_collectives(lane: Lane, backend: str) -> None:
+    assert lane.backend == backend
+
+
+@pytest.mark.parametrize(
+    ("verdict", "surprise", "code"),
+    [
+        (Verdict.REPRODUCED, False, 0),
+        (Verdict.UNJUDGED, False, 0),
+        (Verdict.UNJUDGED, True, 1),
+        (Verdict.NOT_REPRODUCED, False, 1),
+        (Verdict.INCONCLUSIVE, True, 3),
+        (Verdict.UNSUPPORTED, True, 4),
+    ],
+)
+def test_each_verdict_has_its_exit_code(verdict: Verdict, surprise: bool, code: int) -> None:
+    seen = Outcome.SYMPTOM if surprise else Outcome.CLEAN
+    result = RunResult("any", verdict, (), (TrialResult("fixed", seen, Outcome.CLEAN, ""),))
+    assert result.exit_code == code
+    assert result.to_json()["exit_code"] == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"), [([], 0), ([0, 4], 4), ([4, 3], 3), ([3, 1, 0], 1), ([1, 2], 2)]
+)
+def test_an_unexpected_result_outweighs_one_that_says_nothing(codes: list[int], worst: int) -> None:
+    assert ExitCode.worst(codes) == worst

@@ -1,0 +1,124 @@
+"""Overrides -> one typed RunConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import config
+from harness.config import LaunchConfig, RunConfig, compose, quoted
+from harness.spec import UserError
+from scenarios.bf16_clip import Params
+
+
+def composed(*overrides: str) -> RunConfig:
+    return compose(["scenario=bf16_clip", *overrides])
+
+
+def test_without_overrides_everything_is_as_the_files_say(runs: Path) -> None:
+    asked = composed()
+    assert asked.scenario == "bf16_clip"
+    assert asked.params == Params()
+    assert asked.variants == ("buggy", "fixed")
+    assert (asked.seed, asked.pins, asked.date) == (0, {}, None)
+    assert asked.launch == LaunchConfig()
+    assert asked.runs == runs
+    assert not runs.exists()
+
+
+def test_an_override_reaches_its_place_in_its_type() -> None:
+    asked = composed(
+        "scenario.gradient_clipping=1", "scenario.steps=3", "seed=7", "date=2024-02-29",
+        "runs=here", "launch.timeout=9",
+    )  # fmt: skip
+    assert asked.params == Params(gradient_clipping=1.0, steps=3)
+    assert isinstance(asked.params.gradient_clipping, float)
+    assert (asked.seed, asked.date, asked.launch.timeout) == (7, "2024-02-29", 9.0)
+    assert asked.runs == Path("here").absolute()
+
+
+def test_one_run_does_not_change_the_next() -> None:
+    composed("seed=7", "scenario.steps=3")
+    assert composed().seed == 0
+    assert composed().params == Params()
+
+
+@pytest.mark.parametrize("lane", config.LANES)
+def test_each_lane_is_a_file_of_configs(lane: str) -> None:
+    assert composed(f"launch={lane}").launch.lane == lane
+
+
+@pytest.mark.parametrize(
+    ("asked", "variants"),
+    [
+        ("all", ("buggy", "fixed", "control", "reference")),
+        ("control", ("control",)),
+        ("[fixed,buggy]", ("fixed", "buggy")),
+        ("[fixed,fixed]", ("fixed",)),
+    ],
+)
+def test_variants_are_one_several_or_all(asked: str, variants: tuple[str, ...]) -> None:
+    assert composed(f"variant={asked}").variants == variants
+
+
+def test_only_the_pins_that_the_user_named_are_handed_on() -> None:
+    assert composed("pins.deepspeed=0.15.4").pins == {"deepspeed": "0.15.4"}
+
+
+@pytest.mark.parametrize("version", ["0.10", "1", "0.15.4", "0.16.0rc1"])
+def test_a_version_is_never_taken_for_a_number(version: str) -> None:
+    assert composed(f"pins.deepspeed={version}").pins == {"deepspeed": version}
+
+
+@pytest.mark.parametrize(
+    ("typed", "given"),
+    [
+        ("pins.up=0.10", "pins.up='0.10'"),
+        ("pins.up=0.10,0.20", "pins.up='0.10','0.20'"),
+        ("pins.up='0.10'", "pins.up='0.10'"),
+        ("+pins.up=1", "+pins.up='1'"),
+        ("pins.up=0.15.4", "pins.up=0.15.4"),
+        ("pins.up", "pins.up"),
+        ("scenario.lr=0.10", "scenario.lr=0.10"),
+        ("--multirun", "--multirun"),
+    ],
+)
+def test_only_a_pin_that_looks_like_a_number_is_quoted(typed: str, given: str) -> None:
+    assert quoted(typed) == given
+
+
+def test_the_command_says_how_to_run_it_again() -> None:
+    command = composed("pins.deepspeed=0.10", "seed=3").command
+    assert command == "python -m harness run scenario=bf16_clip pins.deepspeed='0.10' seed=3"
+
+
+@pytest.mark.parametrize("date", ["2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1"])
+def test_a_day_that_is_none_is_a_mistake(date: str) -> None:
+    with pytest.raises(UserError, match="is no day: write one like 2024-03-15"):
+        composed(f"date={date}")
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf"])
+def test_a_deadline_that_never_comes_is_a_mistake(timeout: str) -> None:
+    with pytest.raises(UserError, match=r"launch\.timeout"):
+        composed(f"launch.timeout={timeout}")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("variant=[buggy,fxed]", "no variant 'fxed': did you mean fixed? Choices: buggy, fixed,"),
+        ("variant=3", "no variant '3'. Choices: buggy, fixed, control, reference, all."),
+        ("variant=null", "no variant 'None'. Choices: buggy"),
+        ("variant=[]", "no variant named. Choices: buggy"),
+        ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
+        ("scenario.steps=null", "Error merging override scenario.steps=null: field 'scenario."),
+        ("scenario.lr=0", "scenario.gradient_clipping must be at least 0, scenario.lr above 0"),
+    ],
+)
+def test_a_mistake_is_told_on_one_line(override: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        composed(override)
+    assert str(caught.value).startswith(told)
+    assert "\n" not in str(caught.value)

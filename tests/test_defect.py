@@ -1,0 +1,171 @@
+"""Defects match exactly once or stop. The sources here are made up; upstream's are in overlays."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import catalog, defect, overlay, pins
+from harness.defect import DefectError
+from harness.run import cache_folder
+from harness.spec import Defect
+from scenarios.bf16_clip import DEFECT
+
+pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
+
+RELEASE = "deepspeed==9.9"
+GUARD = """\
+            if not for_clipping:
+                if gradient.shared_by_stages:
+                    continue
+
+                # a copy counts once
+                if not (self.rank == 0 or gradient.split):
+                    continue
+"""
+SOURCE = f'''\
+"""Two purposes, one loop."""
+
+
+class Another_Optimizer:
+    def get_grads_for_norm(self, for_clipping=False):
+        for gradient in self.gradients:
+{GUARD}
+
+class BF16_Optimizer:
+    def __init__(self, rank, gradients):
+        self.rank, self.gradients = rank, gradients
+
+    def get_grads_for_norm(self, for_clipping=False):
+        kept = []
+        for gradient in self.gradients:
+{GUARD}
+            kept.append(gradient.name)
+        return kept
+'''
+
+
+def site(tmp_path: Path, source: str = SOURCE) -> Path:
+    file = tmp_path / DEFECT.file
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    return tmp_path
+
+
+def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
+    """What the optimizer of a source keeps: of a replicated gradient and a split one."""
+    gradients = [
+        SimpleNamespace(name="norm", split=False, shared_by_stages=False),
+        SimpleNamespace(name="dense", split=True, shared_by_stages=False),
+        SimpleNamespace(name="tied", split=True, shared_by_stages=True),
+    ]
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    found: list[str] = scope["BF16_Optimizer"](rank, gradients).get_grads_for_norm(for_clipping)
+    return found
+
+
+def test_the_edit_puts_the_bug_in_and_changes_nothing_else() -> None:
+    edited = defect.edited(DEFECT, SOURCE, RELEASE)
+    assert kept(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
+    assert kept(edited, 1, for_clipping=True) == ["dense", "tied"]
+    for rank, for_clipping in [(0, True), (0, False), (1, False)]:
+        assert kept(edited, rank, for_clipping) == kept(SOURCE, rank, for_clipping)
+
+
+def test_the_edit_stays_in_its_scope_and_moves_one_block() -> None:
+    edited = defect.edited(DEFECT, SOURCE, RELEASE)
+    assert edited.partition("class BF16")[0] == SOURCE.partition("class BF16")[0]
+    check_moved_block(defect.diff(DEFECT.file, SOURCE, edited))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (SOURCE.replace("if not for_clipping", "if for_clipping"), "matches 0 times in BF16_"),
+        (SOURCE.replace(GUARD, GUARD + GUARD), "matches 2 times in BF16_Optimizer"),
+        (SOURCE.replace("get_grads_for_norm", "get"), "0 definitions of BF16_Optimizer.get_grads"),
+        (SOURCE + SOURCE, "2 definitions of BF16_Optimizer.get_grads_for_norm"),
+        (SOURCE.replace("class BF16_", "class FP16_"), "0 definitions of BF16_Optimizer"),
+        (SOURCE.replace(GUARD, GUARD + " " * 12 + "else:\n" + " " * 16 + "x = 1\n"), "matches 0"),
+    ],
+)
+def test_another_source_stops_it_with_the_release_the_file_and_the_reason(
+    tmp_path: Path, source: str, reason: str
+) -> None:
+    place = site(tmp_path, source)
+    with pytest.raises(DefectError) as caught:
+        defect.apply(DEFECT, place, RELEASE)
+    told = str(caught.value)
+    assert told.startswith(f"{DEFECT.name}: {RELEASE}, {DEFECT.file}: ")
+    assert reason in told
+    assert (place / DEFECT.file).read_text() == source
+
+
+def test_a_missing_file_stops_it(tmp_path: Path) -> None:
+    with pytest.raises(DefectError) as caught:
+        defect.apply(DEFECT, tmp_path, RELEASE)
+    assert str(caught.value) == f"{DEFECT.name}: {RELEASE} has no file {DEFECT.file}"
+
+
+def test_an_edit_that_changes_nothing_stops_it() -> None:
+    idle: Defect = replace(DEFECT, edit=lambda function: [(function, function)])
+    with pytest.raises(DefectError, match="changes nothing"):
+        defect.edited(idle, SOURCE, RELEASE)
+
+
+def test_a_linked_file_keeps_the_pristine_text(tmp_path: Path) -> None:
+    place = site(tmp_path)
+    pristine = tmp_path / "pristine.py"
+    os.link(place / DEFECT.file, pristine)
+    shown = defect.apply(DEFECT, place, RELEASE)
+    edited = (place / DEFECT.file).read_text()
+    assert pristine.read_text() == SOURCE
+    assert edited == defect.edited(DEFECT, SOURCE, RELEASE)
+    assert shown == defect.diff(DEFECT.file, SOURCE, edited)
+
+
+def test_no_bytecode_of_the_released_file_is_left_beside_the_edited_one(tmp_path: Path) -> None:
+    place = site(tmp_path)
+    compiled = (place / DEFECT.file).parent / "__pycache__"
+    compiled.mkdir()
+    for name in ("bf16_optimizer.cpython-311.pyc", "bf16_optimizer_too.cpython-311.pyc"):
+        (compiled / name).write_bytes(b"released")
+    defect.apply(DEFECT, place, RELEASE)
+    assert os.listdir(compiled) == ["bf16_optimizer_too.cpython-311.pyc"]
+
+
+def check_moved_block(diff: str) -> None:
+    """Check that a diff does nothing but indent one ``if not (...)`` block less."""
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    assert sum(line.startswith("@@") for line in lines) == 1
+    changed = [place for place, line in enumerate(lines) if line.startswith(("-", "+"))]
+    between = lines[changed[0] : changed[-1]]
+    assert not [line for line in between if line.startswith(" ") and line.strip()], (
+        "moved past code"
+    )
+    removed, added = (
+        [line[1:] for line in lines if line.startswith(sign) and line[1:].strip()] for sign in "-+"
+    )
+    assert textwrap.dedent("\n".join(removed)) == textwrap.dedent("\n".join(added))
+    code = [line.strip() for line in removed if not line.strip().startswith("#")]
+    assert code[0].startswith("if not (")
+    assert code[-1] == "continue"
+    assert sum(line.startswith("if ") for line in code) == 1
+    assert len(removed[-1]) - len(added[-1]) == 4
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("release", ["0.6.3", "0.7.7", "0.13.3", "0.15.4", "0.19.8"])
+def test_in_a_release_the_edit_moves_exactly_one_block(release: str) -> None:
+    pytest.importorskip("uv", reason="a box with a bundle makes no overlays")
+    told = catalog.scenario("bf16_clip")
+    stack = pins.stack(told, pins.complete(told, {"deepspeed": release}), cache_folder())
+    with overlay.borrowed(stack, (DEFECT,), cache_folder()) as lent:
+        check_moved_block(lent.diff)

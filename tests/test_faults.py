@@ -1,0 +1,773 @@
+"""Faults, end to end through the command line: each ends in its documented outcome and exit code,
+never in ``reproduced``, with no process left and no file half-written.
+
+``pytest tests/test_faults.py`` runs what needs no ranks; ``-m launch`` starts torchrun, on copies
+of the overlays that the user's own cache holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import harness.launch as launching
+from harness import catalog, machine, overlay, pins
+from harness.__main__ import INTERRUPTED, main
+from harness.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness.run import cache_folder
+from harness.spec import ExitCode, Lane
+
+ROOT = Path(__file__).parent.parent
+BUGGY_ALONE = ("run", "scenario=bf16_clip", "variant=buggy", "launch=cpu")
+LONG = "scenario.steps=100000"
+PATIENCE = 240
+"""Seconds to wait for what must happen; no test asserts how long a thing took."""
+
+SITECUSTOMIZE = """\
+import os, sys
+if "harness.rank" in sys.orig_argv and os.environ.get("RANK") in os.environ.get("FAULTY", ""):
+    exec(os.environ["FAULT"])
+"""
+"""Put into an overlay's site, it makes a rank misbehave before the harness's own code runs."""
+
+SLEEPS = """
+import time
+class Hanging:
+    def find_spec(self, name, path=None, target=None):
+        if name == "deepspeed":
+            sleep_for_ever()
+def sleep_for_ever():
+    time.sleep(1e6)
+sys.meta_path.insert(0, Hanging())
+"""
+
+
+@dataclass
+class Place:
+    """Where a test's commands run: a run folder's parent, a working directory and a cache."""
+
+    runs: Path
+    cwd: Path
+    cache: Path
+
+    @staticmethod
+    def under(folder: Path, cache: Path, runs: Path | None = None) -> Place:
+        place = Place(runs or folder / "runs", folder / "cwd", cache)
+        place.cwd.mkdir()
+        return place
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS."""
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "HARNESS_RUNS": str(self.runs),
+            "HARNESS_CACHE": str(self.cache),
+            "UV_OFFLINE": "1",  # nothing here may depend on a package index
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
+            env=os.environ | ours | environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=_hear_ctrl_c,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, **environment: str) -> Ended:
+        return ended(self.start(*arguments, **environment))
+
+    def living(self) -> list[psutil.Process]:
+        """Every process that a command of this place started and that still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("HARNESS_RUNS") == str(self.runs)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def folder(self) -> Path:
+        """The only run folder."""
+        (folder,) = self.runs.iterdir()
+        return folder
+
+    def half_written(self) -> list[str]:
+        """What a command should not have left: see the module's docstring."""
+        found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
+        found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
+        found += self.runs.rglob("elastic")
+        for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
+            found += [f for f in self.runs.rglob(name) if not _is_json(f)]
+        return [str(path) for path in found]
+
+    def assert_nothing_left(self) -> None:
+        assert self.living() == []
+        assert self.half_written() == []
+
+    def end(self) -> None:
+        """Kill what a failed test, or a killed harness, has left."""
+        while living := self.living():
+            for process in living:
+                process.kill()
+            psutil.wait_procs(living, timeout=5)
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """What it said on stderr, which must be one line of the harness's own."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("harness: ")
+        return lines[0].removeprefix("harness: ")
+
+
+def _hear_ctrl_c() -> None:
+    # What a shell without job control puts in the background ignores SIGINT, and so would we.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text()))
+    except ValueError:
+        return False
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=PATIENCE)
+    return Ended(process.returncode, out, err)
+
+
+def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
+    """Wait for ``condition``, at most as long as ``process`` lives."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"ended before {what}: {ended(process)}")
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.02)
+
+
+def mid_run(place: Place, process: subprocess.Popen[str]) -> list[int]:
+    """Wait until both ranks train; their process ids, by rank."""
+
+    def records(rank: int) -> list[dict[str, Any]]:
+        parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
+        return [_record(line) for part in parts for line in part.read_text().splitlines()]
+
+    def training() -> bool:
+        return all("step" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
+
+    until(training, "a step of both ranks", process)
+    return [next(r["pid"] for r in records(n) if r.get("kind") == "start") for n in (0, 1)]
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:
+        return {}  # the line that is being written just now
+
+
+def outcome(place: Place) -> tuple[str, str]:
+    """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
+    verdict = json.loads((place.folder() / VERDICT_FILE).read_text())
+    assert verdict["verdict"] == verdict["trials"][0]["outcome"]
+    return verdict["verdict"], verdict["trials"][0]["reason"]
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    """The keys of the default pins' overlays, by variant."""
+    scenario = catalog.scenario("bf16_clip")
+    stack = pins.stack(scenario, pins.complete(scenario, {}), cache_folder())
+    return {v: overlay.key(stack, told.defects) for v, told in scenario.variants.items()}
+
+
+@pytest.fixture(scope="module")
+def cache(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of our own with copies of the user's overlays, in which FAULT makes ranks fail."""
+    scenario, theirs = catalog.scenario("bf16_clip"), cache_folder()
+    stack = pins.stack(scenario, pins.complete(scenario, {}), theirs)
+    ours = tmp_path_factory.mktemp("cache")
+    with overlay.borrowed(stack, scenario.variants["buggy"].defects, theirs):
+        for variant in ("buggy", "fixed"):
+            copy(theirs, ours, keys[variant])
+            site = ours / "overlays" / keys[variant] / "site"
+            (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    return ours
+
+
+def copy(theirs: Path, ours: Path, key: str) -> None:
+    shutil.copytree(theirs / "overlays" / key, ours / "overlays" / key, copy_function=_link_or_copy)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+
+
+@pytest.fixture
+def place(tmp_path: Path, cache: Path) -> Iterator[Place]:
+    place = Place.under(tmp_path, cache)
+    yield place
+    place.end()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Place]:
+    """A place whose cache is empty."""
+    place = Place.under(tmp_path, tmp_path / "cache")
+    yield place
+    place.end()
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """``command(place, *arguments)``: the command line in this process, where it can be patched."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(place: Place, *arguments: str) -> Ended:
+        monkeypatch.chdir(place.cwd)
+        monkeypatch.setenv("HARNESS_RUNS", str(place.runs))
+        monkeypatch.setenv("HARNESS_CACHE", str(place.cache))
+        return Ended(main(arguments), *capsys.readouterr())
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "tmpfs"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the file system of ``folder``."""
+    with (folder / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+# Ranks that fail
+
+
+@pytest.mark.launch
+def test_a_rank_killed_mid_run_is_inconclusive_and_named(place: Place) -> None:
+    process = place.start(*BUGGY_ALONE, LONG)
+    os.kill(mid_run(place, process)[0], signal.SIGKILL)
+    done = ended(process)
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert outcome(place) == ("inconclusive", "rank 0 failed first: was ended by SIGKILL")
+    assert "reproduced" not in done.out
+    place.assert_nothing_left()
+
+
+@pytest.mark.launch
+def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place: Place) -> None:
+    done = place.run(*BUGGY_ALONE, "launch.timeout=20", FAULT=SLEEPS, FAULTY="1")
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert outcome(place)[0] == "inconclusive"
+    assert outcome(place)[1].startswith("ended at its deadline after 2")
+    assert "reproduced" not in done.out
+    stacks = [(place.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
+    assert "harness/rank.py" in stacks[0]
+    assert "sleep_for_ever" in stacks[1]
+    place.assert_nothing_left()
+
+
+@pytest.mark.launch
+def test_ranks_that_exit_0_without_records_are_inconclusive(place: Place) -> None:
+    done = place.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert outcome(place) == ("inconclusive", "rank 0 left no complete records")
+    assert json.loads((place.folder() / "buggy" / EXIT_FILE).read_text())["code"] == 0
+    place.assert_nothing_left()
+
+
+# Ctrl-C, and a harness that is killed itself
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_everything_and_keeps_the_stacks(
+    place: Place, number: signal.Signals, command: Any
+) -> None:
+    process = place.start(*BUGGY_ALONE, LONG)
+    mid_run(place, process)
+    process.send_signal(number)
+    done = ended(process)
+    place.assert_nothing_left()
+    assert done.code == INTERRUPTED
+    assert done.complaint.startswith("interrupted")
+    for rank in (0, 1):
+        assert "bf16_clip.py" in (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
+    again = command(place, "grade", str(place.folder()))
+    assert again.code == ExitCode.INCONCLUSIVE
+    assert "buggy: interrupted" in again.out
+
+
+@pytest.mark.launch
+def test_a_killed_harness_does_not_disturb_the_next_run(
+    place: Place, tmp_path: Path, command: Any
+) -> None:
+    process = place.start(*BUGGY_ALONE, LONG)
+    orphans = mid_run(place, process)
+    process.kill()
+    ended(process)
+    for orphan in place.living():
+        orphan.suspend()  # they keep their ports, files and locks, but leave us the cores
+    (tmp_path / "next").mkdir()
+    following = Place.under(tmp_path / "next", place.cache)
+    done = following.run(*BUGGY_ALONE)
+    assert done.code == ExitCode.AS_EXPECTED
+    assert "symptom" in done.out
+    following.assert_nothing_left()
+    assert set(orphans) <= {p.pid for p in place.living()}
+    again = command(place, "grade", str(place.folder()))
+    assert again.code == ExitCode.INCONCLUSIVE
+    assert "reproduced" not in again.out
+
+
+@pytest.mark.launch
+def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(
+    tmp_path: Path, cache: Path, keys: dict[str, str]
+) -> None:
+    place = Place.under(tmp_path, tmp_path / "cache")
+    copy(cache, place.cache, keys["fixed"])
+    process = place.start(*BUGGY_ALONE)
+    aside = f"overlays/.{keys['buggy']}.*/site"
+    until(lambda: any(place.cache.glob(aside)), "a copy of the overlay", process)
+    process.send_signal(signal.SIGINT)
+    done = ended(process)
+    assert done.code == INTERRUPTED
+    assert done.complaint.startswith("interrupted")
+    assert {p.name for p in overlay.kept(place.cache)} == {keys["fixed"]}
+    assert not place.runs.exists()
+    place.assert_nothing_left()
+
+
+def test_ctrl_c_while_the_index_keeps_one_waiting_ends_uv_too(bare: Place, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        proxy = "http://{}:{}".format(*silent.getsockname())
+        process = bare.start(*BUGGY_ALONE, **behind(proxy, tmp_path))
+        connection, _ = silent.accept()
+        assert len(bare.living()) > 1
+        process.send_signal(signal.SIGINT)
+        done = ended(process)
+        connection.close()
+    assert done.code == INTERRUPTED
+    assert done.complaint.startswith("interrupted")
+    assert {f.suffix for f in (bare.cache / "overlays").iterdir()} == {".lock"}
+    bare.assert_nothing_left()
+
+
+def behind(proxy: str, tmp_path: Path) -> dict[str, str]:
+    """The environment in which uv has no cache, and nothing but a proxy to ask."""
+    names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
+    proxies = {n: proxy for name in names for n in (name, name.lower())}
+    direct = {"NO_PROXY": "", "no_proxy": "", "UV_OFFLINE": "0", "UV_HTTP_RETRIES": "0"}
+    return proxies | direct | {"UV_CACHE_DIR": str(tmp_path / "uv")}
+
+
+# What is missing before anything can be launched
+
+
+def test_without_a_network_or_an_overlay_one_line_says_so(bare: Place, tmp_path: Path) -> None:
+    done = bare.run(*BUGGY_ALONE, UV_CACHE_DIR=str(tmp_path / "uv"))
+    _assert_no_network(done, bare)
+
+
+def test_a_network_that_refuses_is_no_network(bare: Place, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        proxy = "http://{}:{}".format(*taken.getsockname())
+    _assert_no_network(bare.run(*BUGGY_ALONE, **behind(proxy, tmp_path)), bare)
+
+
+def test_without_a_network_another_release_has_no_day_to_resolve_for(
+    bare: Place, tmp_path: Path
+) -> None:
+    done = bare.run(*BUGGY_ALONE, "pins.deepspeed=0.15.4", UV_CACHE_DIR=str(tmp_path / "uv"))
+    assert "deepspeed==0.15.4" in done.complaint
+    _assert_no_network(done, bare)
+
+
+def _assert_no_network(done: Ended, place: Place) -> None:
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert done.complaint.startswith("no network and nothing in the cache for deepspeed==")
+    assert "reproduced" not in done.out
+    assert not place.runs.exists()
+    assert [f for f in place.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
+    place.assert_nothing_left()
+
+
+@pytest.mark.launch
+def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(
+    tmp_path: Path, cache: Path, keys: dict[str, str], command: Any
+) -> None:
+    place = Place.under(tmp_path, tmp_path / "cache")
+    for key in (keys["buggy"], keys["fixed"]):
+        copy(cache, place.cache, key)
+    lost = "deepspeed/runtime/bf16_optimizer.py"
+    (place.cache / "overlays" / keys["buggy"] / "site" / lost).unlink()
+    done = command(place, *BUGGY_ALONE)
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert lost in done.complaint
+    assert f"'python -m harness clean {keys['buggy']}'" in done.complaint
+    assert not place.runs.exists()
+    place.assert_nothing_left()
+    assert command(place, "clean", keys["buggy"]).code == ExitCode.AS_EXPECTED
+    scenario = catalog.scenario("bf16_clip")
+    stack = pins.stack(scenario, pins.complete(scenario, {}), place.cache)
+    with overlay.borrowed(stack, scenario.variants["buggy"].defects, place.cache) as lent:
+        assert lent.made
+        assert (lent.site / lost).is_file()
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_more_ranks_than_gpus_is_unsupported_and_says_how_many(
+    bare: Place, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    _have_gpus(monkeypatch, gpus)
+    done = command(bare, "run", "scenario=bf16_clip", "launch=gpu")
+    assert done.code == ExitCode.UNSUPPORTED
+    assert outcome(bare) == ("unsupported", f"needs 2 GPUs, and this machine has {gpus}")
+    assert f"fixed: needs 2 GPUs, and this machine has {gpus}" in done.out
+    assert "reproduced" not in done.out
+    bare.assert_nothing_left()
+
+
+def _have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ({"name": "a GPU", "nccl": "2.0"},) * count)
+
+
+# No room on the disk. Without enough GPUs a run gets as far as its folder, and needs no overlay.
+
+
+@pytest.mark.parametrize("full", ["runs", RUN_FILE, "buggy"])
+def test_without_room_for_the_run_folder_nothing_of_it_is_left(
+    bare: Place, command: Any, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """``full`` is what does not fit any more: the parent, the first file, a trial's folder."""
+    _have_gpus(monkeypatch, 0)
+    _no_room_for(full, monkeypatch)
+    done = command(bare, "run", "scenario=bf16_clip", "launch=gpu")
+    monkeypatch.undo()
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert done.complaint.startswith(f"no room on the disk for {bare.runs}")
+    assert list(bare.runs.rglob("*")) == []
+    bare.assert_nothing_left()
+
+
+def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full as soon as a file or folder of that name is to be made."""
+
+    def refuse(real: Callable[..., Any]) -> Callable[..., Any]:
+        def refusing(path: Any, *rest: Any, **named: Any) -> Any:
+            if name in (Path(path).name, Path(path).name[1 : 1 + len(name)]):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return real(path, *rest, **named)
+
+        return refusing
+
+    for function in ("mkdir", "open"):
+        monkeypatch.setattr(os, function, refuse(getattr(os, function)))
+
+
+def test_a_full_file_system_leaves_nothing_of_the_run_folder(
+    tmpfs: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _have_gpus(monkeypatch, 0)
+    place = Place.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
+    fill(tmpfs)
+    done = command(place, "run", "scenario=bf16_clip", "launch=gpu")
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert done.complaint.startswith(f"no room on the disk for {place.runs}")
+    assert list(place.runs.iterdir()) == []
+    place.assert_nothing_left()
+
+
+@pytest.mark.launch
+def test_a_disk_that_fills_up_mid_run_is_inconclusive(
+    tmpfs: Path, tmp_path: Path, cache: Path
+) -> None:
+    place = Place.under(tmp_path, cache, tmpfs / "runs")
+    try:
+        process = place.start(*BUGGY_ALONE, LONG)
+        mid_run(place, process)
+        fill(tmpfs)
+        done = ended(process)
+        assert done.code == ExitCode.INCONCLUSIVE
+        assert done.complaint.startswith(f"no room on the disk for {place.runs}")
+        assert "reproduced" not in done.out
+        assert not (place.folder() / VERDICT_FILE).exists()
+        place.assert_nothing_left()
+    finally:
+        place.end()
+
+
+# Two at once, and what becomes of a good run's records when they are damaged
+
+
+SOMEBODY_ELSES = {
+    "RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "GROUP_RANK": "1", "ROLE_RANK": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "theirs",
+    "PET_NNODES": "2", "PET_MAX_RESTARTS": "3", "PET_NODE_RANK": "1",
+    "DS_ACCELERATOR": "cuda", "PYTHONSAFEPATH": "", "PYTHONWARNINGS": "error",
+    "HARNESS_TRIAL": "theirs",
+}  # fmt: skip
+"""What a run finds around it that is itself started by a rank of another job, on a cluster."""
+
+
+@pytest.fixture(scope="module")
+def two_at_once(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path
+) -> Iterator[tuple[Place, list[Ended]]]:
+    """Two runs of both variants started together; the second finds itself in another job."""
+    place = Place.under(tmp_path_factory.mktemp("two"), cache)
+    elsewhere = place.cwd.with_name("elsewhere") / "deepspeed"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "__init__.py").write_text("raise ImportError('not the pinned one')\n")
+    theirs = SOMEBODY_ELSES | {"PYTHONPATH": f"{ROOT}{os.pathsep}{elsewhere.parent}"}
+    command = ("run", "scenario=bf16_clip", "launch=cpu", "launch.timeout=100")
+    try:
+        processes = [place.start(*command), place.start(*command, **theirs)]
+        yield place, [ended(process) for process in processes]
+    finally:
+        place.end()
+
+
+@pytest.mark.launch
+def test_two_runs_at_once_do_not_disturb_each_other(
+    two_at_once: tuple[Place, list[Ended]],
+) -> None:
+    place, both = two_at_once
+    for done in both:
+        assert done.code == ExitCode.AS_EXPECTED, done
+        assert "bf16_clip: reproduced" in done.out
+    assert len(list(place.runs.iterdir())) == 2
+    for folder in place.runs.iterdir():
+        assert json.loads((folder / VERDICT_FILE).read_text())["verdict"] == "reproduced"
+    place.assert_nothing_left()
+
+
+def _whole(trial: Path) -> None:
+    pass
+
+
+def _lost(trial: Path) -> None:
+    (trial / "rank_1.jsonl").unlink()
+
+
+def _unfinished(trial: Path) -> None:
+    (trial / "rank_1.jsonl").rename(trial / "rank_1.jsonl.part")
+
+
+def _cut_at_a_line(trial: Path) -> None:
+    lines = (trial / "rank_1.jsonl").read_text().splitlines(keepends=True)
+    (trial / "rank_1.jsonl").write_text("".join(lines[:-1]))
+
+
+def _cut_in_a_line(trial: Path) -> None:
+    text = (trial / "rank_1.jsonl").read_text()
+    (trial / "rank_1.jsonl").write_text(text[: len(text) // 2])
+
+
+def _a_line_gone(trial: Path) -> None:
+    lines = (trial / "rank_1.jsonl").read_text().splitlines(keepends=True)
+    (trial / "rank_1.jsonl").write_text("".join(lines[:3] + lines[4:]))
+
+
+def _emptied(trial: Path) -> None:
+    (trial / "rank_1.jsonl").write_text("")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("variant", ["buggy", "fixed"])
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (_whole, None),
+        (_lost, "rank 1 left no complete records"),
+        (_unfinished, "rank 1 left no complete records"),
+        (_cut_at_a_line, "rank 1: its records are cut off"),
+        (_cut_in_a_line, "is not JSON"),
+        (_a_line_gone, "where it says it wrote"),
+        (_emptied, "rank 1: its records are cut off"),
+    ],
+)
+def test_damaged_records_are_inconclusive_when_graded(
+    two_at_once: tuple[Place, list[Ended]],
+    tmp_path: Path,
+    command: Any,
+    variant: str,
+    damage: Callable[[Path], None],
+    expected: str | None,
+) -> None:
+    place, _ = two_at_once
+    stored = tmp_path / "stored"
+    shutil.copytree(sorted(place.runs.iterdir())[0], stored)
+    damage(stored / variant)
+    done = command(place, "grade", str(stored))
+    if expected is None:
+        assert done.code == ExitCode.AS_EXPECTED
+        assert "bf16_clip: reproduced" in done.out
+        return
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert "bf16_clip: inconclusive" in done.out
+    assert expected in done.out
+    assert "reproduced" not in done.out
+
+
+# How a launch ends, with a stand-in for torchrun: no torch, and faults to the moment
+
+
+@dataclass
+class StandIn:
+    """Launches a Python script in torchrun's place."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+
+    def launch(self, script: str, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        (self.folder / "buggy").mkdir()
+        self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
+        launching.launch(
+            self.folder, "buggy", ranks=2, lane=Lane.CPU, threads=1, timeout=PATIENCE, tick=tick,
+            site=self.folder.parent / "cache" / "overlays" / "key" / "site",
+        )  # fmt: skip
+        return self.exit()
+
+    def exit(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "buggy" / EXIT_FILE).read_text())
+        return found
+
+
+@pytest.fixture
+def stand_in(bare: Place, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    bare.runs.mkdir()
+    monkeypatch.setenv("HARNESS_RUNS", str(bare.runs))
+    return StandIn(bare.runs, monkeypatch)
+
+
+ERROR_FILE = """
+import json, os, pathlib, sys, time
+def error_file(rank, message, at):
+    folder = pathlib.Path("elastic", "id", "attempt_0", str(rank))
+    folder.mkdir(parents=True)
+    text = {"message": {"message": message, "extraInfo": {"timestamp": str(int(at))}}}
+    (folder / "error.json").write_text(json.dumps(text))
+    os.utime(folder / "error.json", (at, at))
+"""
+
+ROOT_CAUSE = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_02:57:10
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 19965)
+  error_file: <N/A>
+"""
+
+
+def test_a_killed_rank_goes_before_its_neighbours_complaint(stand_in: StandIn) -> None:
+    said = ERROR_FILE + 'error_file(0, "Connection reset by peer", time.time())\n'
+    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-9)!r})\nsys.exit(1)")
+    assert done["failure"] == {"rank": 1, "message": "was ended by SIGKILL"}
+
+
+def test_a_rank_that_torchrun_itself_ended_does_not_hide_the_error_of_another(
+    stand_in: StandIn,
+) -> None:
+    said = ERROR_FILE + 'error_file(0, "ValueError: wrong", time.time())\n'
+    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
+    assert done["failure"]["rank"] == 0
+    assert done["failure"]["message"] == "ValueError: wrong"
+
+
+def test_of_two_errors_in_one_second_the_first_is_named(stand_in: StandIn) -> None:
+    later = 'error_file(0, "Connection closed by peer", 1000.5)\n'
+    done = stand_in.launch(f'{ERROR_FILE}{later}error_file(1, "ValueError: wrong", 1000.2)\n')
+    assert done["failure"]["rank"] == 1
+    assert done["failure"]["message"] == "ValueError: wrong"
+
+
+def test_an_error_file_that_is_cut_off_does_not_stop_the_harness(stand_in: StandIn) -> None:
+    cut = 'open("elastic/id/attempt_0/1/error.json", "w").close()\nsys.exit(1)'
+    done = stand_in.launch(f'{ERROR_FILE}error_file(1, "", time.time())\n{cut}')
+    assert done["code"] == 1
+    assert done["failure"]["rank"] == 1
+
+
+def test_a_second_ctrl_c_does_not_stop_the_first_from_ending_everything(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes while the stacks are waited for: of a rank that cannot write its own."""
+    script = """
+import pathlib, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+                        start_new_session=True)
+pathlib.Path("rank.pid").write_text(f"{rank.pid}\\n")
+pathlib.Path("stack_rank_0.txt").touch()
+time.sleep(1000)
+"""
+    monkeypatch.setattr(launching, "STACK_SECONDS", 1.0)
+    second = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+
+    def tick() -> None:
+        if (stand_in.folder / "buggy" / "stack_rank_0.txt").exists():
+            second.start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stand_in.launch(script, tick)
+    second.join()
+    assert not _lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
+    assert stand_in.exit()["interrupted"]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

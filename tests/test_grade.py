@@ -1,0 +1,352 @@
+"""Grading, on a recorded run and on what may befall one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.grade import grade, grade_together
+from harness.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
+from harness.spec import Inconclusive, Outcome, Verdict
+from tests.recording import RECORDED, Recording
+
+FILE = "deepspeed/runtime/bf16_optimizer.py"
+Tamper = Callable[[Recording, str], None]
+
+
+def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
+    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    del stored["seconds"]
+    graded = json.loads(json.dumps(grade(RECORDED).to_json()))
+    assert graded == stored
+    assert graded["verdict"] == "reproduced"
+
+
+def missing_rank(run: Recording, variant: str) -> None:
+    run.rank_file(variant).unlink()
+
+
+def unfinished_rank(run: Recording, variant: str) -> None:
+    file = run.rank_file(variant)
+    file.rename(file.with_name(file.name + ".part"))
+
+
+def empty_file(run: Recording, variant: str) -> None:
+    run.rank_file(variant).write_text("")
+
+
+def truncated_file(run: Recording, variant: str) -> None:
+    lines = run.rank_file(variant).read_text().splitlines(keepends=True)
+    run.rank_file(variant).write_text("".join(lines[:-3]))
+
+
+def cut_last_line(run: Recording, variant: str) -> None:
+    text = run.rank_file(variant).read_text()
+    run.rank_file(variant).write_text(text[:-8])
+
+
+def garbage_line(run: Recording, variant: str) -> None:
+    lines = run.rank_file(variant).read_text().splitlines(keepends=True)
+    run.rank_file(variant).write_bytes("".join([lines[0], *lines]).encode() + b"\xff\x00\n")
+
+
+def line_that_is_no_record(run: Recording, variant: str) -> None:
+    text = run.rank_file(variant).read_text()
+    run.rank_file(variant).write_text("[1, 2]\n" + text)
+
+
+def lost_line(run: Recording, variant: str) -> None:
+    lines = run.rank_file(variant).read_text().splitlines(keepends=True)
+    run.rank_file(variant).write_text("".join([*lines[:3], *lines[4:]]))
+
+
+def no_word_on_upstream(run: Recording, variant: str) -> None:
+    with run.records(variant, 1) as records:
+        records[:] = [record for record in records if record["kind"] != "upstream"]
+
+
+def upstream_from_elsewhere(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        proof["modules"]["deepspeed"]["file"] = "/elsewhere/site/deepspeed/__init__.py"
+
+
+def upstream_that_was_not_imported(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        del proof["modules"]["megatron-core"]
+
+
+def another_release(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        proof["modules"]["deepspeed"]["version"] = "0.19.7"
+
+
+def file_with_another_hash(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        proof["files"][FILE]["sha256"] = "0" * 64
+
+
+def file_from_elsewhere(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        proof["files"][FILE]["path"] = f"/elsewhere/{FILE}"
+
+
+def file_never_loaded(run: Recording, variant: str) -> None:
+    with run.record(variant, "upstream", 1) as proof:
+        proof["files"][FILE] = None
+
+
+def crash(run: Recording, variant: str) -> None:
+    with run.exit(variant) as exit_:
+        exit_ |= {"code": 1, "failure": {"rank": 1, "message": "RuntimeError: out of luck"}}
+
+
+def crash_without_a_word(run: Recording, variant: str) -> None:
+    with run.exit(variant) as exit_:
+        exit_["code"] = -9
+
+
+def deadline(run: Recording, variant: str) -> None:
+    with run.exit(variant) as exit_:
+        exit_["timed_out"] = True
+
+
+def survivors(run: Recording, variant: str) -> None:
+    with run.exit(variant) as exit_:
+        exit_["survivors"] = [4711]
+
+
+def interruption(run: Recording, variant: str) -> None:
+    with run.exit(variant) as exit_:
+        exit_["interrupted"] = True
+
+
+def no_exit(run: Recording, variant: str) -> None:
+    (run.folder / variant / EXIT_FILE).unlink()
+
+
+def half_an_exit(run: Recording, variant: str) -> None:
+    (run.folder / variant / EXIT_FILE).write_text('{"code": 0,')
+
+
+TAMPERINGS: dict[Tamper, str] = {
+    missing_rank: "rank 1 left no complete records",
+    unfinished_rank: "rank 1 left no complete records",
+    empty_file: "rank 1: its records are cut off after 0 lines",
+    truncated_file: "rank 1: its records are cut off",
+    cut_last_line: "rank 1: line .* is not JSON",
+    garbage_line: "rank 1: line .* is not JSON",
+    line_that_is_no_record: "rank 1: line 1 of its records is no record",
+    lost_line: "rank 1: .* records, where it says it wrote",
+    no_word_on_upstream: "rank 1 did not say which upstream it ran",
+    upstream_from_elsewhere: "rank 1 loaded deepspeed from /elsewhere/",
+    upstream_that_was_not_imported: "rank 1 loaded megatron-core from nowhere",
+    another_release: "rank 1 ran deepspeed 0.19.7, not 0.19.8",
+    file_with_another_hash: f"rank 1 ran another {FILE}",
+    file_from_elsewhere: f"rank 1 ran another {FILE}",
+    file_never_loaded: f"rank 1 never loaded {FILE}",
+    crash: "rank 1 failed first: RuntimeError: out of luck",
+    crash_without_a_word: "torchrun left with exit code -9",
+    deadline: "ended at its deadline",
+    survivors: r"processes \(4711,\) would not end",
+    interruption: "interrupted",
+    no_exit: "cannot read .*exit.json",
+    half_an_exit: "cannot read .*exit.json",
+}
+
+
+@pytest.mark.parametrize("variant", ["buggy", "fixed"])
+@pytest.mark.parametrize("tamper", TAMPERINGS, ids=lambda tamper: tamper.__name__)
+def test_a_run_with_this_is_inconclusive(
+    tamper: Tamper, variant: str, recording: Recording
+) -> None:
+    tamper(recording, variant)
+    result = recording.grade()
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.exit_code == 3
+    trial = recording.trial(variant)
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert trial.finding is None
+    with pytest.raises(Inconclusive, match=TAMPERINGS[tamper]):
+        raise Inconclusive(trial.reason)
+    assert result.reasons == (f"{variant}: {trial.reason}",)
+
+
+def test_a_crash_names_the_rank_that_failed_first(recording: Recording) -> None:
+    crash(recording, "buggy")
+    assert recording.trial("buggy").failure == {"rank": 1, "message": "RuntimeError: out of luck"}
+
+
+def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
+    with recording.record("fixed", "step") as step:
+        step["grad_norm"] = step["clipping"] / 2
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "not exercised" in trial.reason
+    assert recording.grade().exit_code == 3
+
+
+def test_a_fixed_trial_without_steps_is_not_exercised(recording: Recording) -> None:
+    with recording.records("fixed") as records:
+        records[:] = [record for record in records if record["kind"] != "step"]
+    with recording.run() as run:
+        del run["trials"]["reference"]
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "not exercised" in trial.reason
+
+
+def test_drift_alone_is_not_the_documented_symptom(recording: Recording) -> None:
+    with recording.record("buggy", "checkpoint") as check:
+        check["failures"] = []
+    trial = recording.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "the documented check passes" in trial.reason
+    assert recording.grade().exit_code == 3
+
+
+def test_a_failing_check_without_drift_is_not_the_documented_symptom(recording: Recording) -> None:
+    with recording.records("buggy") as records:
+        for record in records:
+            record.update({"differing": {}} if record["kind"] == "step" else {})
+    trial = recording.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "no drift was seen" in trial.reason
+
+
+def show_as(recording: Recording, variant: str, source: Path, trial: dict[str, object]) -> None:
+    """Let a variant have run what another one did: its records, on its overlay."""
+    shutil.rmtree(recording.folder / variant)
+    shutil.copytree(source, recording.folder / variant)
+    with recording.run() as run:
+        run["trials"][variant] |= {key: trial[key] for key in ("overlay", "files", "params")}
+
+
+def shown_by(variant: str) -> tuple[Path, dict[str, object]]:
+    return RECORDED / variant, read_json(RECORDED / RUN_FILE)["trials"][variant]
+
+
+def test_a_symptom_of_the_fixed_variant_is_no_reproduction(recording: Recording) -> None:
+    show_as(recording, "fixed", *shown_by("buggy"))
+    result = recording.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.exit_code == 1
+    assert "fixed: symptom, expected clean" in result.reasons
+
+
+def test_a_clean_buggy_variant_is_no_reproduction(recording: Recording) -> None:
+    show_as(recording, "buggy", *shown_by("fixed"))
+    result = recording.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.exit_code == 1
+    assert result.reasons == ("buggy: clean, expected symptom",)
+
+
+def test_a_buggy_variant_that_expects_to_be_clean_is_no_reproduction_either(
+    recording: Recording,
+) -> None:
+    show_as(recording, "buggy", *shown_by("fixed"))
+    with recording.run() as run:
+        run["trials"]["buggy"]["expect"] = "clean"
+    assert recording.grade().verdict is Verdict.NOT_REPRODUCED
+
+
+def test_an_outcome_does_not_depend_on_the_name_of_the_variant(recording: Recording) -> None:
+    show_as(recording, "fixed", *shown_by("buggy"))
+    show_as(recording, "buggy", *shown_by("fixed"))
+    outcomes = {trial.variant: trial.outcome for trial in recording.grade().trials}
+    assert outcomes["buggy"] is Outcome.CLEAN
+    assert outcomes["fixed"] is Outcome.SYMPTOM
+
+
+def test_records_of_another_variants_overlay_are_inconclusive(recording: Recording) -> None:
+    shutil.rmtree(recording.folder / "fixed")
+    shutil.copytree(RECORDED / "buggy", recording.folder / "fixed")
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "not from its overlay" in trial.reason
+
+
+def test_a_fixed_release_that_trains_unlike_one_rank_is_no_reproduction(
+    recording: Recording,
+) -> None:
+    with recording.record("reference", "step") as step:
+        step["loss"] += 0.01
+    result = recording.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.exit_code == 1
+    assert len(result.reasons) == 1
+    assert "where one rank has" in result.reasons[0]
+
+
+def test_the_wrong_detector_is_silent_while_the_symptom_shows(recording: Recording) -> None:
+    trial = recording.trial("buggy")
+    assert trial.outcome is Outcome.SYMPTOM
+    assert list((trial.wrong_detectors or {}).values()) == [False]
+
+
+def test_the_wrong_detector_would_fire_if_the_norms_differed(recording: Recording) -> None:
+    with recording.record("buggy", "step", rank=1) as step:
+        step["grad_norm"] += 1e-3
+    assert list((recording.trial("buggy").wrong_detectors or {}).values()) == [True]
+
+
+def test_a_control_is_clean_though_its_trigger_is_off(recording: Recording) -> None:
+    trial = recording.trial("control")
+    assert trial.outcome is Outcome.CLEAN
+    assert "the trigger was off" in trial.reason
+
+
+def test_a_control_whose_trigger_was_on_is_inconclusive(recording: Recording) -> None:
+    show_as(recording, "control", *shown_by("fixed"))
+    assert recording.trial("control").outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_control_with_the_symptom_spoils_the_reproduction(recording: Recording) -> None:
+    show_as(recording, "control", *shown_by("buggy"))
+    result = recording.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.reasons == ("control: symptom, expected clean",)
+
+
+def test_an_unsupported_trial_makes_the_run_unsupported(recording: Recording) -> None:
+    with recording.run() as run:
+        run["trials"]["fixed"]["unsupported"] = "needs 2 GPUs, and this machine has 0"
+    result = recording.grade()
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert result.exit_code == 4
+    assert result.reasons == ("fixed: needs 2 GPUs, and this machine has 0",)
+
+
+@pytest.mark.parametrize(("seen", "code"), [("buggy", 0), ("fixed", 1)])
+def test_a_variant_alone_is_not_judged_but_held_to_its_expectation(
+    recording: Recording, seen: str, code: int
+) -> None:
+    show_as(recording, "buggy", *shown_by(seen))
+    with recording.run() as run:
+        run["trials"] = {"buggy": run["trials"]["buggy"]}
+    result = recording.grade()
+    assert result.verdict is Verdict.UNJUDGED
+    assert result.exit_code == code
+
+
+def test_trials_of_several_run_folders_are_judged_together(recording: Recording) -> None:
+    trials = read_json(RECORDED / RUN_FILE)["trials"]
+    places = {"buggy": RECORDED, "fixed": recording.folder}
+    both = {v: (folder / v, trials[v]) for v, folder in places.items()}
+    assert grade_together("bf16_clip", both).verdict is Verdict.REPRODUCED
+
+
+def test_the_records_may_have_been_moved(recording: Recording, tmp_path: Path) -> None:
+    moved = recording.folder.rename(tmp_path / "moved")
+    assert grade(moved).verdict is Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"scenario": "bf16_clip"}'])
+def test_a_folder_without_the_record_of_a_run_is_inconclusive(tmp_path: Path, text: str) -> None:
+    (tmp_path / RUN_FILE).write_text(text)
+    with pytest.raises(Inconclusive):
+        grade(tmp_path)

@@ -1,0 +1,128 @@
+"""Which lane a scenario gets here, and the facts that go into the evidence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import catalog, machine
+from harness.machine import choose_lane, visible
+from harness.spec import Lane, Outcome, Unsupported, Variant
+
+TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
+WIDE = replace(TOLD, variants={**TOLD.variants, "wide": Variant("", Outcome.CLEAN, ranks=4)})
+GPU_ONLY = replace(TOLD, lanes=(Lane.GPU,))
+CPU_ONLY = replace(TOLD, lanes=(Lane.CPU,))
+
+
+def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ("H",) * gpus)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "gpus", "asked", "lane"),
+    [
+        (TOLD, 2, "auto", Lane.GPU),
+        (TOLD, 1, "auto", Lane.CPU),
+        (TOLD, 2, "cpu", Lane.CPU),
+        (TOLD, 2, "gpu", Lane.GPU),
+        (CPU_ONLY, 2, "auto", Lane.CPU),
+        (GPU_ONLY, 2, "auto", Lane.GPU),
+        (WIDE, 2, "auto", Lane.CPU),  # all variants on one lane
+        (WIDE, 4, "auto", Lane.GPU),
+    ],
+)
+def test_the_lane_is_the_one_asked_for_or_the_gpus_that_suffice(
+    monkeypatch: pytest.MonkeyPatch, scenario: object, gpus: int, asked: str, lane: Lane
+) -> None:
+    has(monkeypatch, gpus)
+    assert choose_lane(scenario, 2, asked) is lane  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "asked", "reason"),
+    [
+        (TOLD, "gpu", "needs 2 GPUs, and this machine has 1"),
+        (GPU_ONLY, "auto", "needs 2 GPUs, and this machine has 1"),
+        (GPU_ONLY, "cpu", "does not run on the cpu lane"),
+        (CPU_ONLY, "gpu", "does not run on the gpu lane"),
+    ],
+)
+def test_a_lane_that_is_not_here_is_unsupported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, scenario: object, asked: str, reason: str
+) -> None:
+    has(monkeypatch, 1)
+    with pytest.raises(Unsupported, match=reason):
+        choose_lane(scenario, 2, asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        (None, ("A", "B", "C")),
+        ("", ()),
+        ("2,0", ("C", "A")),
+        ("GPU-b", ("B",)),
+        ("0,7,1", ("A",)),  # nothing after one that does not exist
+        ("-1", ()),
+        (" 1 , 2 ", ("B", "C")),
+    ],
+)
+def test_the_visible_gpus_are_those_that_cuda_sees(
+    named: str | None, seen: tuple[str, ...]
+) -> None:
+    found = [("0", "GPU-a1", "A"), ("1", "GPU-b2", "B"), ("2", "GPU-c3", "C")]
+    assert visible(found, named) == seen
+
+
+def test_only_the_environment_that_matters_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MY_SECRET", "hush")
+    told = machine.environment()
+    assert told["NCCL_DEBUG"] == "INFO"
+    assert not {"MY_SECRET", "PATH"} & set(told)
+
+
+def test_the_facts_can_be_written_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 2)
+    told = json.loads(json.dumps(machine.facts()))
+    assert told["gpus"] == ["H", "H"]
+    assert told["cpus"] >= 1
+    assert told["torch"]
+
+
+def test_a_changed_tree_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True)
+
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "one")
+    clean = machine.source()
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "file").write_text("changed")
+    assert machine.source() == clean | {"dirty": True}
+
+
+def test_without_a_repository_the_commit_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.source() == {"commit": None, "dirty": None}
+
+
+def test_a_bundle_says_which_commit_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"commit": "c0ffee", "dirty": False}
+    (tmp_path / "bundle.json").write_text(json.dumps({"source": told}))
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.source() == told

@@ -1,0 +1,255 @@
+"""Overlays, made of a tiny tree: no index is asked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import overlay, pins
+from harness.files import locked
+from harness.overlay import DamagedOverlay, Overlay, borrowed
+from harness.pins import Stack
+from harness.spec import Defect, Inconclusive
+
+STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
+CODE = "def one():\n    return 1\n"
+
+
+def one_to_two(function: Any) -> Iterator[tuple[Any, Any]]:
+    import libcst as cst
+    import libcst.matchers as m
+
+    for old in m.findall(function, m.Integer("1")):
+        yield old, cst.Integer("2")
+
+
+DEFECT = Defect("two", "up", "up/code.py", "one", one_to_two, "one is two")
+
+
+@pytest.fixture(autouse=True)
+def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Has overlays made of two small files; every making adds a line to the file it gives."""
+    made = tmp_path / "made"
+    made.touch()
+
+    def install(lock_file: Path, stack: Stack, site: Path) -> None:
+        with made.open("a") as file:
+            file.write(f"{site.parent.name} {lock_file.read_text()}")
+        time.sleep(0.05)
+        (site / "up").mkdir(parents=True)
+        (site / "up" / "__init__.py").write_text("")
+        (site / "up" / "code.py").write_text(CODE)
+
+    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0 \\\n    --hash=sha256:00\n")
+    monkeypatch.setattr(pins, "install", install)
+    return made
+
+
+def contents(cache: Path) -> list[str]:
+    """What the cache's folder of overlays holds, less the locks."""
+    return sorted(p.name for p in (cache / "overlays").iterdir() if p.suffix != ".lock")
+
+
+@pytest.fixture
+def base(cache: Path) -> Iterator[Overlay]:
+    with borrowed(STACK, (), cache) as lent:
+        yield lent
+
+
+def test_a_key_depends_on_nothing_but_what_goes_in() -> None:
+    turned = replace(STACK, pins=dict(reversed(list(STACK.pins.items()))))
+    assert overlay.key(STACK) == overlay.key(turned)
+    assert overlay.key(STACK, [DEFECT]) == overlay.key(STACK, [replace(DEFECT, about="new words")])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pins": {"up": "1.1", "beside": "2.0"}},
+        {"date": "2024-01-02"},
+        {"python": "3.99"},
+        {"platform": "linux-other"},
+    ],
+)
+def test_a_key_changes_with_the_stack(change: dict[str, Any]) -> None:
+    assert overlay.key(replace(STACK, **change)) != overlay.key(STACK)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "x"}, {"file": "up/x.py"}, {"scope": "two"}, {"edit": lambda function: iter(())}],
+)
+def test_a_key_changes_with_the_defect(change: dict[str, Any]) -> None:
+    keys = {
+        overlay.key(STACK, defects) for defects in [(), (DEFECT,), (replace(DEFECT, **change),)]
+    }
+    assert len(keys) == 3
+
+
+def test_a_key_changes_with_what_the_harness_adds_to_a_resolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = overlay.key(STACK)
+    monkeypatch.setitem(pins.CONSTRAINTS, "up<2", "beside<3")
+    assert overlay.key(STACK) != before
+
+
+def test_an_overlay_is_made_once_and_then_found(cache: Path, maker: Path) -> None:
+    for first in (True, False):
+        with borrowed(STACK, (), cache) as lent:
+            assert lent.made is first
+            assert (lent.site / "up" / "code.py").read_text() == CODE
+            assert lent.lock.startswith("up==1.0")
+    assert len(maker.read_text().splitlines()) == 2  # the two lines of one lock
+    assert overlay.is_made(STACK, (), cache)
+
+
+def test_an_overlay_is_made_aside_and_renamed_when_it_is_whole(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    original: Callable[..., None] = pins.install
+
+    def install(lock_file: Path, stack: Stack, site: Path) -> None:
+        original(lock_file, stack, site)
+        seen.append((site.parent.name[0], overlay.is_made(STACK, (), cache), overlay.kept(cache)))
+
+    monkeypatch.setattr(pins, "install", install)
+    with borrowed(STACK, (), cache) as lent:
+        assert seen == [(".", False, [])]
+        assert contents(cache) == [lent.key]
+
+
+def test_a_maker_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Callable[..., None] = pins.install
+
+    def install(lock_file: Path, stack: Stack, site: Path) -> None:
+        original(lock_file, stack, site)
+        raise Inconclusive("the network went away")
+
+    monkeypatch.setattr(pins, "install", install)
+    with pytest.raises(Inconclusive, match="went away"), borrowed(STACK, (), cache):
+        pass
+    assert contents(cache) == []
+    monkeypatch.setattr(pins, "install", original)
+    with borrowed(STACK, (), cache) as lent:
+        assert lent.made
+
+
+def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
+    pytest.importorskip("libcst")
+    lost = replace(DEFECT, scope="three")
+    told = r"up==1\.0, up/code\.py: 0 definitions of three"
+    with pytest.raises(Inconclusive, match=told), borrowed(STACK, (lost,), cache):
+        pass
+    assert contents(cache) == [overlay.key(STACK)]
+
+
+def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> None:
+    pytest.importorskip("libcst")
+    with borrowed(STACK, (DEFECT,), cache) as lent:
+        assert (lent.site / "up" / "code.py").read_text() == CODE.replace("1", "2")
+        assert (base.site / "up" / "code.py").read_text() == CODE
+        assert lent.hash_of(DEFECT.file) != base.hash_of(DEFECT.file)
+        assert lent.diff.splitlines()[-2:] == ["-    return 1", "+    return 2"]
+        assert base.diff == ""
+        untouched = "up/__init__.py"
+        assert (lent.site / untouched).samefile(base.site / untouched)
+
+
+@contextmanager
+def processes(count: int, job: Callable[..., None], *arguments: object) -> Iterator[None]:
+    context = multiprocessing.get_context("fork")
+    started = [context.Process(target=job, args=arguments) for _ in range(count)]
+    for process in started:
+        process.start()
+    yield
+    for process in started:
+        process.join(30)
+        assert process.exitcode == 0
+
+
+def borrow(cache: Path, start: Any, answers: Any) -> None:
+    start.wait(30)
+    with borrowed(STACK, (), cache) as lent:
+        answers.put((lent.made, (lent.site / "up" / "code.py").read_text()))
+
+
+def test_two_processes_that_want_the_same_overlay_make_it_once(cache: Path, maker: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Barrier(2), context.Queue()
+    with processes(2, borrow, cache, start, answers):
+        found = [answers.get(timeout=30) for _ in range(2)]
+    assert sorted(found) == [(False, CODE), (True, CODE)]
+    assert len(maker.read_text().splitlines()) == 2  # the two lines of one lock
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_text(CODE + "# more\n")])
+def test_a_lost_or_changed_file_is_told_with_the_way_out(
+    cache: Path, change: Callable[[Path], object]
+) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        change(lent.site / "up" / "code.py")
+    with pytest.raises(DamagedOverlay) as caught, borrowed(STACK, (), cache):
+        pass
+    assert "up/code.py is missing or was changed" in str(caught.value)
+    assert f"python -m harness clean {lent.key}" in str(caught.value)
+
+
+def test_an_overlay_that_does_not_say_what_it_is_is_damaged(cache: Path) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        (lent.folder / overlay.MANIFEST).write_text("{")
+    with pytest.raises(DamagedOverlay, match="clean " + lent.key), borrowed(STACK, (), cache):
+        pass
+
+
+def test_bytecode_may_come_and_go(cache: Path) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        compiled = lent.site / "up" / "__pycache__"
+        compiled.mkdir()
+        (compiled / "code.cpython-311.pyc").write_bytes(b"")
+    with borrowed(STACK, (), cache) as again:
+        assert again.key == lent.key
+
+
+def test_an_overlay_that_is_lent_out_is_not_freed(cache: Path) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        assert not overlay.free(cache, lent.key)
+        assert overlay.kept(cache) == [lent.folder]
+    assert overlay.free(cache, lent.key)
+    assert contents(cache) == []
+
+
+def test_what_a_killed_maker_left_is_swept_away(cache: Path, base: Overlay) -> None:
+    leftover = cache / "overlays" / f".{'0' * 20}.abc123"
+    leftover.mkdir()
+    (leftover / "half").write_text("")
+    overlay.sweep(cache)
+    assert contents(cache) == [base.key]
+
+
+def test_what_a_living_maker_is_making_is_not_swept_away(cache: Path) -> None:
+    name = "0" * 20
+    aside = cache / "overlays" / f".{name}.abc123"
+    aside.mkdir(parents=True)
+    with locked(overlay._lock_file(cache, name)):
+        overlay.sweep(cache)
+    assert aside.is_dir()
+
+
+def test_linked_files_take_their_room_once(cache: Path, base: Overlay) -> None:
+    twice = base.folder / "twice"
+    before = overlay.disk_use(base.folder)
+    os.link(base.site / "up" / "code.py", twice)
+    assert overlay.disk_use(base.folder) == before
+    seen: set[int] = set()
+    assert overlay.disk_use(base.folder, seen) > 0
+    assert overlay.disk_use(base.folder, seen) == 0

@@ -1,0 +1,252 @@
+"""Pins: what is asked of uv, and what becomes of its answers. No index is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from harness import catalog, pins
+from harness.pins import Stack
+from harness.spec import Companion, Inconclusive, Scenario, Unsupported, UserError
+
+STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
+PINS = dict(STACK.pins)
+TOLD = catalog.scenario("bf16_clip")
+
+
+@dataclass
+class Uv:
+    """Stands in for uv: keeps what it was asked, and answers ``answer``."""
+
+    answer: str = ""
+    asked: list[list[str]] = field(default_factory=list)
+    stdin: str = ""
+    overrides: str = ""
+
+    def __call__(self, arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> str:
+        self.asked.append(list(arguments))
+        self.stdin = stdin
+        if "--override" in arguments:
+            self.overrides = Path(self.after("--override")).read_text()
+        return self.answer
+
+    def after(self, option: str) -> str:
+        return self.asked[-1][self.asked[-1].index(option) + 1]
+
+
+@pytest.fixture
+def uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
+    made = Uv()
+    monkeypatch.setattr(pins, "_uv", made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def released_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "versions", lambda name: ["0.16.0", "0.15.4", "0.15.3", "0.10.0"])
+
+
+def unsatisfiable(cause: str, hint: str = "") -> str:
+    return f"error: No solution found when resolving dependencies\n  cause: {cause}\n\n{hint}"
+
+
+MISSING = "Because there is no version of {0} and you require {0}, we can conclude ..."
+
+
+@pytest.mark.parametrize(
+    ("version", "nearest"),
+    [
+        ("0.15.35", "the nearest are 0.15.4 and 0.16.0"),
+        ("0.15.3.post1", "the nearest are 0.15.3 and 0.15.4"),
+        ("99", "the nearest are 0.16.0;"),
+        ("0.1", "the nearest are 0.10.0;"),
+    ],
+)
+def test_a_release_that_never_was_gets_its_neighbours(version: str, nearest: str) -> None:
+    told = unsatisfiable(MISSING.format(f"deepspeed=={version}"))
+    error = pins._explained(told, {"deepspeed": version})
+    assert isinstance(error, UserError)
+    assert str(error).startswith(f"no release deepspeed=={version}: {nearest}")
+    assert "releases go from 0.10.0 to 0.16.0" in str(error)
+
+
+def test_a_release_whose_neighbours_nobody_knows_is_still_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pins, "versions", lambda name: [])
+    assert pins.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
+
+
+def test_a_dependency_that_is_missing_is_not_the_users_mistake() -> None:
+    error = pins._explained(unsatisfiable(MISSING.format("hjson==9")), PINS)
+    assert isinstance(error, Inconclusive)
+    assert "no version of hjson==9" in str(error)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        unsatisfiable(
+            "Because deepspeed was not found in the cache and you require deepspeed==0.15.4",
+            "hint: Packages were unavailable because the network was disabled.",
+        ),
+        "error: Request failed after 3 retries\n  cause: Failed to fetch: `INDEX/deepspeed/`\n",
+        "error: error sending request for url (INDEX)\n  cause: dns error: try again",
+    ],
+)
+def test_trouble_with_the_network_is_inconclusive_and_names_the_way_out(told: str) -> None:
+    error = pins._explained(told, PINS)
+    assert isinstance(error, Inconclusive)
+    assert "no network and nothing in the cache for deepspeed==0.15.4" in str(error)
+    assert "bundle" in str(error)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "Because the current Python version (3.13) does not satisfy Python<3.13 and ...",
+        "Because numpy==1.20.0 has no usable wheels and you require numpy==1.20.0, we ...",
+        "Because pandas==3.0.0 has no wheels with a matching Python version tag and ...",
+    ],
+)
+def test_a_python_that_is_too_young_or_old_is_unsupported(cause: str) -> None:
+    error = pins._explained(unsatisfiable(cause), PINS)
+    assert isinstance(error, Unsupported)
+    assert str(error).endswith(cause)
+
+
+def test_anything_else_is_inconclusive_and_cut_to_a_line() -> None:
+    error = pins._explained("error: build failed\n" + "word " * 1000, PINS)
+    assert isinstance(error, Inconclusive)
+    assert "\n" not in str(error)
+    assert len(str(error)) < 500
+
+
+def test_pins_are_the_users_then_what_goes_with_them_then_the_scenarios() -> None:
+    assert pins.complete(TOLD, {}) == dict(TOLD.pins)
+    assert pins.complete(TOLD, {"deepspeed": "0.15.4"})["megatron-core"] == "0.14.0"
+    assert pins.complete(TOLD, {"deepspeed": "0.16.0"})["megatron-core"] == "0.16.1"
+    given = {"deepspeed": "0.15.4", "megatron-core": "0.13.0"}
+    assert pins.complete(TOLD, given) == given
+
+
+def test_a_companion_may_bring_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = (Companion("a<2", {"b": "1"}, ""), Companion("b<2", {"c": "1"}, ""))
+    told = scenario({"a": "2", "b": "2", "c": "2"}, both)
+    assert pins.complete(told, {"a": "1"}) == {"a": "1", "b": "1", "c": "1"}
+
+
+def scenario(default: Mapping[str, str], companions: tuple[Companion, ...] = ()) -> Scenario:
+    return replace(TOLD, pins=default, companions=companions)
+
+
+@pytest.mark.parametrize("version", ["abc", "", "1.0 or so", "latest"])
+def test_a_version_that_is_none_is_a_mistake(version: str) -> None:
+    with pytest.raises(UserError, match=r"is no version: write one like 0\.15\.4"):
+        pins.complete(TOLD, {"deepspeed": version})
+
+
+@pytest.mark.parametrize(
+    ("when", "holds"),
+    [("up<0.16", True), ("up<0.15", False), ("up>=0.15.4rc1", True), ("down<9", False)],
+)
+def test_a_condition_holds_of_the_pins(when: str, holds: bool) -> None:
+    assert pins.matches(when, {"up": "0.15.4rc1"}) is holds
+
+
+def test_the_scenarios_own_release_has_the_scenarios_day(tmp_path: Path) -> None:
+    stack = pins.stack(TOLD, pins.complete(TOLD, {}), tmp_path)
+    assert stack.date == TOLD.date
+    assert (stack.python, stack.platform) == pins.here()
+
+
+def test_a_day_that_the_user_names_is_taken(tmp_path: Path) -> None:
+    assert pins.stack(TOLD, PINS, tmp_path, day="2020-02-02").date == "2020-02-02"
+
+
+@pytest.mark.parametrize(
+    ("python", "released", "day"),
+    [
+        ("3.11", "2024-11-08", "2024-11-29"),  # three weeks later
+        ("3.11", "2022-04-20", "2023-12-15"),  # not before this Python had wheels
+        ("3.13", "2024-11-08", "2024-12-15"),
+    ],
+)
+def test_another_release_has_a_day_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, python: str, released: str, day: str
+) -> None:
+    monkeypatch.setattr(pins, "released", lambda name, version, cache: released)
+    assert pins.stack(TOLD, PINS, tmp_path, python=python).date == day
+
+
+def test_no_release_is_resolved_for_a_day_to_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    today = date.today()
+    yesterday = (today - timedelta(days=1)).isoformat()
+    monkeypatch.setattr(pins, "released", lambda name, version, cache: yesterday)
+    assert pins.stack(TOLD, PINS, tmp_path).date == today.isoformat()
+
+
+def test_the_day_of_a_release_is_asked_once(uv: Uv, tmp_path: Path) -> None:
+    uv.answer = "upload-time = 2024-11-09T01:00:00Z\nupload-time = 2024-11-08T16:31:30Z\n"
+    for _ in range(2):
+        assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+    assert len(uv.asked) == 1
+    assert uv.stdin == "deepspeed==0.15.4\n"
+
+
+def test_an_index_that_tells_no_days_leaves_it_to_the_user(uv: Uv, tmp_path: Path) -> None:
+    with pytest.raises(Inconclusive, match="name date="):
+        pins.released("deepspeed", "0.15.4", tmp_path)
+    assert not (tmp_path / "releases").exists()
+
+
+def test_a_lock_is_for_the_day_with_hashes_and_without_torch(uv: Uv) -> None:
+    pins.lock(STACK)
+    assert uv.stdin == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
+    assert uv.after("--exclude-newer") == STACK.date
+    assert "--generate-hashes" in uv.asked[-1]
+    assert {line.split()[0] for line in uv.overrides.splitlines()} == set(pins.BASE)
+    assert not Path(uv.after("--override")).exists()
+
+
+def test_an_old_release_is_kept_from_what_breaks_it(uv: Uv) -> None:
+    pins.lock(replace(STACK, pins={"deepspeed": "0.10.3"}))
+    assert uv.stdin == "deepspeed==0.10.3\npydantic<2\n"
+
+
+def test_an_installation_takes_what_the_lock_says_and_no_more(uv: Uv, tmp_path: Path) -> None:
+    pins.install(tmp_path / "lock.txt", STACK, tmp_path / "site")
+    assert {"--require-hashes", "--no-deps", "--compile-bytecode"} <= set(uv.asked[-1])
+    assert uv.after("-r") == str(tmp_path / "lock.txt")
+    assert uv.after("--target") == str(tmp_path / "site")
+    assert uv.after("--link-mode") == "copy"
+
+
+def test_another_python_is_neither_this_one_nor_compiled_for(uv: Uv, tmp_path: Path) -> None:
+    other = replace(STACK, python="3.99", platform="linux-aarch64")
+    pins.install(tmp_path / "lock.txt", other, tmp_path / "site")
+    assert uv.after("--python-version") == "3.99"
+    assert uv.after("--python-platform") == "aarch64-manylinux_2_28"
+    assert "--compile-bytecode" not in uv.asked[-1]
+
+
+def test_a_lock_tells_its_packages() -> None:
+    text = "# made by\nup==1.0 \\\n    --hash=sha256:0a==\nbe-side==2.0rc1\nold==1 ; python_version"
+    assert pins.locked(text) == {"up": "1.0", "be-side": "2.0rc1", "old": "1"}
+
+
+def test_a_platform_is_a_linux_one() -> None:
+    assert pins.platform_tag("x86_64-manylinux_2_28") == "linux-x86_64"
+    with pytest.raises(UserError, match="no platform 'macos': name a Linux one"):
+        pins.platform_tag("macos")
+
+
+def test_a_distribution_is_imported_as_its_module() -> None:
+    assert pins.import_name("megatron-core") == "megatron.core"
+    assert pins.import_name("some-thing") == "some_thing"

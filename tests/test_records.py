@@ -1,0 +1,140 @@
+"""The run folder: written whole, read with suspicion."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import records
+from harness.records import (
+    EXIT_FILE,
+    RUN_FILE,
+    BrokenRecords,
+    Exit,
+    Recorder,
+    Records,
+    create_run_folder,
+    last_record,
+    merged,
+    read_json,
+    read_records,
+    write_json,
+)
+from harness.spec import Inconclusive
+
+RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["save", "load"]}}}
+
+
+def write_rank(folder: Path, rank: int, *losses: float) -> None:
+    recorder = Recorder(folder, rank)
+    for step, loss in enumerate(losses, start=1):
+        recorder.record("step", step, loss=loss)
+    recorder.close()
+
+
+def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
+    write_rank(tmp_path, 1, 3.0)
+    write_rank(tmp_path, 0, 1.0, 2.0)
+    read = read_records(tmp_path, 2)
+    assert [record["loss"] for record in read.of("step")] == [1.0, 2.0, 3.0]
+    assert [record["loss"] for record in read.of("step", 1)] == [3.0]
+    assert [(record["rank"], record["step"]) for record in read.of("step")] == [
+        (0, 1), (0, 2), (1, 1),
+    ]  # fmt: skip
+
+
+def test_a_rank_that_did_not_finish_has_no_records(tmp_path: Path) -> None:
+    Recorder(tmp_path, 0).record("step", 1)
+    with pytest.raises(BrokenRecords, match="rank 0 left no complete records"):
+        read_records(tmp_path, 1)
+
+
+def test_a_rank_too_few_is_told_by_its_number(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    with pytest.raises(BrokenRecords, match="rank 1 left no complete records"):
+        read_records(tmp_path, 2)
+
+
+def test_the_only_record_of_a_kind_is_one_or_none(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, 1.0, 2.0)
+    read = read_records(tmp_path, 1)
+    assert read.one("checkpoint") is None
+    with pytest.raises(AssertionError, match="rank 0 wrote 2 records of kind 'step'"):
+        read.one("step")
+
+
+def test_progress_ignores_the_line_that_is_being_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 0)
+    assert last_record(tmp_path, 0) is None
+    recorder.record("step", 7)
+    with recorder.part.open("a") as file:
+        file.write('{"kind": "st')
+    assert (last_record(tmp_path, 0) or {})["step"] == 7
+    assert last_record(tmp_path, 1) is None
+
+
+def test_an_exit_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
+    write_json(tmp_path / EXIT_FILE, asdict(ended))
+    assert Exit.read(tmp_path) == ended
+
+
+def test_a_run_folder_has_its_record_and_a_folder_for_each_trial(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "runs", "name", RUN)
+    assert folder == tmp_path / "runs" / "name"
+    assert sorted(os.listdir(folder)) == ["buggy", "fixed", RUN_FILE]
+    assert read_json(folder / RUN_FILE) == RUN
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "no room on the disk"), (errno.EROFS, "cannot write")]
+)
+def test_a_run_folder_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def fail(path: Path, text: str) -> None:
+        path.write_text(text[:3])
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(records, "write_whole", fail)
+    with pytest.raises(Inconclusive, match=said):
+        create_run_folder(tmp_path, "name", RUN)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_folder_needs_a_folder_to_be_in(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Inconclusive, match="cannot write"):
+        create_run_folder(tmp_path / "file", "name", RUN)
+
+
+@pytest.mark.parametrize("text", [None, "", '{"half":', "\udcff"])
+def test_a_file_that_is_no_json_is_inconclusive(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "file.json"
+    if text is not None:
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(Inconclusive, match=r"cannot read .*file\.json"):
+        read_json(file)
+
+
+def test_json_is_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    data: list[dict[str, Any]] = [{"old": 1}, {"new": 2}]
+    for each in data:
+        write_json(file, each)
+    assert json.loads(file.read_text()) == {"new": 2}
+    assert os.listdir(tmp_path) == ["file.json"]
+
+
+def test_the_acts_of_a_trial_are_read_as_one_in_their_order() -> None:
+    saved = Records({0: [{"kind": "norm", "step": 5}], 1: [{"kind": "norm", "step": 6}]})
+    loaded = Records({0: [{"kind": "norm", "step": 7}], 1: []})
+    both = merged({"save": saved, "load": loaded})
+    assert [(r["act"], r["step"]) for r in both.of("norm", 0)] == [("save", 5), ("load", 7)]
+    assert [r["step"] for r in both.of("norm", 1)] == [6]

@@ -1,0 +1,138 @@
+"""What a run prints: plain lines where the output is no terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.report import (
+    LOG_LINES,
+    Progress,
+    last_lines,
+    print_failure,
+    print_header,
+    print_trial,
+    print_verdict,
+    table,
+    terminal,
+)
+from harness.spec import Finding, Outcome, RunResult, TrialResult, Verdict
+from tests.recording import Recording
+
+Capture = pytest.CaptureFixture[str]
+CLEAN = TrialResult("fixed", Outcome.CLEAN, Outcome.CLEAN, "15 of 15 [equal]", seconds=9.14)
+FOUND = Finding("they part", step=3, parameters=tuple("abcde"), ranks=(0, 1), magnitude=0.13092)
+SYMPTOM = TrialResult(
+    "buggy", Outcome.SYMPTOM, Outcome.SYMPTOM, "they part", finding=FOUND,
+    wrong_detectors={"the norms differ": False},
+)  # fmt: skip
+LOST = TrialResult(
+    "buggy", Outcome.INCONCLUSIVE, Outcome.SYMPTOM, "rank 1 failed first",
+    failure={"rank": 1, "message": "no"},
+)  # fmt: skip
+
+
+def test_a_trial_is_told_with_its_reason_and_time(capsys: Capture) -> None:
+    print_trial(terminal(), CLEAN)
+    assert capsys.readouterr().out == "  fixed      clean  [9.1 s]\n    15 of 15 [equal]\n"
+
+
+def test_a_surprise_is_told_with_what_was_expected(capsys: Capture) -> None:
+    print_trial(terminal(), LOST)
+    assert "inconclusive  (expected symptom)" in capsys.readouterr().out
+
+
+def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> None:
+    print_trial(terminal(), SYMPTOM)
+    out = capsys.readouterr().out
+    assert "first seen: step 3; ranks 0, 1; by up to 0.1309; a, b, c and 2 more\n" in out
+    assert "a wrong detector, 'the norms differ': silent\n" in out
+
+
+def test_a_wrong_detector_is_of_no_interest_without_the_symptom(capsys: Capture) -> None:
+    print_trial(terminal(), replace(CLEAN, wrong_detectors={"the norms differ": True}))
+    assert "detector" not in capsys.readouterr().out
+
+
+def test_a_long_reason_is_cut(capsys: Capture) -> None:
+    print_trial(terminal(), replace(LOST, reason="\n".join(["line"] * 99)))
+    assert capsys.readouterr().out.count("line") == LOG_LINES
+
+
+def test_no_line_is_broken_or_coloured_off_a_terminal(capsys: Capture) -> None:
+    print_trial(terminal(), replace(CLEAN, reason="word " * 400))
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 2
+    assert "\x1b" not in out
+
+
+def test_a_verdict_is_told_with_its_reasons_and_the_evidence(capsys: Capture) -> None:
+    lost = RunResult("bug", Verdict.INCONCLUSIVE, ("buggy: no luck\nat all",), (LOST,))
+    print_verdict(terminal(), lost, 12.34, Path("runs/one"))
+    assert capsys.readouterr().out == "bug: inconclusive in 12.3 s; runs/one\n  buggy: no luck\n"
+
+
+def test_every_verdict_can_be_told(capsys: Capture) -> None:
+    for verdict in Verdict:
+        print_verdict(terminal(), RunResult("bug", verdict, (), ()), 0, Path())
+        assert f"bug: {verdict} " in capsys.readouterr().out
+
+
+def test_the_header_names_the_releases_the_lane_and_the_seed(
+    recording: Recording, capsys: Capture
+) -> None:
+    with recording.run() as run:
+        print_header(terminal(), run)
+    assert capsys.readouterr().out == (
+        "bf16_clip: deepspeed 0.19.8, megatron-core 0.16.1; cpu (gloo); seed 0\n"
+    )
+
+
+def write_logs(run: Path, rank: int, **logs: str) -> None:
+    folder = run / "buggy" / "logs" / f"rank_{rank}"
+    folder.mkdir(parents=True)
+    for name, text in logs.items():
+        (folder / f"{name}.log").write_text(text)
+
+
+def test_the_last_lines_are_those_of_the_rank_that_failed_first(tmp_path: Path) -> None:
+    write_logs(tmp_path, 0, stderr="connection closed\n")
+    write_logs(tmp_path, 1, stderr="\n".join(map(str, range(99))), stdout="chatter\n")
+    assert last_lines(tmp_path, LOST, most=2) == ["97", "98"]
+
+
+def test_stdout_is_shown_where_stderr_says_nothing(tmp_path: Path) -> None:
+    write_logs(tmp_path, 1, stderr=" \n", stdout="last words\n")
+    assert last_lines(tmp_path, LOST) == ["last words"]
+
+
+def test_a_trial_without_logs_has_no_last_lines(tmp_path: Path) -> None:
+    assert last_lines(tmp_path, LOST) == []
+
+
+@pytest.mark.parametrize(("trial", "shown"), [(LOST, True), (SYMPTOM, False)])
+def test_logs_are_shown_of_inconclusive_trials_alone(
+    tmp_path: Path, capsys: Capture, trial: TrialResult, shown: bool
+) -> None:
+    write_logs(tmp_path, 1, stderr="[boom]\n")
+    print_failure(terminal(), tmp_path, replace(trial, failure=LOST.failure))
+    said = "    last lines of rank 1:\n    | [boom]\n"
+    assert capsys.readouterr().out == (said if shown else "")
+
+
+def test_progress_off_a_terminal_is_one_line_a_change(capsys: Capture) -> None:
+    with Progress(terminal()) as progress:
+        for step in ("1", "2"):
+            progress.say("running buggy", f"step {step}")
+        progress.say("running fixed")
+    assert capsys.readouterr().out == "... running buggy\n... running fixed\n"
+
+
+def test_a_table_folds_nothing_away() -> None:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table("", ["name", "is"], [["one", "a" * 50], ["[two]", "b"]]))
+    assert "a" * 50 in captured.get()

@@ -1,0 +1,143 @@
+"""Shims: which apply, that each use is counted, and that they keep away from the defects."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from packaging.specifiers import SpecifierSet
+
+from harness import catalog, shims
+from harness.shims import megatron, stand_ins
+from harness.spec import Lane
+
+
+def names(lane: Lane, **pins: str) -> set[str]:
+    return {point.name for point in shims.needed(pins, lane)}
+
+
+def test_every_shim_is_declared_whole_and_once() -> None:
+    assert len({point.name for point in shims.POINTS}) == len(shims.POINTS)
+    for point in shims.POINTS:
+        assert point.name.startswith(f"{point.upstream}.")
+        assert point.why
+        assert point.lanes
+        SpecifierSet(point.releases)
+
+
+def test_a_shim_applies_to_its_releases_alone() -> None:
+    assert "deepspeed.torch_six" in names(Lane.CPU, deepspeed="0.8.3")
+    assert "deepspeed.torch_six" not in names(Lane.CPU, deepspeed="0.9.0")
+    assert "deepspeed.intel_modules" in names(Lane.CPU, deepspeed="0.14.0")
+    assert "deepspeed.intel_modules" not in names(Lane.CPU, deepspeed="0.14.1")
+
+
+def test_a_release_candidate_counts_as_a_release() -> None:
+    assert "deepspeed.shm_comm" in names(Lane.CPU, deepspeed="0.15.0rc1")
+
+
+def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
+    gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
+    assert gpu == {"deepspeed.torch_six", "deepspeed.elastic_names", "deepspeed.flatten_helper"}
+    assert names(Lane.GPU, deepspeed="0.19.8") == set()
+
+
+def test_without_the_package_no_shim_applies() -> None:
+    assert shims.needed({"another": "1.0"}, Lane.CPU) == []
+
+
+def test_no_shim_touches_the_path_of_a_defect() -> None:
+    folder = Path(shims.__file__).parent
+    sources = "".join(file.read_text() for file in folder.rglob("*.py"))
+    for name in catalog.names():
+        for defect in catalog.scenario(name).defects:
+            assert Path(defect.file).stem not in sources
+            assert defect.scope.split(".")[0] not in sources
+
+
+@pytest.fixture
+def count() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture(autouse=True)
+def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has whatever a shim changes in torch put back after the test."""
+    changed = {
+        torch.cuda: (
+            "set_device", "synchronize", "reset_peak_memory_stats", "empty_cache", "Event",
+            "current_stream", "default_stream", "current_device", "FloatTensor",
+        ),
+        torch.cuda.nvtx: ("range", "range_push", "range_pop"),
+        torch.nn.Module: ("to",),
+        torch.Tensor: ("to", "type"),
+        torch: ("compile",),
+    }  # fmt: skip
+    for owner, attributes in changed.items():
+        for name in attributes:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch, "_six", None, raising=False)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def test_an_installed_shim_counts_its_uses() -> None:
+    uses = shims.install(["deepspeed.torch_six"])
+    assert uses == {"deepspeed.torch_six": 0}
+    six = importlib.import_module("torch._six")
+    assert six.inf == float("inf")
+    assert uses == {"deepspeed.torch_six": 1}
+
+
+def test_a_stand_in_has_just_its_names(count: Counter[str]) -> None:
+    made = stand_ins.module("gone.module", lambda: count.update("x"), answer=42)
+    assert isinstance(sys.modules["gone.module"], ModuleType)
+    assert made.answer == 42
+    with pytest.raises(AttributeError, match=r"'gone\.module' has no attribute 'question'"):
+        _ = made.question
+    assert count["x"] == 1
+
+
+def test_cuda_means_the_cpu_and_every_use_is_counted(count: Counter[str]) -> None:
+    stand_ins.cuda_on_cpu(lambda: count.update("x"))
+    moved = [
+        torch.ones(1).to("cuda:0"),
+        torch.ones(1).to(device=torch.device("cuda")),
+        torch.nn.Linear(1, 1).to("cuda").weight,
+    ]
+    assert {str(tensor.device) for tensor in moved} == {"cpu"}
+    assert count["x"] == 3
+    torch.cuda.synchronize()
+    assert str(torch.cuda.current_device()) == "cpu"
+    assert count["x"] == 5
+
+
+def test_other_moves_stay_as_they_are_and_uncounted(count: Counter[str]) -> None:
+    stand_ins.cuda_on_cpu(lambda: count.update("x"))
+    assert torch.ones(1).to(torch.bfloat16).dtype is torch.bfloat16
+    assert str(torch.ones(1).to("meta").device) == "meta"
+    assert torch.ones(1).to(torch.zeros(1, dtype=torch.int8)).dtype is torch.int8
+    assert count["x"] == 0
+
+
+def test_a_tensors_type_names_the_device(count: Counter[str]) -> None:
+    stand_ins.type_names("cuda", lambda: count.update("x"))
+    assert torch.ones(1).type() == "torch.cuda.FloatTensor"
+    assert torch.ones(1).type(torch.int8).dtype is torch.int8  # a cast, not a question
+    assert count["x"] == 1
+
+
+def test_compiled_functions_run_as_written(count: Counter[str]) -> None:
+    (point,) = megatron.POINTS
+    point.install(lambda: count.update("x"))
+
+    def function() -> int:
+        return 1
+
+    assert torch.compile(function) is function
+    assert torch.compile(dynamic=True)(function) is function
+    assert count["x"] == 2
