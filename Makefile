@@ -1,0 +1,41 @@
+# make run   set up, and run the first bug (the README's first command)
+# make test  set up, and pass the tests (the README's second command, and CI's)
+# make bench where a run's time goes
+PYTHON ?= python3
+VENV ?= .venv
+# On a machine with GPUs any torch will do that suits its driver: make run TORCH=torch
+TORCH ?= torch==2.13.0
+SCENARIO ?= bf16_clip
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test lint quick scenarios bench clean
+
+run: $(READY)
+	$(BIN)/python -m harness run scenario=$(SCENARIO)
+
+test: lint quick scenarios
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+quick: $(READY)
+	$(BIN)/python -m pytest
+
+scenarios: $(READY)
+	$(BIN)/python -m pytest -m "launch or scenario"
+
+bench: $(READY)
+	$(BIN)/python -m harness.bench $(SCENARIO)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $(READY)
