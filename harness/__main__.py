@@ -73,7 +73,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from harness import config
-    from harness.run import noted_exit_codes, run_and_note
+    from harness.suite import noted_exit_codes, run_and_note
 
     with noted_exit_codes() as codes:
         config.run(arguments, run_and_note)

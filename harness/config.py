@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -25,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog
-from harness.spec import BUGGY, FIXED, HarnessError, UserError
+from harness.spec import BUGGY, FIXED, HarnessError, Scenario, UserError
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
 LANES = ("auto", "cpu", "gpu")
@@ -50,6 +50,8 @@ class Schema:
     seed: int = 0
     date: str | None = None
     runs: str = "runs"
+    jobs: int | None = None
+    strict: bool = False
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     scenario: Any = None
     pins: dict[str, str] = field(default_factory=dict)
@@ -71,10 +73,16 @@ class RunConfig:
     runs: Path
     command: str
     """What to type to run this again."""
+    jobs: int | None = None
+    """How many scenarios of several run side by side; None for what the machine bears."""
+    strict: bool = False
+    """Whether, among several scenarios, an unsupported one is a failure."""
 
 
-def run(arguments: Sequence[str], job: Callable[[RunConfig], None]) -> None:
+def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> None:
     """Compose ``arguments`` as a Hydra application and call ``job`` for each composed config.
+
+    ``job`` gets one RunConfig, or for ``scenario=all`` one for each scenario.
 
     Everything that Hydra's command line can do works: ``--multirun``, ``--cfg``, ``--help``,
     launchers and sweepers. Raises UserError for what cannot be composed.
@@ -90,7 +98,7 @@ def run(arguments: Sequence[str], job: Callable[[RunConfig], None]) -> None:
         begun = True
         choice = HydraConfig.get()
         try:
-            job(read(config, choice.runtime.choices["scenario"], choice.overrides.task))
+            job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
         except HarnessError as error:
             if os.getpid() != here:  # a launcher's own process: Hydra brings the error back
                 raise
@@ -120,6 +128,30 @@ def compose(arguments: Sequence[str]) -> RunConfig:
         return read(config, scenario, arguments)
 
 
+def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
+    """The RunConfigs of a composed config: one, or of ``scenario=all`` one for each scenario."""
+    if scenario != ALL:
+        return [read(config, scenario, overrides)]
+    _refuse_extras(config, (), ())
+    others = [word for word in overrides if not word.startswith("scenario=")]
+    chosen = []
+    for name in catalog.names():
+        module = catalog.load(name)
+        if _has_variant(module.SCENARIO, config.variant):
+            own = config.copy()
+            OmegaConf.set_struct(own, False)
+            own.scenario = OmegaConf.structured(module.Params)
+            chosen.append(read(own, name, [f"scenario={name}", *others]))
+    if not chosen:
+        raise UserError(f"no scenario has the variant {config.variant}")
+    return chosen
+
+
+def _has_variant(told: Scenario, asked: Any) -> bool:
+    """Whether a scenario has the one variant that was asked of all; a list must fit each."""
+    return asked == ALL or not isinstance(asked, str) or asked in told.variants
+
+
 def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:
     """The RunConfig of a composed config; raises UserError for what Hydra cannot check."""
     launch = LaunchConfig(**{f.name: config.launch[f.name] for f in fields(LaunchConfig)})
@@ -128,7 +160,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     if not 0 < launch.timeout < math.inf or launch.threads < 1:
         raise UserError("launch.timeout and launch.threads must be above zero, and finite")
     default = catalog.scenario(scenario).pins
-    _refuse_extras(config, catalog.load(scenario).Params, default)
+    _refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
     return RunConfig(
         scenario=scenario,
         params=_params(config),
@@ -139,6 +171,8 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         launch=launch,
         runs=Path(config.runs).absolute(),
         command=" ".join(["python -m harness run", *overrides]),
+        jobs=config.jobs,
+        strict=config.strict,
     )
 
 
@@ -162,13 +196,15 @@ def _register() -> None:
         pins = dict.fromkeys(module.SCENARIO.pins, AUTO)
         node = {"scenario": OmegaConf.structured(module.Params), "pins": pins}
         store.store(group="scenario", name=name, node=node, package="_global_")
+    nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
+    store.store(group="scenario", name=ALL, node=nothing, package="_global_")
 
 
-def _refuse_extras(config: DictConfig, params: type[Any], pins: Mapping[str, str]) -> None:
+def _refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:
     """Refuse keys that ``+key=value`` added: nothing would read them."""
     expected = {
         "": {f.name for f in fields(Schema)} | {"hydra"},
-        "scenario.": {f.name for f in fields(params)},
+        "scenario.": set(params),
         "launch.": {f.name for f in fields(LaunchConfig)},
         "pins.": set(pins),
     }
@@ -243,7 +279,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     if option:
         return catalog.unknown(option[1], option[2], _options(option[1]))
     if "You must specify 'scenario'" in text:
-        return f"name a scenario: scenario=NAME. Choices: {', '.join(catalog.names())}."
+        return f"name a scenario: scenario=NAME. Choices: {', '.join([*catalog.names(), ALL])}."
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         return catalog.unknown("key", key[1], _keys(key[1], arguments))
@@ -253,7 +289,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def _options(group: str) -> Sequence[str]:
-    return catalog.names() if group == "scenario" else LANES
+    return [*catalog.names(), ALL] if group == "scenario" else LANES
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,15 +58,17 @@ def launch(
     site: Path,
     timeout: float,
     threads: int,
+    devices: Sequence[str] = (),
     tick: Callable[[], None] = lambda: None,
 ) -> Exit:
     """Run one trial, or one act of it, to its end and write its exit.json.
 
-    ``timeout`` is in seconds; ``tick`` is called about twenty times a second meanwhile. Raises
-    KeyboardInterrupt through, after everything was ended.
+    ``timeout`` is in seconds; ``devices`` are the UUIDs of the GPUs to use, empty for those that
+    are visible; ``tick`` is called about twenty times a second meanwhile. Raises KeyboardInterrupt
+    through, after everything was ended.
     """
     folder, token = run_folder / variant / act, uuid.uuid4().hex
-    environment = rank_environment(lane, site, threads) | {TOKEN: token}
+    environment = rank_environment(lane, site, threads, devices) | {TOKEN: token}
     command = torchrun(run_folder, variant, ranks, act)
     started = time.time()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
@@ -108,7 +110,9 @@ def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
     return replace(ended, survivors=survivors, failure=_failure(folder))
 
 
-def rank_environment(lane: Lane, site: Path, threads: int) -> dict[str, str]:
+def rank_environment(
+    lane: Lane, site: Path, threads: int, devices: Sequence[str] = ()
+) -> dict[str, str]:
     """The environment of torchrun and its ranks; the Python path is built here, not inherited."""
     kept = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
     made = {
@@ -121,8 +125,8 @@ def rank_environment(lane: Lane, site: Path, threads: int) -> dict[str, str]:
         "TORCH_EXTENSIONS_DIR": str(site.parent.parent.parent / "extensions" / site.parent.name),
         "HARNESS_LAUNCHED": repr(time.time()),
     }
-    if lane is Lane.CPU:
-        made["CUDA_VISIBLE_DEVICES"] = ""
+    if lane is Lane.CPU or devices:
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return kept | made
 
 

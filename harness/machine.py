@@ -9,12 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from harness.files import locked
 from harness.spec import Lane, Scenario, Unsupported
 
 ROOT = Path(__file__).parent.parent
@@ -23,9 +26,16 @@ MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_"
 """The environment variables that can change a result; their values go into run.json."""
 
 
+class Gpu(NamedTuple):
+    """A GPU as the driver names it."""
+
+    uuid: str
+    name: str
+
+
 @lru_cache(maxsize=1)
-def gpus() -> tuple[str, ...]:
-    """The names of the GPUs that CUDA_VISIBLE_DEVICES leaves visible, or of all.
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, or all, in CUDA's order.
 
     Asks the driver's own tool: torch would know as well, but takes seconds to import.
     """
@@ -34,26 +44,50 @@ def gpus() -> tuple[str, ...]:
         return ()
     query = [smi, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
-    found = [
-        tuple(line.split(", ", 2)) for line in done.stdout.splitlines() if done.returncode == 0
-    ]
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    found = [line.split(", ", 2) for line in lines]
     return visible([row for row in found if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[str, ...]:
-    """The names of GPUs ``(index, uuid, name)`` that CUDA_VISIBLE_DEVICES lets CUDA see.
+def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...]:
+    """Which of the GPUs ``(index, uuid, name)`` CUDA_VISIBLE_DEVICES lets CUDA see.
 
     As CUDA reads it: indices or beginnings of UUIDs, and nothing after one that does not exist.
     """
     if named is None:
-        return tuple(name for _, _, name in found)
-    names = []
+        return tuple(Gpu(uuid, name) for _, uuid, name in found)
+    seen = []
     for word in filter(None, (word.strip() for word in named.split(","))):
-        match = [n for i, u, n in found if word == i or (not word.isdigit() and u.startswith(word))]
+        match = [
+            Gpu(uuid, name)
+            for index, uuid, name in found
+            if word == index or (not word.isdigit() and uuid.startswith(word))
+        ]
         if not match:
             break
-        names.append(match[0])
-    return tuple(names)
+        seen.append(match[0])
+    return tuple(seen)
+
+
+@contextmanager
+def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple[Gpu, ...]]:
+    """Lend ``count`` of the visible GPUs, which no other run uses meanwhile, here or elsewhere.
+
+    All of them or none, so that two runs never wait for each other; ``wait`` is called between
+    tries. The locks are files in ``folder``; the kernel frees them with the process.
+    """
+    while True:
+        with ExitStack() as locks:
+            free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
+            lent = tuple(islice(free, count))
+            if len(lent) == count:
+                yield lent
+                return
+        wait()
+
+
+def _lock(gpu: Gpu, folder: Path) -> AbstractContextManager[bool]:
+    return locked(folder / f"{gpu.uuid}.lock", wait=False)
 
 
 def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
@@ -80,7 +114,7 @@ def facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),
         "torch": _version("torch"),
-        "gpus": list(gpus()),
+        "gpus": [gpu.name for gpu in gpus()],
     }
 
 

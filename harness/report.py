@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from harness.spec import Outcome, RunResult, TrialResult, Verdict
+from harness.spec import BUGGY, FIXED, Outcome, RunResult, TrialResult, Verdict
 
 COLOURS = {
     Verdict.REPRODUCED: "green",
@@ -27,10 +27,11 @@ COLOURS = {
 LOG_LINES = 12
 
 
-def terminal() -> Console:
+def terminal(file: TextIO | None = None) -> Console:
     """Where reports go: coloured and as wide as the terminal, or plain lines of any length."""
+    live = file is None and sys.stdout.isatty()
     return Console(
-        highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000, markup=False
+        file=file, highlight=False, soft_wrap=True, width=None if live else 10_000, markup=False
     )
 
 
@@ -124,6 +125,40 @@ def print_verdict(console: Console, result: RunResult, seconds: float, folder: P
     )
     for reason in result.reasons:
         console.print(f"  {reason.splitlines()[0]}")
+
+
+SUMMARY = (
+    "scenario", "releases", "lane", "buggy", "fixed", "others", "step", "seconds", "verdict",
+)  # fmt: skip
+
+
+def summary(rows: list[list[str]]) -> Table:
+    """The table that several scenarios end with, a row for each; see ``summary_row``."""
+    return table("", list(SUMMARY), rows)
+
+
+def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float) -> list[str]:
+    """A scenario's row: ``run`` is its run.json, None where it came to none."""
+    outcomes = {trial.variant: _marked(trial) for trial in result.trials}
+    others = [f"{v} {o}" for v, o in outcomes.items() if v not in (BUGGY, FIXED)]
+    findings = [t.finding for t in result.trials if t.finding and t.finding.step is not None]
+    trials = run["trials"] if run else {}
+    first: Mapping[str, Any] = next(iter(trials.values()), {"pins": {}})
+    return [
+        result.scenario,
+        ", ".join(f"{name} {version}" for name, version in first["pins"].items()),
+        str(run["lane"]) if run else "",
+        outcomes.get(BUGGY, ""),
+        outcomes.get(FIXED, ""),
+        ", ".join(others),
+        str(findings[0].step) if findings else "",
+        f"{seconds:.1f}",
+        str(result.verdict),
+    ]
+
+
+def _marked(trial: TrialResult) -> str:
+    return str(trial.outcome) if trial.as_expected else f"{trial.outcome} (!)"
 
 
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:

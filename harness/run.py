@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +52,7 @@ class Job:
     progress: Progress
     kept: ExitStack
     """Holds the overlays until the run is over."""
+    stop: threading.Event
     started: float = field(default_factory=time.monotonic)
     lane: Lane = Lane.CPU
     overlays: dict[str, Overlay] = field(default_factory=dict)
@@ -66,17 +67,21 @@ class Job:
     """Wall seconds by step."""
 
 
-def run(config: RunConfig, console: Console | None = None) -> tuple[RunResult, Path]:
+def run(
+    config: RunConfig, console: Console | None = None, stop: threading.Event | None = None
+) -> tuple[RunResult, Path]:
     """Run the variants that the config names; the result, and the run folder with the evidence.
 
-    Raises HarnessError where there is nothing to grade: a mistake of the user's, no room on the
-    disk, no network and no overlay.
+    Setting ``stop`` ends the run from another thread, as Ctrl-C does from the terminal. Raises
+    HarnessError where there is nothing to grade: a mistake of the user's, no room on the disk, no
+    network and no overlay.
     """
     console = console or terminal()
     with ExitStack() as kept, Progress(console) as progress:
         job = Job(
-            config, catalog.scenario(config.scenario), cache_folder(), console, progress, kept
-        )
+            config, catalog.scenario(config.scenario), cache_folder(), console, progress, kept,
+            stop or threading.Event(),
+        )  # fmt: skip
         for name, step in STEPS:
             start = time.monotonic()
             step(job)
@@ -177,21 +182,39 @@ def _trial(job: Job, variant: str) -> dict[str, Any]:
 def launch_trials(job: Job) -> None:
     """Run the trials one after another, each graded on the terminal as soon as it is over."""
     module = catalog.load(job.config.scenario)
-    for variant, trial in job.record["trials"].items():
-        if variant not in job.refusals:
-            _launch_acts(job, variant, trial)
-        result, _ = grade_trial(module, job.folder / variant, trial)
-        print_trial(job.console, result)
-        print_failure(job.console, job.folder, result)
+    with _devices(job) as devices:
+        for variant, trial in job.record["trials"].items():
+            if variant not in job.refusals:
+                _launch_acts(job, variant, trial, devices)
+            result, _ = grade_trial(module, job.folder / variant, trial)
+            print_trial(job.console, result)
+            print_failure(job.console, job.folder, result)
 
 
-def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any]) -> None:
+@contextmanager
+def _devices(job: Job) -> Iterator[list[str]]:
+    """The UUIDs of the GPUs that are this run's alone while it lasts; none on the CPU lane."""
+    runnable = [v for v in job.config.variants if v not in job.refusals]
+    if job.lane is Lane.CPU or not runnable:
+        yield []
+        return
+
+    def wait() -> None:
+        _say(job, "waiting for GPUs that another run is using")
+        time.sleep(0.2)
+
+    most = max(job.scenario.ranks_of(v) for v in runnable)
+    with machine.leased(most, job.cache / "gpus", wait) as lent:
+        yield [gpu.uuid for gpu in lent]
+
+
+def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any], devices: Sequence[str]) -> None:
     """Launch the acts of a trial in their order; one that fails is the last."""
     for act in trial["acts"]:
         ended = launch(
             job.folder, variant, act, ranks=trial["ranks"], lane=job.lane,
             site=job.overlays[variant].site, timeout=job.config.launch.timeout,
-            threads=job.config.launch.threads, tick=_ticker(job, variant, act),
+            threads=job.config.launch.threads, devices=devices, tick=_ticker(job, variant, act),
         )  # fmt: skip
         if ended.code or ended.timed_out:
             return
@@ -201,9 +224,15 @@ def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
     def tick() -> None:
         last = last_record(job.folder / variant / act, 0) or {}
         step = last.get("step")
-        job.progress.say(f"running {variant} {act}".rstrip(), f"step {step}" if step else "")
+        _say(job, f"running {variant} {act}".rstrip(), f"step {step}" if step else "")
 
     return tick
+
+
+def _say(job: Job, what: str, detail: str = "") -> None:
+    if job.stop.is_set():
+        raise KeyboardInterrupt
+    job.progress.say(what, detail)
 
 
 def judge(job: Job) -> None:
@@ -240,28 +269,3 @@ def cache_folder() -> Path:
         return Path(named).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "distributed-bugs"
-
-
-NOTES = "HARNESS_EXIT_CODES"
-"""Names the folder where each job of a command notes its exit code: a multirun's launcher may run
-its jobs in other processes."""
-
-
-def run_and_note(config: RunConfig) -> None:
-    """Run, and note the exit code for the command that this job belongs to."""
-    result, _ = run(config)
-    note = Path(os.environ[NOTES]) / uuid.uuid4().hex
-    note.write_text(str(result.exit_code))
-
-
-@contextmanager
-def noted_exit_codes() -> Iterator[list[int]]:
-    """Collect the exit codes that jobs note meanwhile; the list is filled on leaving."""
-    codes: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[NOTES] = folder
-        try:
-            yield codes
-            codes += [int(note.read_text()) for note in Path(folder).iterdir()]
-        finally:
-            del os.environ[NOTES]

@@ -15,7 +15,7 @@ FLOORS = [
     {"spec", "files"},
     {"catalog", "records", "defect", "pins", "machine", "shims"},
     {"config", "overlay", "launch", "rank", "grade", "report"},
-    {"run", "bundle", "clean", "show", "evidence"},
+    {"run", "suite", "bundle", "clean", "show", "evidence"},
     {"__main__", "bench"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import catalog, machine
-from harness.machine import choose_lane, visible
+from harness.machine import Gpu, choose_lane, leased, visible
 from harness.spec import Lane, Outcome, Unsupported, Variant
 
 TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
@@ -20,7 +20,7 @@ CPU_ONLY = replace(TOLD, lanes=(Lane.CPU,))
 
 
 def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ("H",) * gpus)
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(gpus)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_visible_gpus_are_those_that_cuda_sees(
     named: str | None, seen: tuple[str, ...]
 ) -> None:
     found = [("0", "GPU-a1", "A"), ("1", "GPU-b2", "B"), ("2", "GPU-c3", "C")]
-    assert visible(found, named) == seen
+    assert tuple(gpu.name for gpu in visible(found, named)) == seen
 
 
 def test_only_the_environment_that_matters_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import run
+from harness import suite
 from harness.__main__ import ACTIONS, main
 from harness.config import RunConfig
 from harness.spec import RunResult, Verdict
@@ -129,7 +129,7 @@ def test_a_sweep_ends_with_its_worst_exit_code(monkeypatch: pytest.MonkeyPatch) 
     def pretend(config: RunConfig) -> tuple[RunResult, Path]:
         return RunResult("bf16_clip", verdicts[config.seed], (), ()), Path()
 
-    monkeypatch.setattr(run, "run", pretend)
+    monkeypatch.setattr(suite, "run", pretend)
     assert main(["run", "--multirun", BUG, "seed=1,2,3"]) == 1
     assert main(["run", BUG, "seed=2"]) == 3
 
@@ -138,6 +138,6 @@ def test_an_interrupted_run_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     def interrupt(config: RunConfig) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(run, "run", interrupt)
+    monkeypatch.setattr(suite, "run", interrupt)
     assert main(RUN) == 130
     assert "harness: interrupted" in capsys.readouterr().err

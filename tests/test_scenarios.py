@@ -15,7 +15,14 @@ from harness.spec import Outcome, RunResult, TrialResult
 
 pytestmark = pytest.mark.scenario
 
-VARIANTS = [(name, v) for name in catalog.names() for v in catalog.scenario(name).variants]
+# Under `-n 4 --dist loadgroup` a scenario's tests stay in one process, and the scenarios of a box
+# with several GPUs run side by side.
+SCENARIOS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in catalog.names()]
+VARIANTS = [
+    pytest.param(name, variant, marks=pytest.mark.xdist_group(name))
+    for name in catalog.names()
+    for variant in catalog.scenario(name).variants
+]
 Property = Callable[[str, object], None]
 
 
@@ -51,7 +58,7 @@ def test_a_variant_comes_out_as_its_report_says(
     assert trial.as_expected, _told(result, trial, folder)
 
 
-@pytest.mark.parametrize("scenario", catalog.names())
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_scenario_is_reproduced(
     scenario: str, folders: dict[tuple[str, str], Path], record_property: Property
 ) -> None:

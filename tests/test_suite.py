@@ -1,0 +1,146 @@
+"""Several scenarios in one command: their order, their table, their exit code, their GPUs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import catalog, config, machine, suite
+from harness.config import RunConfig
+from harness.machine import Gpu, leased
+from harness.records import RUN_FILE, write_json
+from harness.spec import Inconclusive, Lane, Outcome, RunResult, TrialResult, Verdict
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Pretence:
+    """Stands in for ``run``: answers with a verdict by scenario, and notes who ran when."""
+
+    def __init__(self, verdicts: dict[str, Verdict], folder: Path) -> None:
+        self.verdicts, self.folder = verdicts, folder
+        self.order: list[str] = []
+        self.most = self.now = 0
+        self._lock = threading.Lock()
+        self.together = threading.Barrier(len(verdicts), timeout=5)
+        self.wait = False
+
+    def __call__(
+        self, config: RunConfig, console: Console, stop: threading.Event
+    ) -> tuple[RunResult, Path]:
+        self.order.append(config.scenario)
+        if self.wait:
+            self.together.wait()  # breaks unless all of them run at once
+        verdict = self.verdicts[config.scenario]
+        console.print(f"told by {config.scenario}")
+        if verdict is Verdict.INCONCLUSIVE:
+            raise Inconclusive("no network")
+        folder = self.folder / config.scenario
+        folder.mkdir()
+        trial = {"pins": {"deepspeed": "0.19.8"}}
+        write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": {"buggy": trial}})
+        outcome = Outcome.UNSUPPORTED if verdict is Verdict.UNSUPPORTED else Outcome.SYMPTOM
+        result = TrialResult("buggy", outcome, Outcome.SYMPTOM, "because")
+        return RunResult(config.scenario, verdict, (), (result,)), folder
+
+
+def several(
+    monkeypatch: pytest.MonkeyPatch, widths: dict[str, int], **changes: object
+) -> list[RunConfig]:
+    """Configs of made-up scenarios, each as wide as said."""
+    base = config.compose(["scenario=bf16_clip", "variant=buggy"])
+
+    class Told:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ranks_of(self, variant: str) -> int:
+            return widths[self.name]
+
+    monkeypatch.setattr(catalog, "scenario", Told)
+    return [RunConfig(**{**vars(base), "scenario": name, **changes}) for name in widths]
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdicts: dict[str, Verdict]
+) -> Pretence:
+    pretence = Pretence(verdicts, tmp_path)
+    monkeypatch.setattr(suite, "run", pretence)
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+    return pretence
+
+
+def test_all_means_every_scenario_with_its_own_params() -> None:
+    chosen: list[RunConfig] = []
+    config.run(["scenario=all", "seed=4"], chosen.extend)
+    assert [c.scenario for c in chosen] == list(catalog.names())
+    assert all(isinstance(c.params, catalog.load(c.scenario).Params) for c in chosen)
+    assert f"scenario={chosen[0].scenario} seed=4" in chosen[0].command
+
+
+def test_they_run_the_widest_first_and_end_with_one_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("abc", Verdict.REPRODUCED))
+    configs = several(monkeypatch, {"a": 1, "b": 4, "c": 2})
+    assert suite.run_all(configs) == 0
+    assert pretence.order == ["b", "c", "a"]
+    table = capsys.readouterr().out.partition("scenario")[2]
+    rows = [line.split() for line in table.splitlines()[1:4]]
+    assert [row[0] for row in rows] == ["a", "b", "c"]
+    assert all("deepspeed 0.19.8" in " ".join(row) and row[-1] == "reproduced" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "strict", "code"),
+    [
+        (Verdict.REPRODUCED, False, 0),
+        (Verdict.UNSUPPORTED, False, 0),
+        (Verdict.UNSUPPORTED, True, 4),
+        (Verdict.NOT_REPRODUCED, False, 1),
+        (Verdict.INCONCLUSIVE, False, 3),
+    ],
+)
+def test_the_exit_code_is_the_worst_and_unsupported_counts_only_if_strict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: Verdict, strict: bool, code: int
+) -> None:
+    pretend(monkeypatch, tmp_path, {"a": Verdict.REPRODUCED, "b": verdict})
+    assert suite.run_all(several(monkeypatch, {"a": 1, "b": 1}, strict=strict)) == code
+
+
+def test_jobs_run_side_by_side_and_each_is_printed_as_one_block(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("ab", Verdict.REPRODUCED))
+    pretence.wait = True
+    assert suite.run_all(several(monkeypatch, {"a": 1, "b": 1}, jobs=2)) == 0
+    out = capsys.readouterr().out
+    assert "told by a" in out
+    assert "told by b" in out
+
+
+def test_a_gpu_is_leased_by_one_run_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(4)))
+
+    def never() -> None:
+        raise AssertionError("waits although enough GPUs are free")
+
+    class Waited(Exception):
+        pass
+
+    def waited() -> None:
+        raise Waited
+
+    with leased(2, tmp_path, never) as first, leased(1, tmp_path, never) as second:
+        assert len({gpu.uuid for gpu in (*first, *second)}) == 3
+        with pytest.raises(Waited), leased(2, tmp_path, waited):
+            pass
+        with leased(1, tmp_path, never) as third:  # the failed try has kept nothing
+            assert not set(third) & {*first, *second}
+    with leased(4, tmp_path, never) as everything:
+        assert len(everything) == 4
