@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine, overlay, pins
-from harness.files import write_whole
+from harness.files import sha256, write_whole
 from harness.overlay import Overlay
 from harness.report import terminal
 from harness.run import cache_folder
@@ -157,17 +157,31 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
 
 
 def _pack(archive: Path, cache: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]]) -> None:
-    with tarfile.open(archive, "w:xz", preset=3) as tar:
+    stored: dict[str, str] = {}
+    with tarfile.open(archive, "w:xz", preset=4) as tar:
         for key, (stack, found) in lent.items():
-            tar.add(found.folder, f"overlays/{key}", filter=_without_bytecode)
+            for path in sorted(found.folder.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    _add(tar, path, f"overlays/{key}/{path.relative_to(found.folder)}", stored)
             for name, version in stack.pins.items():
                 released = pins.release_file(cache, name, version)
                 if released.is_file():
-                    tar.add(released, f"releases/{released.name}")
+                    _add(tar, released, f"releases/{released.name}", stored)
 
 
-def _without_bytecode(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in member.name else member
+def _add(tar: tarfile.TarFile, path: Path, name: str, stored: dict[str, str]) -> None:
+    """Add a file, as a link if one of the same content is in the archive already."""
+    content = sha256(path)
+    member = tar.gettarinfo(path, name)
+    member.type, member.linkname = tarfile.REGTYPE, ""
+    if content in stored:
+        member.type, member.linkname, member.size = tarfile.LNKTYPE, stored[content], 0
+        tar.addfile(member)
+        return
+    stored[content] = name
+    member.size = path.stat().st_size
+    with path.open("rb") as file:
+        tar.addfile(member, file)
 
 
 def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
-from harness.records import RUN_FILE, Exit, Record, Records, merged, read_json, read_records
+from harness.records import FORMAT, RUN_FILE, Exit, Record, Records, merged, read_json, read_records
 from harness.spec import (
     BUGGY,
     FIXED,
@@ -30,9 +30,11 @@ def grade(run_folder: Path) -> RunResult:
     """The result of a run folder, from what is in it alone."""
     run = read_json(run_folder / RUN_FILE)
     try:
-        scenario, trials = run["scenario"], run["trials"]
+        form, scenario, trials = run["format"], run["scenario"], run["trials"]
     except (KeyError, TypeError):
         raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run") from None
+    if form != FORMAT:
+        raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
     return grade_together(scenario, {v: (run_folder / v, trial) for v, trial in trials.items()})
 
 

@@ -20,6 +20,9 @@ from typing import Any, TextIO
 from harness.files import write_whole
 from harness.spec import HarnessError, Inconclusive
 
+FORMAT = 1
+"""Of run.json and what lies beside it; raised when an older grading could not read it."""
+
 RUN_FILE = "run.json"
 EXIT_FILE = "exit.json"
 VERDICT_FILE = "verdict.json"

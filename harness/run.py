@@ -23,6 +23,7 @@ from harness.grade import grade, grade_trial
 from harness.launch import launch
 from harness.overlay import Overlay
 from harness.records import (
+    FORMAT,
     VERDICT_FILE,
     create_run_folder,
     last_record,
@@ -37,8 +38,6 @@ from harness.report import (
     terminal,
 )
 from harness.spec import Lane, RunResult, Scenario, Unsupported
-
-FORMAT = 1
 
 
 @dataclass

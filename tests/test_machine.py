@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import catalog, machine
-from harness.machine import Gpu, choose_lane, leased, visible
+from harness.machine import Gpu, choose_lane, visible
 from harness.spec import Lane, Outcome, Unsupported, Variant
 
 TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
