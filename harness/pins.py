@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -33,8 +33,15 @@ BASE = (
 SOURCE_ONLY = ("deepspeed",)
 """Published without wheels, so these are built, as the plain Python that they are."""
 
-CONSTRAINTS = {"deepspeed<0.11": "pydantic<2"}
-"""Upper bounds that a release ought to have declared: it breaks on what came later."""
+CONSTRAINTS = {"deepspeed<0.11": "pydantic<2", "megatron-core<0.10": "numpy"}
+"""What a release ought to have declared: a bound, as it breaks on what came later, or a need."""
+
+WHEELS_OF = {"megatron-core<0.10": ("3.10", "3.11")}
+"""Releases without sources, and the only Pythons that they have wheels for.
+
+Another Python gets the wheel of the last of them, for the plain Python that is in it. What is
+compiled, a helper of the datasets, cannot be imported there; nothing here imports it.
+"""
 
 GRACE = timedelta(days=21)
 """A release is resolved for the day this much after it appeared: its dependencies had settled."""
@@ -109,6 +116,8 @@ def stack(
     """The stack of these pins: of the given day, else the scenario's, else the release's own."""
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
+    if not pins:  # torch's own bug: nothing to resolve
+        return Stack({}, day or scenario.date, python, platform)
     if day is None and pins[scenario.subject] == scenario.pins[scenario.subject]:
         day = scenario.date
     if day is None:
@@ -127,11 +136,16 @@ def released(name: str, version: str, cache: Path) -> str:
     known = release_file(cache, name, version)
     if known.is_file():
         return str(json.loads(known.read_text())["released"])
+    asked = Stack({name: version}, date.today().isoformat(), *here())
+    asked = next(part for part in _parts(asked) if part.pins)
     lock = _uv(
-        ["pip", "compile", "-", "--no-deps", "--format", "pylock.toml", *_build_options()],
+        [
+            "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
+            *_target(asked), *_build_options(),
+        ],
         stdin=f"{name}=={version}\n",
         pins={name: version},
-    )
+    )  # fmt: skip
     days = re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock)
     if not days:
         raise Inconclusive(f"the index does not say when {name} {version} was released: name date=")
@@ -156,9 +170,37 @@ def versions(name: str) -> list[str]:
 
 
 def lock(stack: Stack) -> str:
-    """Resolve a stack: every package with its version and hashes, torch's own left out."""
-    requirements = [f"{name}=={version}" for name, version in stack.pins.items()]
-    requirements += [bound for when, bound in CONSTRAINTS.items() if matches(when, stack.pins)]
+    """Resolve a stack: every package with its version and hashes, torch's own left out.
+
+    A part that takes the wheels of another Python is a section of its own.
+    """
+    bounds = [bound for when, bound in CONSTRAINTS.items() if matches(when, stack.pins)]
+    own, *foreign = _parts(stack)
+    sections = [_locked_part(own, bounds), *(_locked_part(part, ()) for part in foreign)]
+    return SECTION.join(sections)
+
+
+SECTION = "# the wheels of another Python\n"
+"""What separates the sections of a lock."""
+
+
+def _parts(stack: Stack) -> list[Stack]:
+    """The stack, less the releases that have wheels for other Pythons only; then those."""
+    foreign: dict[str, dict[str, str]] = {}
+    for when, pythons in WHEELS_OF.items():
+        name = Requirement(when).name
+        if stack.python not in pythons and matches(when, stack.pins):
+            foreign.setdefault(pythons[-1], {})[name] = stack.pins[name]
+    taken = {name for pins in foreign.values() for name in pins}
+    own = {name: version for name, version in stack.pins.items() if name not in taken}
+    others = [replace(stack, pins=pins, python=python) for python, pins in foreign.items()]
+    return [replace(stack, pins=own), *others]
+
+
+def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
+    requirements = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
+    if not requirements:
+        return ""
     with _no_base() as overrides:
         return _uv(
             [
@@ -176,6 +218,21 @@ def install(lock_file: Path, stack: Stack, site: Path) -> None:
 
     The files are copies, not links into uv's cache: an edit of one must not reach the other.
     """
+    own, *foreign = _parts(stack)
+    if not foreign:
+        _install_part(lock_file, stack, site)
+        return
+    sections = lock_file.read_text().split(SECTION)
+    for place, (part, section) in enumerate(zip([own, *foreign], sections, strict=True)):
+        if not section:
+            continue
+        file = lock_file.with_name(f"lock-{place}.txt")
+        file.write_text(section)
+        _install_part(file, part, site)
+        file.unlink()
+
+
+def _install_part(lock_file: Path, stack: Stack, site: Path) -> None:
     compiled = ["--compile-bytecode"] if (stack.python, stack.platform) == here() else []
     _uv(
         [

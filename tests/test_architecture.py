@@ -16,7 +16,7 @@ FLOORS = [
     {"catalog", "records", "defect", "pins", "machine", "shims"},
     {"config", "overlay", "launch", "rank", "grade", "report"},
     {"run", "suite", "bundle", "clean", "show", "evidence"},
-    {"__main__", "bench"},
+    {"__main__", "bench", "detector_table"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 HEAVY = {"torch", "hydra", "omegaconf", "deepspeed", "megatron", "libcst", "uv", "pip"}

@@ -220,6 +220,38 @@ def test_an_old_release_is_kept_from_what_breaks_it(uv: Uv) -> None:
     assert uv.stdin == "deepspeed==0.10.3\npydantic<2\n"
 
 
+OLD = Stack({"megatron-core": "0.5.0", "deepspeed": "0.15.4"}, "2024-12-15", *pins.here())
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11"])
+def test_a_release_with_wheels_for_this_python_is_like_any_other(python: str, uv: Uv) -> None:
+    pins.lock(replace(OLD, python=python))
+    assert len(uv.asked) == 1
+    assert uv.stdin == "megatron-core==0.5.0\ndeepspeed==0.15.4\nnumpy\n"
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+def test_elsewhere_the_wheel_of_another_python_is_taken_for_it_alone(
+    python: str, uv: Uv, tmp_path: Path
+) -> None:
+    elsewhere = replace(OLD, python=python, platform="linux-aarch64")
+    uv.answer = "up==1.0\n"
+    text = pins.lock(elsewhere)
+    assert [asked[asked.index("--python-version") + 1] for asked in uv.asked] == [python, "3.11"]
+    assert uv.stdin == "megatron-core==0.5.0\n"
+    assert text == f"up==1.0\n{pins.SECTION}up==1.0\n"
+    uv.asked.clear()
+    (tmp_path / "lock.txt").write_text(text)
+    pins.install(tmp_path / "lock.txt", elsewhere, tmp_path / "site")
+    assert [asked[asked.index("--python-version") + 1] for asked in uv.asked] == [python, "3.11"]
+    assert [file.name for file in tmp_path.iterdir()] == ["lock.txt"]
+
+
+def test_a_younger_release_has_wheels_for_all(uv: Uv) -> None:
+    pins.lock(replace(STACK, python="3.12", platform="linux-aarch64"))
+    assert len(uv.asked) == 1
+
+
 def test_an_installation_takes_what_the_lock_says_and_no_more(uv: Uv, tmp_path: Path) -> None:
     pins.install(tmp_path / "lock.txt", STACK, tmp_path / "site")
     assert {"--require-hashes", "--no-deps", "--compile-bytecode"} <= set(uv.asked[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
@@ -43,7 +44,10 @@ def test_a_release_candidate_counts_as_a_release() -> None:
 
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
-    assert gpu == {"deepspeed.torch_six", "deepspeed.elastic_names", "deepspeed.flatten_helper"}
+    assert gpu == {
+        "deepspeed.torch_six", "deepspeed.elastic_names", "deepspeed.flatten_helper",
+        "deepspeed.whole_checkpoints",
+    }  # fmt: skip
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -56,7 +60,7 @@ def test_no_shim_touches_the_path_of_a_defect() -> None:
     sources = "".join(file.read_text() for file in folder.rglob("*.py"))
     for name in catalog.names():
         for defect in catalog.scenario(name).defects:
-            assert Path(defect.file).stem not in sources
+            assert defect.file.removesuffix(".py").replace("/", ".") not in sources
             assert defect.scope.split(".")[0] not in sources
 
 
@@ -75,8 +79,8 @@ def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
         torch.nn.Module: ("to",),
-        torch.Tensor: ("to", "type"),
-        torch: ("compile",),
+        torch.Tensor: ("to", "type", "cuda"),
+        torch: ("compile", "load", *megatron.FACTORIES),
     }  # fmt: skip
     for owner, attributes in changed.items():
         for name in attributes:
@@ -132,7 +136,7 @@ def test_a_tensors_type_names_the_device(count: Counter[str]) -> None:
 
 
 def test_compiled_functions_run_as_written(count: Counter[str]) -> None:
-    (point,) = megatron.POINTS
+    point = next(p for p in megatron.POINTS if p.name == "megatron-core.eager_compile")
     point.install(lambda: count.update("x"))
 
     def function() -> int:
@@ -141,3 +145,88 @@ def test_compiled_functions_run_as_written(count: Counter[str]) -> None:
     assert torch.compile(function) is function
     assert torch.compile(dynamic=True)(function) is function
     assert count["x"] == 2
+
+
+def called_from(module: str, code: str) -> object:
+    """The value of an expression in the code of a module of this name."""
+    return eval(code, {"__name__": module, "torch": torch})
+
+
+@pytest.fixture
+def megatron_uses() -> Counter[str]:
+    """Megatron-core's shims for a box without a GPU, installed; the counter of their uses."""
+    points = shims.needed({"megatron-core": "0.16.1"}, Lane.CPU)
+    return shims.install([point.name for point in points])
+
+
+MEGATRON_ASKS = {
+    "current_device": ("torch.cuda.current_device()", torch.device("cpu")),
+    "synchronize": ("torch.cuda.synchronize()", None),
+    "cuda_literal": ("torch.zeros(1, device='cuda').device", torch.device("cpu")),
+    "tensor_cuda": ("torch.ones(1).cuda(non_blocking=True).device", torch.device("cpu")),
+    "cuda_type_names": ("torch.ones(1).type()", "torch.cuda.FloatTensor"),
+}
+
+
+@pytest.mark.parametrize("name", MEGATRON_ASKS)
+def test_megatron_core_gets_the_cpu_where_it_asks_for_a_gpu(
+    name: str, megatron_uses: Counter[str]
+) -> None:
+    code, answer = MEGATRON_ASKS[name]
+    assert called_from("megatron.core.optimizer.optimizer", code) == answer
+    assert megatron_uses[f"megatron-core.{name}"] == 1
+    assert sum(megatron_uses.values()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU to give to those who ask")
+@pytest.mark.parametrize("name", MEGATRON_ASKS)
+def test_others_see_nothing_of_megatron_cores_shims(name: str, megatron_uses: Counter[str]) -> None:
+    for module in ("deepspeed.runtime.engine", "megatronics", "torch.distributed"):
+        try:
+            answer = called_from(module, MEGATRON_ASKS[name][0])
+        except (AssertionError, RuntimeError):
+            continue  # torch: no CUDA here
+        assert answer == "torch.FloatTensor"
+    assert not any(megatron_uses.values())
+
+
+def test_the_devices_that_megatron_core_names_itself_are_kept(
+    megatron_uses: Counter[str],
+) -> None:
+    made = called_from("megatron.core", "torch.zeros(1, device='meta')")
+    assert isinstance(made, torch.Tensor)
+    assert made.device.type == "meta"
+    assert not any(megatron_uses.values())
+
+
+def without_apex(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    gone = ("apex", "amp_C")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name in gone else real(name, *a)
+    )
+
+
+def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_apex(monkeypatch)
+    uses = shims.install(["megatron-core.apex_optimizers"])
+    optimizers = importlib.import_module("apex.optimizers")
+    assert optimizers.FusedAdam is torch.optim.AdamW
+    applier = importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier
+    kernel = importlib.import_module("amp_C").multi_tensor_l2norm
+    for fused in (applier, kernel):
+        with pytest.raises(NotImplementedError, match="NVIDIA's apex"):
+            fused()
+    assert uses["megatron-core.apex_optimizers"] == 3
+
+
+def test_where_apex_is_installed_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object())
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    before = sys.modules["apex"]
+    uses = shims.install(["megatron-core.apex_optimizers"])
+    assert sys.modules["apex"] is before
+    assert "apex.optimizers" not in sys.modules
+    assert uses == {"megatron-core.apex_optimizers": 0}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from harness.shims import deepspeed, megatron
+from harness.shims import deepspeed, megatron, transformers
 from harness.spec import Lane, Point
 
-POINTS: tuple[Point, ...] = (*deepspeed.POINTS, *megatron.POINTS)
+POINTS: tuple[Point, ...] = (*transformers.POINTS, *deepspeed.POINTS, *megatron.POINTS)
 
 
 def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:

@@ -72,6 +72,26 @@ def _gloo_for_ccl(count: Count) -> None:
     CPU_Accelerator.communication_backend_name = name
 
 
+def _fp16_on_cpu(count: Count) -> None:
+    import torch
+    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
+        CPU_Accelerator,
+    )
+
+    supported_dtypes = CPU_Accelerator.supported_dtypes
+
+    def is_fp16_supported(self: Any) -> bool:
+        count()
+        return True
+
+    def with_fp16(self: Any) -> list[torch.dtype]:
+        count()
+        return list(dict.fromkeys([*supported_dtypes(self), torch.float16]))
+
+    CPU_Accelerator.is_fp16_supported = is_fp16_supported
+    CPU_Accelerator.supported_dtypes = with_fp16
+
+
 def _shm_comm(count: Count) -> None:
     import deepspeed  # type: ignore[import-not-found]  # noqa: F401
 
@@ -82,6 +102,20 @@ def _shm_comm(count: Count) -> None:
         count()
 
     comm.build_shm_op = build  # type: ignore[attr-defined]
+
+
+def _whole_checkpoints(count: Count) -> None:
+    import torch
+
+    original = torch.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("weights_only") is None:
+            count()
+            kwargs["weights_only"] = False
+        return original(*args, **kwargs)
+
+    torch.load = load
 
 
 POINTS = (
@@ -124,6 +158,12 @@ POINTS = (
         _gloo_for_ccl,
     ),
     Point(
+        "deepspeed.fp16_on_cpu", "deepspeed", ">=0.9", CPU,
+        "their CPU accelerator says that it has no fp16 (later: only with the processor's own "
+        "instructions), so the engine refuses it; torch computes fp16 on any CPU, slowly",
+        _fp16_on_cpu,
+    ),
+    Point(
         "deepspeed.flatten_helper", "deepspeed", "<0.9", BOTH,
         "they compile a C++ helper at start that is torch's own flatten and unflatten: those are "
         "called without compiling",
@@ -134,5 +174,11 @@ POINTS = (
         "they compile a shared-memory all-reduce at start, for over half a minute; gloo does "
         "without",
         _shm_comm,
+    ),
+    Point(
+        "deepspeed.whole_checkpoints", "deepspeed", "<0.17", BOTH,
+        "torch 2.6 reads checkpoints of plain tensors unless told otherwise, and these releases "
+        "do not say: theirs hold objects of their own",
+        _whole_checkpoints,
     ),
 )  # fmt: skip

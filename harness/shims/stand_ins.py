@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ def getter(module: str, count: Count, names: Mapping[str, Any]) -> Callable[[str
 def module(name: str, count: Count, **names: Any) -> ModuleType:
     """An importable module that holds just ``names``."""
     made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None)  # find_spec, with which transformers looks, insists
     made.__getattr__ = getter(name, count, names)  # type: ignore[method-assign]
     sys.modules[name] = made
     return made
@@ -67,6 +69,25 @@ def type_names(device: str, count: Count) -> None:
         return answer.replace("torch.", f"torch.{device}.", 1)
 
     torch.Tensor.type = type_  # type: ignore[assignment,method-assign]
+
+
+def answered_in(package: str, owner: Any, name: str, count: Count, answer: Any) -> None:
+    """Let ``owner.name`` be ``answer`` for calls from the code of one package alone, each counted.
+
+    Everybody else gets what was there before: torch itself, other packages, other shims.
+    ``answer`` gets the original as its first argument.
+    """
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if not f"{caller}.".startswith(f"{package}."):
+            return original(*args, **kwargs)
+        count()
+        return answer(original, *args, **kwargs)
+
+    setattr(owner, name, call)
 
 
 def _counted(count: Count, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,242 @@
+"""The table of detectors: when each fires, its false alarms, and what it costs.
+
+    python -m harness.detector_table RUNS > docs/detectors.md
+
+Detection and false alarms are read from the newest run of each scenario under RUNS (make them with
+``run scenario=all variant=all``); costs are measured here, now, on 2 ranks over gloo.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+from harness import catalog
+from harness.grade import grade
+from harness.records import RUN_FILE
+from harness.spec import BUGGY, Outcome, RunResult
+
+DETECTORS = {
+    "replicas": ("replicated parameters equal across a group", "a step"),
+    "tied": ("tied copies equal across their group", "a step"),
+    "headroom": ("fp16 headroom before softmax, with trend", "a step"),
+    "state": ("state after a load equals state before the save", "a load"),
+    "buffers": ("buffers equal those of a reference built outside", "a start"),
+}
+"""Each module of harness/detectors, what it checks, and how often it is called."""
+
+ROUNDS = 5
+WIDTH, LAYERS, VOCABULARY, SEQUENCE, BATCH = 512, 8, 8192, 256, 4
+
+
+def main() -> None:
+    """Print the page."""
+    runs = Path(sys.argv[1])
+    costs = measure()
+    results = newest(runs)
+    print(page(results, costs))
+
+
+def newest(runs: Path) -> dict[str, RunResult]:
+    """The newest run of each scenario that has all of its variants, graded anew."""
+    found = {}
+    for file in sorted(runs.glob(f"*/{RUN_FILE}")):  # run folders are named by their time
+        result = grade(file.parent)
+        if {t.variant for t in result.trials} == set(catalog.scenario(result.scenario).variants):
+            found[result.scenario] = result
+    return found
+
+
+def users(detector: str) -> list[str]:
+    """The scenarios whose module, or a workload of theirs, imports a detector."""
+    return [name for name in catalog.names() if f"harness.detectors.{detector}" in _imports(name)]
+
+
+def _imports(scenario: str) -> set[str]:
+    """What a scenario's module imports, and what its own workloads do."""
+    waiting, seen = [f"scenarios.{scenario}"], set()
+    while waiting:
+        module = waiting.pop()
+        file = Path(catalog.__file__).parent.parent / (module.replace(".", "/") + ".py")
+        if module in seen or not file.is_file():
+            seen.add(module)
+            continue
+        seen.add(module)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                waiting += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+    return seen
+
+
+def page(results: Mapping[str, RunResult], costs: Mapping[str, float]) -> str:
+    """The page in Markdown."""
+    step = costs["training step"]
+    lines = [
+        "# Detectors",
+        "",
+        "Each module of `harness/detectors/` can be put into any training loop; it needs torch and",
+        "nothing of the harness. This page is made by",
+        "`python -m harness.detector_table RUNS > docs/detectors.md`.",
+        "",
+        f"Costs: {date.today().isoformat()}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} CPU cores, 2 ranks over gloo, median of "
+        f"{ROUNDS}. The model has {LAYERS} layers of width {WIDTH} and {_millions():.0f} M "
+        f"parameters; its training step takes {1e3 * step:.0f} ms.",
+        "",
+        "| detector | checks that | called | cost | of a step | fires in | false alarms |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for detector, (about, when) in DETECTORS.items():
+        cost = costs[detector]
+        fires, alarms = _seen([results[s] for s in users(detector) if s in results])
+        lines.append(
+            f"| `{detector}` | {about} | once {when} | {1e3 * cost:.1f} ms | "
+            f"{100 * cost / step:.1f} % | {fires} | {alarms} |"
+        )
+    lines += [
+        "",
+        "*Fires in*: the scenarios that use it, and the first step at which its finding shows in",
+        "the buggy variant. *False alarms*: over all variants of these scenarios that are expected",
+        "to be clean, how many gave a finding.",
+    ]
+    return "\n".join(lines)
+
+
+def _seen(results: list[RunResult]) -> tuple[str, str]:
+    """Where a detector fired and at which step; its alarms where none was due."""
+    fires, quiet, alarms = [], 0, 0
+    for result in results:
+        for trial in result.trials:
+            if trial.variant == BUGGY and trial.finding:
+                at = "" if trial.finding.step is None else f" (step {trial.finding.step})"
+                fires.append(f"{result.scenario}{at}")
+            if trial.expected is Outcome.CLEAN and trial.outcome is not Outcome.UNSUPPORTED:
+                quiet += 1
+                alarms += trial.finding is not None
+    return ", ".join(fires) or "no run here", f"{alarms} of {quiet}" if quiet else ""
+
+
+def measure() -> dict[str, float]:
+    """Seconds a call of each detector, and of a training step, on the slower of two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_measure_rank, (folder,), nprocs=2)
+        ranks = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+    return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+
+
+@dataclass
+class Subject:
+    """What the detectors are measured on."""
+
+    model: nn.Module
+    tokens: Tensor
+    scores: Tensor
+    folder: Path
+
+
+def _measure_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    heads = WIDTH // 64
+    subject = Subject(
+        model=_model(),
+        tokens=torch.randint(VOCABULARY, (BATCH, SEQUENCE)),
+        scores=torch.randn(BATCH, heads, SEQUENCE, SEQUENCE).half(),
+        folder=Path(folder),
+    )
+    taken = {name: _median(call) for name, call in _calls(subject).items()}
+    torch.save(taken, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _calls(subject: Subject) -> dict[str, Callable[[], Any]]:
+    """A call of each detector as a training loop would make it."""
+    from harness.detectors.buffers import buffer_differences
+    from harness.detectors.headroom import Headroom
+    from harness.detectors.replicas import replica_differences
+    from harness.detectors.state import changes_since, dump_state
+    from harness.detectors.tied import tied_differences
+
+    model, reference = subject.model, _rotary(1)
+    small = [(n, p) for n, p in model.named_parameters() if p.ndim == 1]
+    embedding = model.get_parameter("0.weight")
+    rotary, headroom = _rotary(LAYERS), Headroom()
+    dump_state(subject.folder / "dump", model)
+
+    def probe() -> None:
+        for layer in range(LAYERS):
+            headroom.observe(f"layer {layer}", subject.scores)
+        headroom.step()
+
+    return {
+        "training step": lambda: _train(model, subject.tokens),
+        "replicas": lambda: replica_differences(small),
+        "tied": lambda: tied_differences([("embedding", embedding, None)]),
+        "headroom": probe,
+        "state": lambda: changes_since(subject.folder / "dump", model),
+        "buffers": lambda: buffer_differences(rotary, reference),
+    }
+
+
+def _model() -> nn.Sequential:
+    layers = [
+        nn.TransformerEncoderLayer(WIDTH, WIDTH // 64, 4 * WIDTH, batch_first=True)
+        for _ in range(LAYERS)
+    ]
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *layers, head)
+
+
+def _rotary(layers: int) -> nn.Module:
+    """Buffers of the size that LLaMA's rotary embeddings have, a pair for each layer."""
+    found = nn.ModuleList(nn.Module() for _ in range(layers))
+    for layer in found:
+        layer.register_buffer("cos", torch.ones(4096, 128))
+        layer.register_buffer("sin", torch.zeros(4096, 128))
+    return nn.ModuleDict({"layers": found})
+
+
+def _train(model: nn.Module, tokens: Tensor) -> None:
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.sub_(parameter.grad, alpha=1e-6)
+
+
+def _median(call: Callable[[], Any]) -> float:
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])  # the first one warms up
+
+
+def _millions() -> float:
+    return sum(p.numel() for p in _model().parameters()) / 1e6
+
+
+if __name__ == "__main__":
+    main()

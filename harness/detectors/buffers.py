@@ -1,0 +1,126 @@
+"""Buffers that must equal those of a reference, built where nothing interferes.
+
+A context for building large models may change how tensors are made. DeepSpeed's ``zero.Init``
+rounded the positions of LLaMA's rotary embedding: the cosines were wrong by up to 2.0, on every
+rank alike, in no checkpoint, under parameters that were right. Ask before the first step; where
+``model`` repeats a layer, a reference of one layer is enough.
+
+    reference = Model(config_with_one_layer)  # outside the context, under the same default dtype
+    differences = buffer_differences(model, reference)
+    assert not differences, differences[0]
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+MISMATCHED = re.compile(r"Mismatched elements: (\d+) / \d+")
+GREATEST = re.compile(r"Greatest (absolute|relative) difference: (\S+) at index \(([\d, ]*)\)")
+"""What ``torch.testing.assert_close`` says of two tensors that differ."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A buffer that is not what the reference has."""
+
+    name: str
+    dtype: torch.dtype
+    expected_dtype: torch.dtype
+    """The reference's. A buffer of fewer bits was made, and perhaps computed, in too few."""
+    elements: int
+    mismatched: int
+    """Elements whose values differ by more than the tolerance; 0 where only the dtypes differ."""
+    greatest: float
+    """The greatest absolute difference, in the buffer's own dtype; nan where NaNs differ."""
+    place: tuple[int, ...]
+    """The index of that element."""
+    relative: float
+    """The greatest difference relative to the buffer's value; inf where that is 0."""
+    relative_place: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.dtype != self.expected_dtype:
+            dtypes = f"{self.dtype}, where the reference has {self.expected_dtype}; "
+        else:
+            dtypes = ""
+        return (
+            f"{self.name}: {dtypes}{self.mismatched} of {self.elements} elements differ, by up to "
+            f"{self.greatest:g} at {self.place}, relatively by {self.relative:g} at "
+            f"{self.relative_place}"
+        )
+
+
+def buffer_differences(
+    module: nn.Module, reference: nn.Module, tolerance: float = 0.0
+) -> list[Difference]:
+    """Compare every buffer of ``module``, on whatever device, with that of ``reference``.
+
+    Buffers are paired by their names. Where the reference has no such name, that of the first
+    layer will do: ``layers.0.rotary.inv_freq`` for ``layers.7.rotary.inv_freq``. ``tolerance`` is
+    an absolute difference; 0 asks for equal values, which a reference of the same device has.
+    Against one from a CPU, cosines of bf16 that a GPU computed need 2**-7. Raises ValueError where
+    the reference has no such buffer, or one of another shape. Reads both models, changes nothing;
+    copies each buffer to the host once. Empty where all agree.
+    """
+    expected = dict(reference.named_buffers())
+    found = []
+    for name, buffer in module.named_buffers():
+        pair = expected.get(name, expected.get(re.sub(r"(?<=\.)\d+(?=\.)", "0", name)))
+        if pair is None:
+            raise ValueError(f"the reference has no buffer {name}, nor one of the first layer")
+        different = difference(name, buffer, pair, tolerance)
+        if different is not None:
+            found.append(different)
+    return found
+
+
+def difference(
+    name: str, buffer: Tensor, reference: Tensor, tolerance: float = 0.0
+) -> Difference | None:
+    """How two tensors of one shape differ, as ``torch.testing.assert_close`` tells it; or None.
+
+    Two dtypes are compared in the one that both promote to. NaN equals NaN, and 0.0 equals -0.0.
+    Of a scalar, the place is ``(0,)``. Raises ValueError where the shapes differ.
+    """
+    if buffer.shape != reference.shape:
+        shapes = f"{tuple(buffer.shape)}, and in the reference {tuple(reference.shape)}"
+        raise ValueError(f"{name} has shape {shapes}: configure both alike")
+    dtype = torch.promote_types(buffer.dtype, reference.dtype)
+    ours, theirs = (torch.atleast_1d(t.detach().cpu().to(dtype)) for t in (buffer, reference))
+    # Telling takes far longer than asking, and most buffers are equal.
+    told = None if torch.equal(theirs, ours) else _assert_close(theirs, ours, tolerance)
+    if told is None and buffer.dtype == reference.dtype:
+        return None
+    mismatched = MISMATCHED.search(told) if told else None
+    greatest = {kind: (float(by), _place(at)) for kind, by, at in GREATEST.findall(told or "")}
+    if told and (mismatched is None or len(greatest) != 2):
+        raise RuntimeError(f"this torch tells differences in words unknown here: {told}")
+    by, place = greatest.get("absolute", (0.0, ()))
+    relative, relative_place = greatest.get("relative", (0.0, ()))
+    return Difference(
+        name=name,
+        dtype=buffer.dtype,
+        expected_dtype=reference.dtype,
+        elements=buffer.numel(),
+        mismatched=int(mismatched.group(1)) if mismatched else 0,
+        greatest=by,
+        place=place,
+        relative=relative,
+        relative_place=relative_place,
+    )
+
+
+def _assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> str | None:
+    try:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def _place(index: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", index))

@@ -1,0 +1,67 @@
+"""Tied weights: the copies that several pipeline stages hold of one weight must stay equal.
+
+In a pipeline the first stage embeds with a weight and the last one makes logits with it. Each holds
+a copy, and updates it itself, from a gradient that is the sum of both stages'. BLOOM-176B's first
+bf16 run applied each stage's own gradient instead: nothing failed, and the loss was even lower.
+
+    differences = tied_differences(tied_copies(engine.module))  # on every rank, after a step
+    assert not differences, differences[0]
+
+Without DeepSpeed, name the copies: ``tied_differences([("embedding", weight, group)])``, where
+``group`` is the process group of the ranks that hold one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.detectors.replicas import Difference, replica_differences
+from harness.detectors.state import MASTER, master_copy
+
+Copy = tuple[str, Tensor, "dist.ProcessGroup | None"]
+"""A name, this rank's copy, and the group of the ranks that hold one."""
+
+
+def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
+    """The tied weights of which this rank holds a copy, of a DeepSpeed PipelineModule.
+
+    They are those that its TiedLayerSpecs name as ``tied_weight_attr``: nothing else of a tied
+    module is meant to stay equal. Yields nothing on a stage without a copy, or where one stage
+    holds all layers. With ``masters`` the fp32 copies follow, which show after a load what the
+    broadcast of the weights has hidden; raises ValueError where the optimizer is partitioned
+    (ZeRO over several data-parallel ranks) and this rank holds no whole one.
+    """
+    comms: dict[str, dict[str, Any]] = getattr(module, "tied_comms", {})
+    for key, comm in comms.items():
+        named = comm["weight_attr"]
+        for attribute in [named] if isinstance(named, str) else named:
+            weight = comm["module"]
+            for part in attribute.split("."):
+                weight = getattr(weight, part)
+            name = f"tied_modules.{key}.{attribute}"
+            yield name, weight, comm["group"]
+            if masters:
+                yield name + MASTER, _whole_master(name, weight), comm["group"]
+
+
+def tied_differences(copies: Iterable[Copy]) -> list[Difference]:
+    """Compare each copy with that of the first rank of its group, bit by bit.
+
+    A collective call: all ranks of a group pass the same names, in the same order, with tensors of
+    the same shape and dtype. Costs one all-gather of each tensor. Empty where all copies agree, and
+    on a rank that holds none. ``Difference.ranks`` are those in the group, where the first is 0.
+    """
+    return [
+        d for name, tensor, group in copies for d in replica_differences([(name, tensor)], group)
+    ]
+
+
+def _whole_master(name: str, weight: Tensor) -> Tensor:
+    master = master_copy(weight)
+    if master is None or master.shape != weight.shape:
+        raise ValueError(f"this rank has no whole fp32 copy of {name}")
+    return master

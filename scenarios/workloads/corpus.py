@@ -1,0 +1,59 @@
+"""Real text that is on every machine: the source of Python's own standard library, as bytes.
+
+The modules right under the library's folder, sorted by name, joined, and cut at 4 MB. The bytes
+depend on the patch release of Python, so the SHA-256 belongs into the records. Left out are the
+files that say where this Python was built (``_sysconfigdata*``) or what its distributor added
+(``sitecustomize.py``).
+
+Imports torch: import it from a scenario's ``run``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SIZE = 4_000_000
+"""Bytes of text at most."""
+
+LEAST = 1_000_000
+"""Fewer bytes mean that the standard library is not there as source."""
+
+LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
+"""Starts of the names of files that differ between machines with the same Python."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes to train on, [bytes] in uint8, and what they are."""
+
+    data: Tensor
+    files: int
+    sha256: str
+
+    def batch(self, sequences: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random pieces of the text as int64 [sequences, length], drawn with ``generator``."""
+        starts = torch.randint(len(self.data) - length, (sequences,), generator=generator)
+        return torch.stack([self.data[s : s + length] for s in starts.tolist()]).long()
+
+
+def standard_library(size: int = SIZE) -> Corpus:
+    """The first ``size`` bytes; raises RuntimeError where the library's source is missing."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text, files = bytearray(), 0
+    for file in sorted(folder.glob("*.py"), key=lambda file: file.name):
+        if len(text) >= size:
+            break
+        if not file.name.startswith(LOCAL):
+            text += file.read_bytes()
+            files += 1
+    del text[size:]
+    if len(text) < min(LEAST, size):
+        raise RuntimeError(f"only {len(text)} bytes of source in the standard library here")
+    data = torch.frombuffer(text, dtype=torch.uint8)
+    return Corpus(data, files, hashlib.sha256(text).hexdigest())
