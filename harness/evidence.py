@@ -36,13 +36,16 @@ def collect(run_folder: Path) -> dict[str, Any]:
         trial.pop("files", None)
         if "overlay" in trial:
             trial["overlay"].pop("site")
+            trial["overlay"].pop("diff")  # upstream's text; `show` makes it anew
             trial["steps"] = [
                 step
                 for act in trial["acts"]
                 for step in _steps(run_folder / variant / act, trial["ranks"])
             ]
     command = [word for word in run["command"].split() if not word.startswith("runs=")]
+    environment = {k: v for k, v in run["environment"].items() if "/" not in v}
     return run | {
+        "environment": environment,
         "command": " ".join(command),
         "result": result,
         "seconds": read_json(run_folder / VERDICT_FILE)["seconds"],

@@ -121,6 +121,8 @@ def rank_environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": str(threads),
+        "USE_FLAX": "0",  # transformers imports the JAX and TensorFlow that it finds installed
+        "USE_TF": "0",
         "DS_ACCELERATOR": "cuda" if lane is Lane.GPU else "cpu",
         "TORCH_EXTENSIONS_DIR": str(site.parent.parent.parent / "extensions" / site.parent.name),
         "HARNESS_LAUNCHED": repr(time.time()),
