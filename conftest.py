@@ -1,7 +1,7 @@
 """pytest for scenarios: ``pytest -m scenario`` runs every variant of every scenario.
 
 Each variant is one test, and each scenario has one more for its verdict. ``--lane`` decides where
-they run: the GPUs of a box that has enough, else the CPU.
+they run: the GPUs of a box that has enough, else the CPU. ``--jobs`` decides how many at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="where scenarios run: on GPUs where there are enough (auto), or as said",
     )
+    group.addoption(
+        "--jobs", type=int, default=None,
+        help="how many run side by side (default: one on the CPU, as many as there are GPUs)",
+    )  # fmt: skip
     group.addoption(
         "--runs", type=Path, default=None, help="where run folders are kept (default: a temporary)"
     )

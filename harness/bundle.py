@@ -34,7 +34,7 @@ from harness.spec import Defect, Inconclusive, Scenario, UserError
 ARCHIVE = "overlays.tar.xz"
 ROOT = Path(__file__).parent.parent
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
-NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "pytest-xdist", "rich")
+NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 """What runs there. What makes overlays (uv, pip, LibCST) stays here."""
 
 ACTIVATE = """\

@@ -35,15 +35,8 @@ def grade(run_folder: Path) -> RunResult:
         raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run") from None
     if form != FORMAT:
         raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
-    return grade_together(scenario, {v: (run_folder / v, trial) for v, trial in trials.items()})
-
-
-def grade_together(
-    scenario: str, trials: Mapping[str, tuple[Path, Mapping[str, Any]]]
-) -> RunResult:
-    """The result of trials that may lie in several run folders: each with its part of run.json."""
     module = catalog.load(scenario)
-    graded = [grade_trial(module, folder, trial) for folder, trial in trials.values()]
+    graded = [grade_trial(module, run_folder / v, trial) for v, trial in trials.items()]
     results = [result for result, _ in graded]
     whole = {result.variant: records for result, records in graded if records is not None}
     verdict, reasons = judge(results, _disagreements(module, whole))

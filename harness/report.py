@@ -102,7 +102,7 @@ def _where(result: TrialResult) -> str:
     assert finding is not None
     parts = []
     if finding.step is not None:
-        parts.append(f"step {finding.step}")
+        parts.append(f"step {finding.step}" if finding.step else "before the first step")
     if finding.ranks:
         parts.append(f"ranks {', '.join(map(str, finding.ranks))}")
     if finding.magnitude is not None:
@@ -158,7 +158,8 @@ def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float
 
 
 def _marked(trial: TrialResult) -> str:
-    return str(trial.outcome) if trial.as_expected else f"{trial.outcome} (!)"
+    surprising = not trial.as_expected and trial.outcome is not Outcome.UNSUPPORTED
+    return f"{trial.outcome} (!)" if surprising else str(trial.outcome)
 
 
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:

@@ -194,7 +194,7 @@ class Finding:
     message: str
     """What was found, in one or two sentences with figures."""
     step: int | None = None
-    """The first step (counted from 1) at which it shows."""
+    """The first step (counted from 1) at which it shows; 0: before the first."""
     parameters: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     magnitude: float | None = None

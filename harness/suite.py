@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from harness.config import RunConfig
 from harness.records import RUN_FILE, read_json
 from harness.report import summary, summary_row, terminal
 from harness.run import run
-from harness.spec import ExitCode, HarnessError, RunResult, UserError, Verdict
+from harness.spec import ExitCode, HarnessError, Lane, RunResult, UserError, Verdict
 
 NOTES = "HARNESS_EXIT_CODES"
 """Names the folder where each job of a command notes its exit code: a multirun's launcher may run
@@ -89,23 +89,41 @@ def run_all(configs: Sequence[RunConfig]) -> int:
 
 def _side_by_side(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
     """Run the widest first, as many at once as ``jobs`` or the GPUs allow; yields as they end."""
-    jobs = configs[0].jobs or max(1, len(machine.gpus()))
-    widest_first = sorted(configs, key=_width, reverse=True)
+    jobs = _jobs(configs)
     if jobs == 1:
-        yield from (_run_one(config, console, threading.Event()) for config in widest_first)
+        yield from (_run_one(c, console, threading.Event()) for c in _widest_first(configs))
         return
+    with started(configs) as running:
+        for future in as_completed(running.values()):
+            block, done = future.result()
+            console.print(block, end="")
+            yield done
+
+
+@contextmanager
+def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
+    """Start runs of several scenarios, and give out what each will come to, by scenario.
+
+    A future holds what the run printed and how it ended. The widest are started first, as many at
+    once as ``jobs`` or the GPUs allow; leaving the context ends those that still run.
+    """
     stop = threading.Event()
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_run_in_block, config, stop): config for config in widest_first}
+    with ThreadPoolExecutor(_jobs(configs)) as pool:
         try:
-            for future in as_completed(waiting):
-                block, done = future.result()
-                console.print(block, end="")
-                yield done
-        except BaseException:
+            yield {c.scenario: pool.submit(_run_in_block, c, stop) for c in _widest_first(configs)}
+        finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-            raise
+
+
+def _jobs(configs: Sequence[RunConfig]) -> int:
+    """How many run at once: as asked, else one on the CPU and as many as there are GPUs."""
+    gpus = 0 if configs[0].launch.lane == Lane.CPU.value else len(machine.gpus())
+    return configs[0].jobs or max(1, gpus)
+
+
+def _widest_first(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    return sorted(configs, key=_width, reverse=True)
 
 
 def _width(config: RunConfig) -> int:

@@ -248,6 +248,7 @@ def detect(records: Records) -> Finding | None:
     return Finding(
         message="\n".join([*dict.fromkeys(deviations), *lines]),
         parameters=tuple(dict.fromkeys(name for _, name in wrong)),
+        step=0,  # the buffers are wrong as soon as the model is built
         ranks=records.ranks,
         magnitude=max((difference["greatest"] for difference in wrong.values()), default=None),
         documented=bool(wrong and answers) and not deviations,

@@ -153,6 +153,7 @@ def detect(records: Records) -> Finding | None:
             ]
         ),
         parameters=tuple(d["name"] for d in seen["differing"] if d in wrong),
+        step=0,  # the buffers are wrong as soon as the model is built
         ranks=records.ranks,
         magnitude=max((d["greatest"] for d in wrong), default=None),
         documented=not deviations,

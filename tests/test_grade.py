@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.grade import grade, grade_together
+from harness.grade import grade
 from harness.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.spec import Inconclusive, Outcome, Verdict
 from tests.recording import RECORDED, Recording
@@ -331,13 +331,6 @@ def test_a_variant_alone_is_not_judged_but_held_to_its_expectation(
     result = recording.grade()
     assert result.verdict is Verdict.UNJUDGED
     assert result.exit_code == code
-
-
-def test_trials_of_several_run_folders_are_judged_together(recording: Recording) -> None:
-    trials = read_json(RECORDED / RUN_FILE)["trials"]
-    places = {"buggy": RECORDED, "fixed": recording.folder}
-    both = {v: (folder / v, trials[v]) for v, folder in places.items()}
-    assert grade_together("bf16_clip", both).verdict is Verdict.REPRODUCED
 
 
 def test_the_records_may_have_been_moved(recording: Recording, tmp_path: Path) -> None:

@@ -1,109 +1,111 @@
-"""Every scenario and variant, run for real: ``pytest -m scenario``, ``--lane gpu`` to insist."""
+"""Every scenario and variant, run for real: ``pytest -m scenario``, ``--lane gpu`` to insist.
+
+The selected variants of a scenario are one run. The runs are started together, as ``run
+scenario=all`` does it: side by side on a box with several GPUs, else one after another unless
+``--jobs`` says otherwise. Each test waits for the run that it is about.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 
 import pytest
 
-from harness import catalog, config, grade
+from harness import catalog, config
 from harness.records import RUN_FILE, read_json
 from harness.report import last_lines
-from harness.run import run
-from harness.spec import Outcome, RunResult, TrialResult
+from harness.spec import Outcome, TrialResult, Verdict
+from harness.suite import Done, started
 
 pytestmark = pytest.mark.scenario
 
-# Under `-n 4 --dist loadgroup` a scenario's tests stay in one process, and the scenarios of a box
-# with several GPUs run side by side.
-SCENARIOS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in catalog.names()]
 VARIANTS = [
-    pytest.param(name, variant, marks=pytest.mark.xdist_group(name))
-    for name in catalog.names()
-    for variant in catalog.scenario(name).variants
+    (name, variant) for name in catalog.names() for variant in catalog.scenario(name).variants
 ]
 Property = Callable[[str, object], None]
+Runs = Mapping[str, Future[tuple[str, Done]]]
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kept: Path | None = request.config.getoption("--runs")
-    return kept or tmp_path_factory.mktemp("runs")
+@pytest.fixture(scope="session")
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runs]:
+    """What the run of each selected scenario comes to, by its name."""
+    option = request.config.getoption
+    folder = option("--runs") or tmp_path_factory.mktemp("runs")
+    asked = [f"launch={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
+    configs = [
+        config.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *asked])
+        for name, variants in selected(request.session.items).items()
+    ]
+    with started(configs) as running:
+        yield running
 
 
-@pytest.fixture(scope="module")
-def folders() -> dict[tuple[str, str], Path]:
-    """The run folder of each variant that has been run in this session."""
-    return {}
+def selected(items: list[pytest.Item]) -> dict[str, list[str]]:
+    """The variants to run of each scenario: those whose tests were selected.
+
+    Where a scenario's verdict alone was, all of them.
+    """
+    chosen: dict[str, list[str]] = {}
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if "scenario" in given:
+            chosen.setdefault(given["scenario"], []).extend(
+                v for k, v in given.items() if k == "variant"
+            )
+    return {name: found or list(catalog.scenario(name).variants) for name, found in chosen.items()}
 
 
 @pytest.mark.parametrize(("scenario", "variant"), VARIANTS)
 def test_a_variant_comes_out_as_its_report_says(
-    scenario: str,
-    variant: str,
-    runs: Path,
-    folders: dict[tuple[str, str], Path],
-    record_property: Property,
-    request: pytest.FixtureRequest,
+    scenario: str, variant: str, runs: Runs, record_property: Property
 ) -> None:
-    lane = request.config.getoption("--lane")
-    arguments = [f"scenario={scenario}", f"variant={variant}", f"launch={lane}", f"runs={runs}"]
-    result, folder = run(config.compose(arguments))
-    folders[scenario, variant] = folder
-    _note(record_property, result, folder)
-    trial = result.trials[0]
+    printed, done = runs[scenario].result()
+    print(printed)  # pytest shows it where the test fails
+    if done.folder is None and done.result.verdict is Verdict.UNSUPPORTED:
+        pytest.skip(done.result.reasons[0])
+    assert done.folder is not None, done.result.reasons[0]
+    (trial,) = (trial for trial in done.result.trials if trial.variant == variant)
+    _note(record_property, done, trial)
     if trial.outcome is Outcome.UNSUPPORTED:
         pytest.skip(trial.reason)
-    assert trial.as_expected, _told(result, trial, folder)
+    assert trial.as_expected, _told(done, trial)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_scenario_is_reproduced(
-    scenario: str, folders: dict[tuple[str, str], Path], record_property: Property
-) -> None:
-    variants = catalog.scenario(scenario).variants
-    missing = [v for v in variants if (scenario, v) not in folders]
-    if missing:
-        pytest.skip(f"needs all variants in the same session; not run: {', '.join(missing)}")
-    trials = {v: (folders[scenario, v] / v, _trial(folders[scenario, v], v)) for v in variants}
-    result = grade.grade_together(scenario, trials)
+@pytest.mark.parametrize("scenario", catalog.names())
+def test_a_scenario_is_reproduced(scenario: str, runs: Runs, record_property: Property) -> None:
+    printed, done = runs[scenario].result()
+    print(printed)
+    result = done.result
     record_property("verdict", str(result.verdict))
-    if all(trial.outcome is Outcome.UNSUPPORTED for trial in result.trials):
-        pytest.skip(result.trials[0].reason)
+    if result.verdict in (Verdict.UNSUPPORTED, Verdict.UNJUDGED):
+        pytest.skip("; ".join(result.reasons) or "needs buggy and fixed in the same session")
     assert result.exit_code == 0, "\n".join([str(result.verdict), *result.reasons])
 
 
-def _trial(folder: Path, variant: str) -> dict[str, object]:
-    trial: dict[str, object] = read_json(folder / RUN_FILE)["trials"][variant]
-    return trial
-
-
-def _note(record_property: Property, result: RunResult, folder: Path) -> None:
-    told = read_json(folder / RUN_FILE)
-    trial = result.trials[0]
+def _note(record_property: Property, done: Done, trial: TrialResult) -> None:
+    assert done.folder is not None
+    told = read_json(done.folder / RUN_FILE)
+    pins = told["trials"][trial.variant]["pins"]
     record_property("outcome", str(trial.outcome))
-    record_property("verdict", str(result.verdict))
-    record_property("releases", ", ".join(f"{n} {v}" for n, v in _pins(told, trial).items()))
+    record_property("releases", ", ".join(f"{name} {version}" for name, version in pins.items()))
     record_property("lane", told["lane"])
+    record_property("seconds", round(trial.seconds, 2))
     record_property("detection_step", trial.finding.step if trial.finding else None)
-    record_property("run", str(folder))
+    record_property("run", str(done.folder))
 
 
-def _pins(
-    told: dict[str, dict[str, dict[str, dict[str, str]]]], trial: TrialResult
-) -> dict[str, str]:
-    return told["trials"][trial.variant]["pins"]
-
-
-def _told(result: RunResult, trial: TrialResult, folder: Path) -> str:
+def _told(done: Done, trial: TrialResult) -> str:
     """What, why, how to run it alone, and the end of the first failing rank's log."""
+    assert done.folder is not None
     return "\n".join(
         [
-            f"{result.scenario} {trial.variant}: {trial.outcome}, expected {trial.expected}",
+            f"{done.result.scenario} {trial.variant}: {trial.outcome}, expected {trial.expected}",
             trial.reason,
-            f"to run it alone: {read_json(folder / RUN_FILE)['command']}",
-            f"evidence: {folder}",
-            *last_lines(folder, trial),
+            f"to run it alone: {read_json(done.folder / RUN_FILE)['command']}",
+            f"evidence: {done.folder}",
+            *last_lines(done.folder, trial),
         ]
     )

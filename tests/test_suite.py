@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,32 @@ def test_a_gpu_is_leased_by_one_run_at_a_time(
             assert not set(third) & {*first, *second}
     with leased(4, tmp_path, never) as everything:
         assert len(everything) == 4
+
+
+def test_leaving_early_ends_the_runs_that_were_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(config: RunConfig, console: Console, stop: threading.Event) -> None:
+        begun.set()
+        assert stop.wait(timeout=30)
+        ended.set()
+        raise KeyboardInterrupt
+
+    pretend(monkeypatch, tmp_path, {"a": Verdict.REPRODUCED})
+    monkeypatch.setattr(suite, "run", endless)
+    with suite.started(several(monkeypatch, {"a": 1, "b": 1}, jobs=1)) as running:
+        assert begun.wait(timeout=30)
+    assert ended.is_set()
+    assert running["b"].cancelled()
+
+
+def test_the_cpu_lane_runs_one_at_a_time_on_a_box_with_gpus_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    configs = several(monkeypatch, {"a": 1, "b": 1})
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(4)))
+    assert suite._jobs(configs) == 4
+    on_cpu = [replace(c, launch=replace(c.launch, lane="cpu")) for c in configs]
+    assert suite._jobs(on_cpu) == 1
