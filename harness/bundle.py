@@ -188,7 +188,7 @@ def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str
     console = terminal()
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     console.print(f"{out}: {len(lent)} overlays for Python {python}, {size / 1e6:.0f} MB")
-    for stack in dict.fromkeys(str(stack) for stack, _ in lent.values()):
+    for stack in dict.fromkeys(str(stack) for stack, _ in lent.values() if stack.pins):
         console.print(f"  {stack}")
     console.print(
         f"on the box, with its own torch:  . {out.name}/activate && "

@@ -198,7 +198,9 @@ def _shim_uses(records: Records) -> dict[str, int]:
 
 def _environment(records: Records) -> dict[str, Any]:
     start = next(iter(records.of("start", 0)), {})
-    return {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "act", "pid")}
+    seen = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "act", "pid")}
+    proof = next(iter(records.of("upstream", 0)), {})
+    return {**seen, "apex": proof["apex"]} if "apex" in proof else seen
 
 
 def _phases(records: Records) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import importlib.util
 import os
 import random
 import signal
@@ -25,6 +24,7 @@ from typing import Any
 from harness import catalog, shims
 from harness.files import sha256
 from harness.records import RUN_FILE, Recorder, read_json, records_file
+from harness.shims import apex
 from harness.spec import Lane
 
 STARTED = time.time()
@@ -140,17 +140,12 @@ def _environment(lane: Lane) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "apex": _installed("apex"),
     }
     if lane is Lane.GPU:
         facts["gpu"] = torch.cuda.get_device_name()
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         facts["cuda"] = torch.version.cuda
     return facts
-
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _settle() -> None:
@@ -161,13 +156,15 @@ def _settle() -> None:
 
 
 def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code really ran: the module file and version of every pin, watched files."""
+    """Which upstream code really ran: the module file and version of every pin, watched files, and
+    whether NVIDIA's apex was used."""
     modules = {}
     for name, imported in trial["modules"].items():
         module = sys.modules[imported]
         file = getattr(module, "__file__", None) or next(iter(module.__path__))
         modules[name] = {"version": metadata.version(name), "file": file}
-    return {"modules": modules, "files": {file: _loaded(file) for file in trial["files"]}}
+    files = {file: _loaded(file) for file in trial["files"]}
+    return {"modules": modules, "files": files, "apex": apex.state()}
 
 
 def _loaded(file: str) -> dict[str, str] | None:

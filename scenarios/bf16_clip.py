@@ -159,23 +159,26 @@ def _engine(ctx: Context) -> tuple[Any, Any]:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from megatron.core import parallel_state
 
-    from scenarios.workloads import gpt
+    from scenarios.workloads import fused, gpt
 
     width = ctx.world_size
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=width)
     torch.manual_seed(ctx.seed)
     module = deepspeed.PipelineModule(
-        gpt.layers(gpt.Shape(), gpt.parallel_config(width)),
+        gpt.layers(gpt.Shape(), gpt.parallel_config(width), ctx.lane),
         topology=PipeModelDataParallelTopology(num_pp=1, num_mp=width, num_dp=1),
         loss_fn=gpt.loss,
         partition_method="uniform",
         activation_checkpoint_interval=0,
     )
-    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[ctx.params.optimizer]
+    if ctx.params.optimizer == "adam":
+        optimizer = fused.adam(module.parameters(), ctx.params.lr, ctx.lane)
+    else:
+        optimizer = torch.optim.SGD(module.parameters(), lr=ctx.params.lr)
     engine, *_ = deepspeed.initialize(
         model=module,
-        optimizer=optimizer(module.parameters(), lr=ctx.params.lr),
+        optimizer=optimizer,
         config=_config(ctx),
     )
     group = parallel_state.get_tensor_model_parallel_group()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections import Counter
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +14,9 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from harness import catalog, shims
-from harness.shims import megatron, stand_ins
+from harness.shims import apex, megatron, stand_ins
 from harness.spec import Lane
+from scenarios.workloads import fused as kernels
 
 
 def names(lane: Lane, **pins: str) -> set[str]:
@@ -199,18 +200,24 @@ def test_the_devices_that_megatron_core_names_itself_are_kept(
     assert not any(megatron_uses.values())
 
 
-def without_apex(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    gone = ("apex", "amp_C")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name in gone else real(name, *a)
-    )
+def with_apex(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """Have apex and its kernels look installed, or not."""
+    spec = ModuleSpec("apex", None, origin="apex/__init__.py") if there else None
+    names = ("apex", "amp_C")
+
+    def find(name: str) -> ModuleSpec | None:
+        module = sys.modules.get(name)
+        return module.__spec__ if module else spec
+
+    for name in (*names, "apex.optimizers", "apex.multi_tensor_apply"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(apex, "find_spec", find)
 
 
 def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    without_apex(monkeypatch)
+    with_apex(monkeypatch, there=False)
     uses = shims.install(["megatron-core.apex_optimizers"])
     optimizers = importlib.import_module("apex.optimizers")
     assert optimizers.FusedAdam is torch.optim.AdamW
@@ -220,13 +227,37 @@ def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
         with pytest.raises(NotImplementedError, match="NVIDIA's apex"):
             fused()
     assert uses["megatron-core.apex_optimizers"] == 3
+    assert apex.state() == "not installed"  # the stand-in does not pass for it
 
 
-def test_where_apex_is_installed_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object())
-    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-    before = sys.modules["apex"]
+def test_where_apex_is_installed_it_is_used_and_the_evidence_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_apex(monkeypatch, there=True)
     uses = shims.install(["megatron-core.apex_optimizers"])
-    assert sys.modules["apex"] is before
-    assert "apex.optimizers" not in sys.modules
+    assert "apex" not in sys.modules
     assert uses == {"megatron-core.apex_optimizers": 0}
+    assert apex.state() == "installed"
+    real = ModuleType("apex")
+    real.__file__ = "apex/__init__.py"
+    real.__spec__ = ModuleSpec("apex", None, origin=real.__file__)
+    monkeypatch.setitem(sys.modules, "apex", real)
+    assert apex.state() == "used"
+
+
+@pytest.mark.parametrize(
+    ("lane", "there", "fused"),
+    [(Lane.GPU, True, True), (Lane.GPU, False, False), (Lane.CPU, True, False)],
+)
+def test_apexs_kernels_are_for_gpus_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, lane: Lane, there: bool, fused: bool
+) -> None:
+    with_apex(monkeypatch, there)
+    for name, kernel in (("normalization", "MixedFusedLayerNorm"), ("optimizers", "FusedAdam")):
+        module = ModuleType(f"apex.{name}")
+        setattr(module, kernel, lambda *_, **__: "apex's")
+        monkeypatch.setitem(sys.modules, f"apex.{name}", module)
+    monkeypatch.setattr(torch.nn, "LayerNorm", lambda *_: "torch's")
+    monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: "torch's")
+    made = {kernels.layer_norm(8, lane), kernels.adam([], 1e-3, lane)}
+    assert made == {"apex's" if fused else "torch's"}

@@ -6,11 +6,10 @@ scenarios, and torch itself see nothing of them. Torch is imported inside the fu
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from harness.shims import stand_ins
+from harness.shims import apex, stand_ins
 from harness.spec import Lane, Point
 
 BOTH = (Lane.CPU, Lane.GPU)
@@ -85,8 +84,7 @@ def _nothing() -> None:
 
 
 def _apex_optimizers(count: Callable[[], None]) -> None:
-    # NVIDIA's apex has these modules; what PyPI has under its name does not.
-    if importlib.util.find_spec("apex") and importlib.util.find_spec("amp_C"):
+    if apex.installed():
         return
     import torch
 

@@ -23,6 +23,9 @@ from megatron.core import tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
+from harness.spec import Lane
+from scenarios.workloads.fused import layer_norm
+
 FIRST_BLOCK = 3
 """The index of the first transformer block among the pipeline's layers."""
 
@@ -49,11 +52,11 @@ def parallel_config(tensor_parallel_size: int) -> ModelParallelConfig:
     )
 
 
-def layers(shape: Shape, config: ModelParallelConfig) -> list[Any]:
-    """The layers to give to DeepSpeed's PipelineModule."""
+def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
+    """The layers to give to DeepSpeed's PipelineModule; see fused.py for ``lane``."""
     tied = partial(TiedLayerSpec, "embed", Embedding, shape, config, tied_weight_attr="tied_weight")
-    blocks = [LayerSpec(Block, shape, config) for _ in range(shape.blocks)]
-    norm = LayerSpec(nn.LayerNorm, shape.hidden)
+    blocks = [LayerSpec(Block, shape, config, lane) for _ in range(shape.blocks)]
+    norm = LayerSpec(layer_norm, shape.hidden, lane)
     return [_as_is, tied(), _transpose, *blocks, _transpose, norm, tied(forward_fn=_logits)]
 
 
@@ -135,11 +138,11 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block; its layer norms and output biases are replicated."""
 
-    def __init__(self, shape: Shape, config: ModelParallelConfig) -> None:
+    def __init__(self, shape: Shape, config: ModelParallelConfig, lane: Lane) -> None:
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(shape.hidden)
+        self.input_layernorm = layer_norm(shape.hidden, lane)
         self.self_attention = Attention(shape, config)
-        self.post_attention_layernorm = nn.LayerNorm(shape.hidden)
+        self.post_attention_layernorm = layer_norm(shape.hidden, lane)
         self.mlp = MLP(shape, config)
 
     def forward(self, x: Tensor) -> Tensor:

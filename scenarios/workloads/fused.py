@@ -1,0 +1,39 @@
+"""The layer norm and the Adam of the reports: NVIDIA's apex where it is installed, else torch's.
+
+apex's kernels run on GPUs alone; on the CPU lane it is always torch's. The evidence says which it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.shims import apex
+from harness.spec import Lane
+
+
+def layer_norm(hidden: int, lane: Lane) -> nn.Module:
+    """A layer norm over the last dimension, of size ``hidden``."""
+    if not _fused(lane):
+        return nn.LayerNorm(hidden)
+    from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]
+
+    made: nn.Module = MixedFusedLayerNorm(hidden)
+    return made
+
+
+def adam(parameters: Iterable[nn.Parameter], lr: float, lane: Lane) -> Any:
+    """Adam without weight decay."""
+    if not _fused(lane):
+        return torch.optim.Adam(parameters, lr=lr)
+    from apex.optimizers import FusedAdam  # type: ignore[import-not-found]
+
+    return FusedAdam(parameters, lr=lr, adam_w_mode=False)
+
+
+def _fused(lane: Lane) -> bool:
+    return lane is Lane.GPU and apex.installed()
