@@ -1,7 +1,7 @@
 """Bundles: a folder with all that a box without a network needs to run chosen scenarios.
 
     BUNDLE/activate          to be sourced there, like a virtual environment's
-    BUNDLE/site/             the harness and what it imports, for the box's Python; not torch
+    BUNDLE/site.tar.xz       the harness and what it imports, for the box's Python; not torch
     BUNDLE/overlays.tar.xz   the overlays of every variant, files that they share stored once
     BUNDLE/bundle.json       what is in it, and of which commit
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import compileall
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -32,6 +33,13 @@ from harness.run import cache_folder
 from harness.spec import Defect, Inconclusive, Scenario, UserError
 
 ARCHIVE = "overlays.tar.xz"
+SITE = "site.tar.xz"
+COMPRESSION = (
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 28},
+)
+"""Releases of one package are alike: a window of 256 MB, and files of one name side by side, halve
+the archive. The box needs that much memory to unpack it."""
 ROOT = Path(__file__).parent.parent
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
@@ -40,6 +48,10 @@ NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 ACTIVATE = """\
 # Source this on the box: . BUNDLE/activate
 BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
+if [ ! -d "$BUNDLE/site" ]; then
+    python3 -W ignore -m tarfile -e "$BUNDLE/site.tar.xz" "$BUNDLE/.unpacked" &&
+        mv "$BUNDLE/.unpacked/site" "$BUNDLE/site" && rmdir "$BUNDLE/.unpacked"
+fi
 export PYTHONPATH="$BUNDLE/site${PYTHONPATH:+:$PYTHONPATH}"
 export HARNESS_CACHE="${HARNESS_CACHE:-$BUNDLE/cache}"
 python3 -W ignore -m harness.bundle "$BUNDLE"
@@ -138,7 +150,9 @@ def _fill(
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
-    _pack(folder / ARCHIVE, cache, lent)
+    _archive(folder / SITE, {f"site/{p.relative_to(site)}": p for p in _files(site)})
+    shutil.rmtree(site)
+    _archive(folder / ARCHIVE, _overlay_files(cache, lent))
 
 
 def _install_needed(site: Path, python: str, platform: str) -> None:
@@ -156,17 +170,34 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
         raise Inconclusive(f"cannot fetch what the harness needs: {' '.join(done.stderr.split())}")
 
 
-def _pack(archive: Path, cache: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]]) -> None:
+def _overlay_files(cache: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]]) -> dict[str, Path]:
+    """What goes into the archive of overlays, by its name there."""
+    files = {}
+    for key, (stack, found) in lent.items():
+        for path in _files(found.folder):
+            files[f"overlays/{key}/{path.relative_to(found.folder)}"] = path
+        for name, version in stack.pins.items():
+            released = pins.release_file(cache, name, version)
+            if released.is_file():
+                files[f"releases/{released.name}"] = released
+    return files
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def _archive(archive: Path, files: Mapping[str, Path]) -> None:
+    """Write an archive of files, each content once, those that are alike side by side."""
     stored: dict[str, str] = {}
-    with tarfile.open(archive, "w:xz", preset=4) as tar:
-        for key, (stack, found) in lent.items():
-            for path in sorted(found.folder.rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    _add(tar, path, f"overlays/{key}/{path.relative_to(found.folder)}", stored)
-            for name, version in stack.pins.items():
-                released = pins.release_file(cache, name, version)
-                if released.is_file():
-                    _add(tar, released, f"releases/{released.name}", stored)
+    with (
+        lzma.open(archive, "wb", filters=list(COMPRESSION)) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        for name in sorted(files, key=_kind):
+            _add(tar, files[name], name, stored)
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str, stored: dict[str, str]) -> None:
@@ -182,6 +213,11 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, stored: dict[str, str]) ->
     member.size = path.stat().st_size
     with path.open("rb") as file:
         tar.addfile(member, file)
+
+
+def _kind(name: str) -> tuple[str, ...]:
+    """What archived files are ordered by: their ending, their path within an overlay, the rest."""
+    return name.rpartition(".")[2], name.partition("/site/")[2], name
 
 
 def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog
-from harness.spec import BUGGY, FIXED, HarnessError, Scenario, UserError
+from harness.spec import BUGGY, FIXED, RELEASED, HarnessError, Scenario, UserError
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
 LANES = ("auto", "cpu", "gpu")
@@ -149,7 +149,7 @@ def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> lis
 
 def _has_variant(told: Scenario, asked: Any) -> bool:
     """Whether a scenario has the one variant that was asked of all; a list must fit each."""
-    return asked == ALL or not isinstance(asked, str) or asked in told.variants
+    return not isinstance(asked, str) or asked in (ALL, RELEASED, *told.variants)
 
 
 def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:
@@ -229,10 +229,10 @@ def _variants(scenario: str, asked: Any) -> tuple[str, ...]:
         return known
     names = list(asked) if isinstance(asked, (list, ListConfig)) else [str(asked)]
     for name in names:
-        if name not in known:
-            raise UserError(catalog.unknown("variant", str(name), [*known, ALL]))
+        if name not in (*known, RELEASED):
+            raise UserError(catalog.unknown("variant", str(name), [*known, RELEASED, ALL]))
     if not names:
-        raise UserError(f"no variant named. Choices: {', '.join([*known, ALL])}.")
+        raise UserError(f"no variant named. Choices: {', '.join([*known, RELEASED, ALL])}.")
     return tuple(dict.fromkeys(names))
 
 

@@ -52,6 +52,10 @@ class Overlay:
     def site(self) -> Path:
         return self.folder / "site"
 
+    def has(self, file: str) -> bool:
+        """Whether it holds a file, by its path in site-packages: other releases may lack it."""
+        return (self.site / file).is_file()
+
     def hash_of(self, file: str) -> str:
         """The SHA-256 of one of its files, by its path in site-packages."""
         return sha256(self.site / file)

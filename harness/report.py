@@ -83,7 +83,8 @@ def print_header(console: Console, run: Mapping[str, Any]) -> None:
 
 def print_trial(console: Console, result: TrialResult) -> None:
     """A trial: its outcome, why, and what was found, where and how large."""
-    mark = "" if result.as_expected else f"  (expected {result.expected})"
+    surprising = not result.as_expected and result.expected is not None
+    mark = f"  (expected {result.expected})" if surprising else ""
     style = "green" if result.as_expected else "red"
     console.print(
         f"  {result.variant:<10} {result.outcome}{mark}  [{result.seconds:.1f} s]", style=style

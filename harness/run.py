@@ -99,7 +99,7 @@ def resolve(job: Job) -> None:
         job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         job.refusals = {variant: str(error) for variant in config.variants}
     for variant in config.variants:
-        given = {**config.pins, **scenario.variants[variant].pins}
+        given = {**config.pins, **scenario.variant(variant).pins}
         chosen = pins.complete(scenario, given)
         if variant in job.refusals:
             job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
@@ -112,7 +112,7 @@ def prepare(job: Job) -> None:
     for variant in job.config.variants:
         if variant in job.refusals:
             continue
-        defects = job.scenario.variants[variant].defects
+        defects = job.scenario.variant(variant).defects
         stack = job.stacks[variant]
         if overlay.is_made(stack, defects, job.cache):
             job.progress.say("checking the overlays")
@@ -148,7 +148,7 @@ def write_down(job: Job) -> None:
 
 
 def _trial(job: Job, variant: str) -> dict[str, Any]:
-    told = job.scenario.variants[variant]
+    told = job.scenario.variant(variant)
     stack = job.stacks[variant]
     trial: dict[str, Any] = {
         "about": told.about,
@@ -174,7 +174,7 @@ def _trial(job: Job, variant: str) -> dict[str, Any]:
             "defects": [defect.name for defect in told.defects],
             "diff": lent.diff.splitlines(),
         },
-        "files": {d.file: lent.hash_of(d.file) for d in job.scenario.defects},
+        "files": {d.file: lent.hash_of(d.file) for d in job.scenario.defects if lent.has(d.file)},
     }
 
 

@@ -50,7 +50,7 @@ def _summary(name: str) -> dict[str, Any]:
         "ranks": told.ranks,
         "lanes": [lane.value for lane in told.lanes],
         "variants": {
-            variant: {"about": v.about, "expect": v.expect.value, "ranks": told.ranks_of(variant)}
+            variant: {"about": v.about, "expect": v.expect, "ranks": told.ranks_of(variant)}
             for variant, v in told.variants.items()
         },
     }
@@ -68,7 +68,7 @@ def print_scenario(name: str, given: Mapping[str, str]) -> None:
     console.print(f"fix       {told.fix}\nsymptom   {told.symptom}")
     console.print(f"ranks     {told.ranks} (lanes: {', '.join(told.lanes)})\n\nvariants")
     for variant, v in told.variants.items():
-        console.print(f"  {variant:<10} expected {v.expect:<8} {v.about}")
+        console.print(f"  {variant:<10} expected {v.expect!s:<8} {v.about}")
     console.print("\nparameters")
     params = catalog.load(name).Params
     for knob in fields(params):

@@ -14,6 +14,8 @@ from typing import Any
 
 BUGGY = "buggy"
 FIXED = "fixed"
+RELEASED = "released"
+"""The variant that every scenario has besides its own: the trigger, on a release as published."""
 
 
 class Lane(str, Enum):
@@ -137,7 +139,8 @@ class Variant:
     """One way to run a scenario, and the outcome that the report leads one to expect."""
 
     about: str
-    expect: Outcome
+    expect: Outcome | None
+    """None where that is the question: of a release as published."""
     defects: tuple[Defect, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     """What this variant changes in ``Params``, over what the user asked for."""
@@ -176,9 +179,16 @@ class Scenario:
         """The package whose bug this is: the first pin."""
         return next(iter(self.pins))
 
+    def variant(self, name: str) -> Variant:
+        """A variant by its name, which may be ``released``."""
+        if name != RELEASED:
+            return self.variants[name]
+        buggy = self.variants[BUGGY]
+        return Variant("the release as published", None, params=buggy.params, ranks=buggy.ranks)
+
     def ranks_of(self, variant: str) -> int:
         """How many ranks a variant runs on."""
-        return self.variants[variant].ranks or self.ranks
+        return self.variant(variant).ranks or self.ranks
 
     @property
     def defects(self) -> tuple[Defect, ...]:
@@ -209,7 +219,8 @@ class TrialResult:
 
     variant: str
     outcome: Outcome
-    expected: Outcome
+    expected: Outcome | None
+    """None where nothing was expected: any answer will do, but it must be one."""
     reason: str
     """The finding, how the trigger was exercised, or what went wrong."""
     seconds: float = 0.0
@@ -227,6 +238,8 @@ class TrialResult:
 
     @property
     def as_expected(self) -> bool:
+        if self.expected is None:
+            return self.outcome in (Outcome.SYMPTOM, Outcome.CLEAN)
         return self.outcome is self.expected
 
 

@@ -109,7 +109,7 @@ def test_a_deadline_that_never_comes_is_a_mistake(timeout: str) -> None:
     ("override", "told"),
     [
         ("variant=[buggy,fxed]", "no variant 'fxed': did you mean fixed? Choices: buggy, fixed,"),
-        ("variant=3", "no variant '3'. Choices: buggy, fixed, control, reference, all."),
+        ("variant=3", "no variant '3'. Choices: buggy, fixed, control, reference, released, all."),
         ("variant=null", "no variant 'None'. Choices: buggy"),
         ("variant=[]", "no variant named. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
