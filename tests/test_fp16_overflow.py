@@ -1,0 +1,390 @@
+"""Grading fp16_overflow: a recorded run, tampered with, and the loss scaler's arithmetic.
+
+Made with ``run scenario=fp16_overflow scenario.steps=90 variant=all launch=cpu``; only paths and
+the environment were made neutral. Its first nan is at step 76, the exception at step 90.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.grade import grade
+from harness.records import VERDICT_FILE
+from harness.spec import Outcome, Verdict
+from scenarios import fp16_overflow, fp16_overflow_stage0
+from scenarios.fp16_overflow import expected_skips
+from tests.recording import Recording
+
+RECORDED = Path(__file__).parent / "recorded" / "fp16_overflow_cpu"
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture
+def overflow(tmp_path: Path) -> Recording:
+    """A copy of the recorded run, to tamper with."""
+    return Recording(shutil.copytree(RECORDED, tmp_path / "run"))
+
+
+def test_the_recorded_run_is_graded_as_it_was_when_it_ran() -> None:
+    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    del stored["seconds"]
+    graded = json.loads(json.dumps(grade(RECORDED).to_json()))
+    assert graded == stored
+    assert graded["verdict"] == "reproduced"
+
+
+def steps(records: Records) -> Records:
+    return [record for record in records if record["kind"] == "step"]
+
+
+def raised(records: Records) -> dict[str, Any]:
+    return next(record for record in records if record["kind"] == "exception")
+
+
+def another_skip_count(records: Records) -> None:
+    steps(records)[-1]["skipped"] += 1
+
+
+def another_text(records: Records) -> None:
+    raised(records)["text"] = "Current loss scale already at minimum"
+
+
+def another_class(records: Records) -> None:
+    raised(records)["type"] = "RuntimeError"
+
+
+def another_step(records: Records) -> None:
+    raised(records)["step"] -= 1
+
+
+def no_exception(records: Records) -> None:
+    records[:] = [record for record in records if record["kind"] != "exception"]
+
+
+def another_minimum(records: Records) -> None:
+    next(r for r in records if r["kind"] == "setup")["scaler"]["minimum"] = 2.0
+
+
+def no_setup(records: Records) -> None:
+    records[:] = [record for record in records if record["kind"] != "setup"]
+
+
+TAMPERINGS: dict[Callable[[Records], None], str] = {
+    another_skip_count: "rank 1: 14 skipped steps, where the loss scaler allows 13",
+    another_text: "rank 1: not the documented exception",
+    another_class: "rank 1: not the documented exception but RuntimeError",
+    another_step: "the ranks do not agree",
+    no_exception: "raised on ranks [0] alone",
+    another_minimum: "rank 1: 13 skipped steps, where the loss scaler allows 12",
+    no_setup: "rank 1: 13 skipped steps, where the loss scaler allows None",
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERINGS, ids=lambda tamper: tamper.__name__)
+def test_one_rank_with_this_is_inconclusive(
+    tamper: Callable[[Records], None], overflow: Recording
+) -> None:
+    with overflow.records("buggy", rank=1) as records:
+        tamper(records)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert TAMPERINGS[tamper] in trial.reason
+    assert overflow.grade().verdict is Verdict.INCONCLUSIVE
+
+
+def on_both_ranks(run: Recording, variant: str, tamper: Callable[[Records], None]) -> None:
+    for rank in (0, 1):
+        with run.records(variant, rank) as records:
+            tamper(records)
+
+
+def test_a_nan_without_the_exception_is_not_the_documented_symptom(overflow: Recording) -> None:
+    on_both_ranks(overflow, "buggy", no_exception)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "13 steps were skipped, but nothing was raised" in trial.reason
+
+
+def test_an_exception_while_the_loss_is_finite_is_not_the_documented_symptom(
+    overflow: Recording,
+) -> None:
+    def finite(records: Records) -> None:
+        for step in steps(records):
+            step["loss"] = 3.0
+
+    on_both_ranks(overflow, "buggy", finite)
+    assert overflow.trial("buggy").outcome is Outcome.INCONCLUSIVE
+    assert "no loss before that was other than finite" in overflow.trial("buggy").reason
+
+
+def roomy(records: Records) -> None:
+    """No watched tensor came near the limit."""
+    for step in steps(records):
+        step["headroom"] = dict.fromkeys(step["headroom"], 5.0)
+
+
+def test_a_nan_from_elsewhere_is_not_the_documented_symptom(overflow: Recording) -> None:
+    on_both_ranks(overflow, "buggy", roomy)
+    assert overflow.trial("buggy").outcome is Outcome.INCONCLUSIVE
+    assert "none of the watched tensors had overflowed" in overflow.trial("buggy").reason
+
+
+def test_a_nan_in_bf16_is_inconclusive(overflow: Recording) -> None:
+    with overflow.records("fixed", rank=1) as records:
+        steps(records)[-1]["loss"] = "nan"
+    trial = overflow.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "0 steps were skipped, but nothing was raised" in trial.reason
+
+
+def test_bf16_that_never_passed_the_limit_proves_nothing(overflow: Recording) -> None:
+    def near(records: Records) -> None:
+        for step in steps(records):
+            step["headroom"] = {name: max(bits, 0.1) for name, bits in step["headroom"].items()}
+
+    on_both_ranks(overflow, "fixed", near)
+    assert "not exercised" in overflow.trial("fixed").reason
+
+
+def test_bf16_that_stopped_early_proves_nothing(overflow: Recording) -> None:
+    with overflow.records("fixed", rank=1) as records:
+        records.remove(steps(records)[-1])
+    assert "not exercised" in overflow.trial("fixed").reason
+
+
+def test_bf16_that_skipped_a_step_proves_nothing(overflow: Recording) -> None:
+    with overflow.records("fixed", rank=1) as records:
+        steps(records)[-1]["skipped"] = 1
+    assert "not exercised" in overflow.trial("fixed").reason
+
+
+def test_a_control_that_came_near_spoils_the_reproduction(overflow: Recording) -> None:
+    with overflow.records("control", rank=1) as records:
+        steps(records)[-1]["headroom"]["layer 0 scores"] = 2.9
+    result = overflow.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.reasons == ("control: the headroom went below the threshold at step 90",)
+
+
+def test_variants_on_different_texts_are_no_reproduction(overflow: Recording) -> None:
+    with overflow.record("fixed", "setup") as setup:
+        setup["corpus"]["sha256"] = "0"
+    result = overflow.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert result.reasons == ("the variants did not train on the same text",)
+
+
+def test_variants_that_begin_with_other_losses_are_no_reproduction(overflow: Recording) -> None:
+    with overflow.record("fixed", "step") as first:
+        first["loss"] += 0.1
+    result = overflow.grade()
+    assert result.verdict is Verdict.NOT_REPRODUCED
+    assert "did not begin alike" in result.reasons[0]
+
+
+def rises(records: Records) -> None:
+    """The loss is a nat higher in the ten steps before the first nan."""
+    for step in steps(records)[65:75]:
+        step["loss"] = float(step["loss"]) + 1.0
+
+
+def doubles(records: Records) -> None:
+    """The gradient norm is three times as high in those steps."""
+    for step in steps(records)[65:75]:
+        step["grad_norm"] *= 3.0
+
+
+def jumps(records: Records) -> None:
+    """One gradient norm is high."""
+    steps(records)[74]["grad_norm"] = 100.0
+
+
+@pytest.mark.parametrize(
+    ("tamper", "fires"),
+    [
+        (rises, "the loss rises by 0.5 (mean of ten steps)"),
+        (doubles, "the gradient norm doubles (median of ten steps)"),
+        (jumps, "one gradient norm is twice the last twenty"),
+    ],
+    ids=["rises", "doubles", "jumps"],
+)
+def test_a_wrong_detector_is_silent_because_there_is_nothing_and_not_because_it_cannot_fire(
+    tamper: Callable[[Records], None], fires: str, overflow: Recording
+) -> None:
+    blind = overflow.trial("buggy").wrong_detectors
+    assert blind is not None
+    assert blind[fires] is False
+    on_both_ranks(overflow, "buggy", tamper)
+    seeing = overflow.trial("buggy").wrong_detectors
+    assert seeing is not None
+    assert seeing[fires] is True
+
+
+def test_the_warning_comes_long_before_the_nan(overflow: Recording) -> None:
+    assert "34 steps before the first nan" in overflow.trial("buggy").reason
+
+    def sudden(records: Records) -> None:
+        for step in steps(records)[:75]:
+            step["headroom"] = dict.fromkeys(step["headroom"], 3.0)
+
+    on_both_ranks(overflow, "buggy", sudden)
+    assert ", 0 steps before the first nan" in overflow.trial("buggy").reason
+
+
+def as_the_sibling(overflow: Recording) -> None:
+    """Have fp16_overflow_stage0 grade the run."""
+    with overflow.run() as run:
+        run["scenario"] = "fp16_overflow_stage0"
+
+
+def test_to_the_silent_sibling_the_exception_is_the_cure(overflow: Recording) -> None:
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.CLEAN
+    assert fp16_overflow.TEXT in trial.reason
+
+
+def test_to_the_silent_sibling_a_nan_alone_is_not_enough(overflow: Recording) -> None:
+    on_both_ranks(overflow, "buggy", no_exception)
+    as_the_sibling(overflow)
+    assert "only 0 steps were skipped at the minimum" in overflow.trial("buggy").reason
+
+
+def going_on(records: Records, pattern: str) -> None:
+    """Go on as stage 0 does, at the minimum, with steps that are skipped (x) and taken (.)."""
+    no_exception(records)
+    last, place = steps(records)[-1], records.index(steps(records)[-1]) + 1
+    records[place:place] = [
+        {**last, "step": last["step"] + n, "skipped": last["skipped"] + pattern[:n].count("x")}
+        for n in range(1, len(pattern) + 1)
+    ]
+    next(r for r in records if r["kind"] == "setup")["steps"] = last["step"] + len(pattern)
+
+
+def silent(records: Records) -> None:
+    going_on(records, "x" * 9 + "." + "x" * 9)
+
+
+def test_steps_skipped_at_the_minimum_for_ever_are_the_siblings_symptom(
+    overflow: Recording,
+) -> None:
+    on_both_ranks(overflow, "buggy", silent)
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.SYMPTOM
+    assert "nothing was raised" in trial.reason
+    assert trial.wrong_detectors is not None
+    assert not trial.wrong_detectors["the run ends with an exception"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "doubt"),
+    [
+        ("x" * 9, "only 9 steps were skipped at the minimum"),
+        ("xx." * 10, "of the steps since 91, only 20 were skipped"),
+    ],
+)
+def test_a_run_that_goes_on_but_not_by_skipping_is_not_the_siblings_symptom(
+    pattern: str, doubt: str, overflow: Recording
+) -> None:
+    on_both_ranks(overflow, "buggy", lambda records: going_on(records, pattern))
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert doubt in trial.reason
+
+
+def test_a_silent_run_that_stopped_early_is_not_the_siblings_symptom(overflow: Recording) -> None:
+    on_both_ranks(overflow, "buggy", silent)
+    with overflow.records("buggy", rank=1) as records:
+        records.remove(steps(records)[-1])
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "rank 1 did not take all of its steps" in trial.reason
+
+
+def test_silent_skips_with_a_nan_from_elsewhere_are_not_the_siblings_symptom(
+    overflow: Recording,
+) -> None:
+    on_both_ranks(overflow, "buggy", silent)
+    on_both_ranks(overflow, "buggy", roomy)
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "none of the watched tensors had overflowed" in trial.reason
+
+
+def test_to_the_silent_sibling_another_exception_is_no_cure(overflow: Recording) -> None:
+    on_both_ranks(overflow, "buggy", another_text)
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "not the documented exception" in trial.reason
+
+
+def test_ranks_that_skip_differently_are_not_the_siblings_symptom(overflow: Recording) -> None:
+    with overflow.records("buggy", rank=0) as records:
+        silent(records)
+    with overflow.records("buggy", rank=1) as records:
+        going_on(records, "x" * 19)
+    as_the_sibling(overflow)
+    trial = overflow.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "the ranks do not agree" in trial.reason
+
+
+def scaler(initial: float, minimum: float, hysteresis: int, consecutive: bool = False) -> Any:
+    return {
+        "initial": initial, "minimum": minimum, "hysteresis": hysteresis,
+        "consecutive": consecutive,
+    }  # fmt: skip
+
+
+def history(pattern: str, scale: float) -> Records:
+    """Steps that overflow (x), are taken (.) or are taken and double the scale (+)."""
+    made: Records = []
+    skipped = 0
+    for mark in pattern:
+        skipped += mark == "x"
+        scale *= 2 if mark == "+" else 1
+        made.append({"skipped": skipped, "loss_scale": scale})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("knobs", "pattern", "skips"),
+    [
+        (scaler(4096, 1, 2), "x" * 13, 13),
+        (scaler(2.0**16, 1, 1), "x" * 16, 16),
+        (scaler(256, 16, 2), "x" * 5, 5),
+        (scaler(4096, 1, 2), ".x.x" + "x" * 11, 13),
+        (scaler(4096, 1, 2, consecutive=True), "x.x" + "x" * 12, 14),
+        (scaler(4096, 1, 2), "x+x" + "x" * 13, 15),
+        (scaler(100, 3, 1), "x" * 6, 6),
+    ],
+)
+def test_the_skips_are_halvings_plus_what_hysteresis_lets_pass(
+    knobs: Any, pattern: str, skips: int
+) -> None:
+    assert expected_skips(history(pattern, knobs["initial"]), knobs) == skips
+
+
+@pytest.mark.parametrize("module", [fp16_overflow, fp16_overflow_stage0])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"precision": "fp8"}, {"zero_stage": 3}, {"lr": 0.0}, {"lr": 1e-5}, {"steps": 0},
+        {"sequences": 3}, {"min_loss_scale": 8192.0}, {"gradient_clipping": -1.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_knobs_that_make_no_sense_are_refused(module: Any, knobs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"scenario\."):
+        module.Params(**knobs)
