@@ -23,6 +23,7 @@ verbs:
   run     run a scenario's variants:  run scenario=bf16_clip launch=gpu seed=3  (run --help)
   list    the scenarios there are
   show    one scenario: its story, variants, pins, shims, and the defect as a diff
+  matrix  which releases have the bug:  matrix scenario=NAME pins.PACKAGE=4.34:5.23:minor
   grade   the verdict of a stored run folder, without a launch
   bundle  a folder with all that a box without a network needs
   clean   what the caches hold, and free it
@@ -106,6 +107,25 @@ def _show(arguments: list[str]) -> int:
     return ExitCode.AS_EXPECTED
 
 
+def _matrix(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness matrix",
+        description="Ask each of several releases, as published, whether it has a scenario's bug.",
+        epilog="Releases: 4.34:5.23 (a range, both ends included), all, minor (the last patch of "
+        "each minor release), 4.34:5.23:minor, or a list of these; two packages make a grid.",
+    )
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument("--again", action="store_true", help="ask anew what is stored")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
+    options = parser.parse_args(arguments)
+    from harness import matrix
+
+    return matrix.matrix(
+        options.overrides, again=options.again, csv_file=options.csv, json_file=options.json
+    )
+
+
 def _grade(arguments: list[str]) -> int:
     parser = _Parser(
         prog="python -m harness grade", description="Grade a stored run again, from its records."
@@ -173,6 +193,7 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "list": _list,
     "show": _show,
+    "matrix": _matrix,
     "grade": _grade,
     "bundle": _bundle,
     "clean": _clean,

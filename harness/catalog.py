@@ -6,16 +6,19 @@ module holds ``Params``, ``SCENARIO``, ``run``, ``detect`` and ``exercised``; se
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import scenarios
 from harness.spec import Scenario, UserError
 
+ROOT = Path(__file__).parent.parent
 PARTS = ("Params", "SCENARIO", "run", "detect", "exercised")
 
 
@@ -45,6 +48,31 @@ def scenario(name: str) -> Scenario:
 def story(name: str) -> str:
     """The docstring of a scenario's module: what happened, to whom, and why."""
     return (load(name).__doc__ or "").strip()
+
+
+def sources(*modules: str) -> list[Path]:
+    """The files of modules and of all that they import of ours: ``scenarios.bf16_clip``, say."""
+    waiting, seen, files = list(modules), set(), set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        place = ROOT / module.replace(".", "/")
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                files.add(file)
+                waiting += _imports(file)
+    return sorted(files)
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """What a file imports, at its top or inside a function; perhaps names within modules, too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ Detection and false alarms are read from the newest run of each scenario under R
 
 from __future__ import annotations
 
-import ast
 import os
 import platform
 import statistics
@@ -64,23 +63,8 @@ def newest(runs: Path) -> dict[str, RunResult]:
 
 def users(detector: str) -> list[str]:
     """The scenarios whose module, or a workload of theirs, imports a detector."""
-    return [name for name in catalog.names() if f"harness.detectors.{detector}" in _imports(name)]
-
-
-def _imports(scenario: str) -> set[str]:
-    """What a scenario's module imports, and what its own workloads do."""
-    waiting, seen = [f"scenarios.{scenario}"], set()
-    while waiting:
-        module = waiting.pop()
-        file = Path(catalog.__file__).parent.parent / (module.replace(".", "/") + ".py")
-        if module in seen or not file.is_file():
-            seen.add(module)
-            continue
-        seen.add(module)
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                waiting += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
-    return seen
+    file = Path(__file__).parent / "detectors" / f"{detector}.py"
+    return [name for name in catalog.names() if file in catalog.sources(f"scenarios.{name}")]
 
 
 def page(results: Mapping[str, RunResult], costs: Mapping[str, float]) -> str:

@@ -64,7 +64,7 @@ class Overlay:
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
     """The name of an overlay: a digest of everything it is made from."""
     edits = [[d.name, d.file, d.scope, inspect.getsource(d.edit)] for d in defects]
-    content = json.dumps([FORMAT, stack.to_json(), pins.CONSTRAINTS, edits], sort_keys=True)
+    content = json.dumps([FORMAT, stack.to_json(), pins.bounds(stack.pins), edits], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 

@@ -33,7 +33,11 @@ BASE = (
 SOURCE_ONLY = ("deepspeed",)
 """Published without wheels, so these are built, as the plain Python that they are."""
 
-CONSTRAINTS = {"deepspeed<0.11": "pydantic<2", "megatron-core<0.10": "numpy"}
+CONSTRAINTS = {
+    "deepspeed<0.11": "pydantic<2",
+    "deepspeed<0.15": "numpy<2",
+    "megatron-core<0.10": "numpy",
+}
 """What a release ought to have declared: a bound, as it breaks on what came later, or a need."""
 
 WHEELS_OF = {"megatron-core<0.10": ("3.10", "3.11")}
@@ -159,10 +163,11 @@ def release_file(cache: Path, name: str, version: str) -> Path:
     return cache / "releases" / f"{name}-{version}.json"
 
 
-def versions(name: str) -> list[str]:
-    """All releases of a package that this Python can install, newest first."""
+def versions(name: str, any_python: bool = False) -> list[str]:
+    """All releases of a package that this Python, or any, can install, newest first; no yanked."""
+    options = ["--ignore-requires-python"] if any_python else []
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", name],
+        [sys.executable, "-m", "pip", "index", "versions", *options, name],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     found = re.search(r"Available versions: (.*)", done.stdout)
@@ -174,10 +179,17 @@ def lock(stack: Stack) -> str:
 
     A part that takes the wheels of another Python is a section of its own.
     """
-    bounds = [bound for when, bound in CONSTRAINTS.items() if matches(when, stack.pins)]
     own, *foreign = _parts(stack)
-    sections = [_locked_part(own, bounds), *(_locked_part(part, ()) for part in foreign)]
+    sections = [
+        _locked_part(own, bounds(stack.pins)),
+        *(_locked_part(part, ()) for part in foreign),
+    ]
     return SECTION.join(sections)
+
+
+def bounds(pins: Mapping[str, str]) -> list[str]:
+    """What these releases ought to have declared; see CONSTRAINTS."""
+    return [bound for when, bound in CONSTRAINTS.items() if matches(when, pins)]
 
 
 SECTION = "# the wheels of another Python\n"
@@ -330,14 +342,28 @@ def _cause(text: str) -> str:
 
 
 def no_release(name: str, version: str) -> str:
-    """One line that says a release was never published, and names its neighbours."""
-    known = versions(name)
-    wanted = Version(version)
+    """One line that says a release was never published or was yanked, and names its neighbours."""
+    known, wanted = versions(name, any_python=True), Version(version)
     older = next((v for v in known if Version(v) < wanted), None)
     newer = next((v for v in reversed(known) if Version(v) > wanted), None)
     near = " and ".join(v for v in (older, newer) if v) or "unknown"
     span = f"; releases go from {known[-1]} to {known[0]}" if known else ""
-    return f"no release {name}=={version}: the nearest are {near}{span}"
+    gone = (
+        f"{name}=={version} was yanked"
+        if _is_yanked(name, version)
+        else (f"no release {name}=={version}")
+    )
+    return f"{gone}: the nearest are {near}{span}"
+
+
+def _is_yanked(name: str, version: str) -> bool:
+    from uv import find_uv_bin
+
+    done = subprocess.run(
+        [find_uv_bin(), "pip", "compile", "-", "--no-deps", "--python", sys.executable],
+        input=f"{name}=={version}\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return "is yanked" in done.stderr
 
 
 def _check_version(name: str, version: str) -> None:

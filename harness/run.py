@@ -99,12 +99,23 @@ def resolve(job: Job) -> None:
         job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         job.refusals = {variant: str(error) for variant in config.variants}
     for variant in config.variants:
-        given = {**config.pins, **scenario.variant(variant).pins}
-        chosen = pins.complete(scenario, given)
         if variant in job.refusals:
+            chosen = chosen_pins(config, variant)
             job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
         else:
-            job.stacks[variant] = pins.stack(scenario, chosen, job.cache, day=config.date)
+            job.stacks[variant] = stack_of(config, variant, job.cache)
+
+
+def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
+    """The releases that a variant runs on: the user's choice, the variant's, the scenario's."""
+    scenario = catalog.scenario(config.scenario)
+    return pins.complete(scenario, {**config.pins, **scenario.variant(variant).pins})
+
+
+def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
+    """These releases, as of their day."""
+    scenario = catalog.scenario(config.scenario)
+    return pins.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
 
 
 def prepare(job: Job) -> None:

@@ -47,7 +47,9 @@ def uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
 
 @pytest.fixture(autouse=True)
 def released_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "versions", lambda name: ["0.16.0", "0.15.4", "0.15.3", "0.10.0"])
+    known = ["0.16.0", "0.15.4", "0.15.3", "0.10.0"]
+    monkeypatch.setattr(pins, "versions", lambda *_, **__: known)
+    monkeypatch.setattr(pins, "_is_yanked", lambda name, version: version == "0.15.2")
 
 
 def unsatisfiable(cause: str, hint: str = "") -> str:
@@ -74,10 +76,16 @@ def test_a_release_that_never_was_gets_its_neighbours(version: str, nearest: str
     assert "releases go from 0.10.0 to 0.16.0" in str(error)
 
 
+def test_a_yanked_release_is_said_to_be_that() -> None:
+    told = pins.no_release("deepspeed", "0.15.2")
+    assert told.startswith("deepspeed==0.15.2 was yanked: the nearest are 0.10.0 and 0.15.3")
+
+
 def test_a_release_whose_neighbours_nobody_knows_is_still_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pins, "versions", lambda name: [])
+    monkeypatch.setattr(pins, "versions", lambda *_, **__: [])
+    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
     assert pins.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
 
 
@@ -217,7 +225,7 @@ def test_a_lock_is_for_the_day_with_hashes_and_without_torch(uv: Uv) -> None:
 
 def test_an_old_release_is_kept_from_what_breaks_it(uv: Uv) -> None:
     pins.lock(replace(STACK, pins={"deepspeed": "0.10.3"}))
-    assert uv.stdin == "deepspeed==0.10.3\npydantic<2\n"
+    assert uv.stdin == "deepspeed==0.10.3\npydantic<2\nnumpy<2\n"
 
 
 OLD = Stack({"megatron-core": "0.5.0", "deepspeed": "0.15.4"}, "2024-12-15", *pins.here())
