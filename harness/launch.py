@@ -63,9 +63,9 @@ def launch(
 ) -> Exit:
     """Run one trial, or one act of it, to its end and write its exit.json.
 
-    ``timeout`` is in seconds; ``devices`` are the UUIDs of the GPUs to use, empty for those that
-    are visible; ``tick`` is called about twenty times a second meanwhile. Raises KeyboardInterrupt
-    through, after everything was ended.
+    ``timeout`` is in seconds; ``devices`` are the numbers of the GPUs to use, in the order of the
+    PCI bus, empty for those that are visible; ``tick`` is called about twenty times a second
+    meanwhile. Raises KeyboardInterrupt through, after everything was ended.
     """
     folder, token = run_folder / variant / act, uuid.uuid4().hex
     environment = rank_environment(lane, site, threads, devices) | {TOKEN: token}
@@ -128,6 +128,8 @@ def rank_environment(
         "HARNESS_LAUNCHED": repr(time.time()),
     }
     if lane is Lane.CPU or devices:
+        made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # Numbers, not UUIDs: DeepSpeed 0.19 reads this variable, and takes nothing else.
         made["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return kept | made
 

@@ -29,6 +29,8 @@ MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_"
 class Gpu(NamedTuple):
     """A GPU as the driver names it."""
 
+    number: str
+    """Its place in the order of the PCI bus: nvidia-smi's, not always CUDA's."""
     uuid: str
     name: str
 
@@ -55,11 +57,11 @@ def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...
     As CUDA reads it: indices or beginnings of UUIDs, and nothing after one that does not exist.
     """
     if named is None:
-        return tuple(Gpu(uuid, name) for _, uuid, name in found)
+        return tuple(Gpu(*row) for row in found)
     seen = []
     for word in filter(None, (word.strip() for word in named.split(","))):
         match = [
-            Gpu(uuid, name)
+            Gpu(index, uuid, name)
             for index, uuid, name in found
             if word == index or (not word.isdigit() and uuid.startswith(word))
         ]
@@ -73,15 +75,31 @@ def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...
 def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple[Gpu, ...]]:
     """Lend ``count`` of the visible GPUs, which no other run uses meanwhile, here or elsewhere.
 
-    All of them or none, so that two runs never wait for each other; ``wait`` is called between
-    tries. The locks are files in ``folder``; the kernel frees them with the process.
+    All of them or none, so that two runs never wait for each other. One that waits has the turn,
+    and nobody leases before it: else a run that needs many GPUs would never see them free at once.
+    ``wait`` is called between tries. The locks are files in ``folder``; the kernel frees them with
+    the process.
     """
+    with ExitStack() as locks:
+        with _turn(folder, wait):
+            while len(lent := _free(count, folder, locks)) < count:
+                locks.close()
+                wait()
+        yield lent
+
+
+def _free(count: int, folder: Path, locks: ExitStack) -> tuple[Gpu, ...]:
+    """Up to ``count`` GPUs that nobody else has leased, locked until ``locks`` is closed."""
+    free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
+    return tuple(islice(free, count))
+
+
+@contextmanager
+def _turn(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
     while True:
-        with ExitStack() as locks:
-            free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
-            lent = tuple(islice(free, count))
-            if len(lent) == count:
-                yield lent
+        with locked(folder / "turn.lock", wait=False) as mine:
+            if mine:
+                yield
                 return
         wait()
 

@@ -203,7 +203,7 @@ def launch_trials(job: Job) -> None:
 
 @contextmanager
 def _devices(job: Job) -> Iterator[list[str]]:
-    """The UUIDs of the GPUs that are this run's alone while it lasts; none on the CPU lane."""
+    """The numbers of the GPUs that are this run's alone while it lasts; none on the CPU lane."""
     runnable = [v for v in job.config.variants if v not in job.refusals]
     if job.lane is Lane.CPU or not runnable:
         yield []
@@ -215,7 +215,7 @@ def _devices(job: Job) -> Iterator[list[str]]:
 
     most = max(job.scenario.ranks_of(v) for v in runnable)
     with machine.leased(most, job.cache / "gpus", wait) as lent:
-        yield [gpu.uuid for gpu in lent]
+        yield [gpu.number for gpu in lent]
 
 
 def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any], devices: Sequence[str]) -> None:

@@ -476,7 +476,7 @@ def test_more_ranks_than_gpus_is_unsupported_and_says_how_many(
 
 
 def _have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("GPU-0", "a GPU"),) * count)
+    monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("0", "GPU-0", "a GPU"),) * count)
 
 
 # No room on the disk. Without enough GPUs a run gets as far as its folder, and needs no overlay.

@@ -20,7 +20,9 @@ CPU_ONLY = replace(TOLD, lanes=(Lane.CPU,))
 
 
 def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(gpus)))
+    monkeypatch.setattr(
+        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(gpus))
+    )
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,15 @@ def test_apexs_kernels_are_for_gpus_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, lane: Lane, there: bool, fused: bool
 ) -> None:
     with_apex(monkeypatch, there)
-    for name, kernel in (("normalization", "MixedFusedLayerNorm"), ("optimizers", "FusedAdam")):
-        module = ModuleType(f"apex.{name}")
-        setattr(module, kernel, lambda *_, **__: "apex's")
-        monkeypatch.setitem(sys.modules, f"apex.{name}", module)
-    monkeypatch.setattr(torch.nn, "LayerNorm", lambda *_: "torch's")
+
+    class Fused(torch.nn.LayerNorm):
+        pass
+
+    normalization, optimizers = ModuleType("apex.normalization"), ModuleType("apex.optimizers")
+    normalization.MixedFusedLayerNorm = Fused  # type: ignore[attr-defined]
+    optimizers.FusedAdam = lambda *_, **__: "apex's"  # type: ignore[attr-defined]
+    for module in (normalization, optimizers):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: "torch's")
-    made = {kernels.layer_norm(8, lane), kernels.adam([], 1e-3, lane)}
-    assert made == {"apex's" if fused else "torch's"}
+    assert kernels.layer_norm(lane) is (Fused if fused else torch.nn.LayerNorm)
+    assert kernels.adam([], 1e-3, lane) == ("apex's" if fused else "torch's")

@@ -126,7 +126,9 @@ def test_jobs_run_side_by_side_and_each_is_printed_as_one_block(
 def test_a_gpu_is_leased_by_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(4)))
+    monkeypatch.setattr(
+        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(4))
+    )
 
     def never() -> None:
         raise AssertionError("waits although enough GPUs are free")
@@ -145,6 +147,29 @@ def test_a_gpu_is_leased_by_one_run_at_a_time(
             assert not set(third) & {*first, *second}
     with leased(4, tmp_path, never) as everything:
         assert len(everything) == 4
+
+
+def test_a_wide_run_that_waits_is_not_overtaken_by_narrow_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(str(n), f"U{n}", "H") for n in range(2)))
+    tries: list[str] = []
+
+    class Overtaken(Exception):
+        pass
+
+    def narrow_one_tries() -> None:
+        def give_up() -> None:
+            raise Overtaken
+
+        tries.append("narrow")
+        with leased(1, tmp_path, give_up):  # a GPU is free, but it is not its turn
+            pass
+
+    one, both = leased(1, tmp_path, lambda: None), leased(2, tmp_path, narrow_one_tries)
+    with one, pytest.raises(Overtaken), both:
+        pass
+    assert tries == ["narrow"]
 
 
 def test_leaving_early_ends_the_runs_that_were_started(
@@ -170,7 +195,9 @@ def test_the_cpu_lane_runs_one_at_a_time_on_a_box_with_gpus_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     configs = several(monkeypatch, {"a": 1, "b": 1})
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(f"GPU-{n}", "H") for n in range(4)))
+    monkeypatch.setattr(
+        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(4))
+    )
     assert suite._jobs(configs) == 4
     on_cpu = [replace(c, launch=replace(c.launch, lane="cpu")) for c in configs]
     assert suite._jobs(on_cpu) == 1

@@ -16,14 +16,14 @@ from harness.shims import apex
 from harness.spec import Lane
 
 
-def layer_norm(hidden: int, lane: Lane) -> nn.Module:
-    """A layer norm over the last dimension, of size ``hidden``."""
+def layer_norm(lane: Lane) -> type[nn.Module]:
+    """The class of layer norms over the last dimension: DeepSpeed's LayerSpec takes classes."""
     if not _fused(lane):
-        return nn.LayerNorm(hidden)
+        return nn.LayerNorm
     from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]
 
-    made: nn.Module = MixedFusedLayerNorm(hidden)
-    return made
+    found: type[nn.Module] = MixedFusedLayerNorm
+    return found
 
 
 def adam(parameters: Iterable[nn.Parameter], lr: float, lane: Lane) -> Any:

@@ -56,7 +56,7 @@ def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
     """The layers to give to DeepSpeed's PipelineModule; see fused.py for ``lane``."""
     tied = partial(TiedLayerSpec, "embed", Embedding, shape, config, tied_weight_attr="tied_weight")
     blocks = [LayerSpec(Block, shape, config, lane) for _ in range(shape.blocks)]
-    norm = LayerSpec(layer_norm, shape.hidden, lane)
+    norm = LayerSpec(layer_norm(lane), shape.hidden)
     return [_as_is, tied(), _transpose, *blocks, _transpose, norm, tied(forward_fn=_logits)]
 
 
@@ -140,9 +140,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape, config: ModelParallelConfig, lane: Lane) -> None:
         super().__init__()
-        self.input_layernorm = layer_norm(shape.hidden, lane)
+        self.input_layernorm = layer_norm(lane)(shape.hidden)
         self.self_attention = Attention(shape, config)
-        self.post_attention_layernorm = layer_norm(shape.hidden, lane)
+        self.post_attention_layernorm = layer_norm(lane)(shape.hidden)
         self.mlp = MLP(shape, config)
 
     def forward(self, x: Tensor) -> Tensor:
