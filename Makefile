@@ -1,6 +1,6 @@
 # make run   set up, and run the first bug (the README's first command)
 # make test  set up, and pass the tests (the README's second command, and CI's)
-# make bench where a run's time goes
+# make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
 # On a machine with GPUs any torch will do that suits its driver: make run TORCH=torch
@@ -30,6 +30,7 @@ scenarios: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m harness.bench $(SCENARIO)
+	$(BIN)/python -m harness run scenario=all
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -24,6 +24,8 @@ verbs:
   list    the scenarios there are
   show    one scenario: its story, variants, pins, shims, and the defect as a diff
   matrix  which releases have the bug:  matrix scenario=NAME pins.PACKAGE=4.34:5.23:minor
+  bisect  between which releases the answer flips, asking few
+  check   is the environment that you have affected?  check [-r requirements.txt]
   grade   the verdict of a stored run folder, without a launch
   bundle  a folder with all that a box without a network needs
   clean   what the caches hold, and free it
@@ -118,12 +120,52 @@ def _matrix(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="ask anew what is stored")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the answers in scenarios/affected.json"
+    )
     options = parser.parse_args(arguments)
     from harness import matrix
 
     return matrix.matrix(
-        options.overrides, again=options.again, csv_file=options.csv, json_file=options.json
+        options.overrides,
+        again=options.again,
+        record=options.record,
+        csv_file=options.csv,
+        json_file=options.json,
     )
+
+
+def _bisect(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness bisect",
+        description="Find the releases between which a scenario's answer flips, asking few.",
+    )
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument("--again", action="store_true", help="ask anew what is stored")
+    parser.add_argument(
+        "--apart", type=int, metavar="N",
+        help="first ask every N-th release (default: about the square root of their number)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    from harness import bisect
+
+    return bisect.bisect(options.overrides, again=options.again, apart=options.apart)
+
+
+def _check(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness check",
+        description="Say for each scenario whether what is installed here is affected.",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument(
+        "-r", "--requirements", type=Path, metavar="FILE", help="ask of these requirements instead"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 3 if one is unknown")
+    options = parser.parse_args(arguments)
+    from harness import check
+
+    return check.check(options.overrides, options.requirements, strict=options.strict)
 
 
 def _grade(arguments: list[str]) -> int:
@@ -194,6 +236,8 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "show": _show,
     "matrix": _matrix,
+    "bisect": _bisect,
+    "check": _check,
     "grade": _grade,
     "bundle": _bundle,
     "clean": _clean,

@@ -72,7 +72,8 @@ def _bare(run_folder: Path, variant: str) -> float:
     (copy / variant).mkdir(parents=True)
     write_json(copy / RUN_FILE, run)
     site = Path(trial["overlay"]["site"])
-    environment = rank_environment(Lane(run["lane"]), site, run["launch"]["threads"])
+    extensions = cache_folder() / "extensions" / trial["overlay"]["key"]
+    environment = rank_environment(Lane(run["lane"]), site, extensions, run["launch"]["threads"])
     command = torchrun(copy, variant, trial["ranks"])
     seconds, _ = _timed(
         lambda: subprocess.run(command, env=environment, check=True, capture_output=True)

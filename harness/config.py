@@ -77,6 +77,8 @@ class RunConfig:
     """How many scenarios of several run side by side; None for what the machine bears."""
     strict: bool = False
     """Whether, among several scenarios, an unsupported one is a failure."""
+    installed: bool = False
+    """Whether to run what is installed beside torch, and no overlay: ``check`` asks for that."""
 
 
 def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> None:

@@ -24,8 +24,9 @@ DROPPED = ("kind", "rank")
 def keep(run_folder: Path, out: Path) -> None:
     """Write ``out.json`` and ``out.md`` from a run folder, graded anew."""
     kept = collect(run_folder)
-    write_whole(out.with_suffix(".json"), json.dumps(kept, indent=1) + "\n")
-    write_whole(out.with_suffix(".md"), page(kept, out.name))
+    # Not with_suffix, which would cut a name such as fp16_overflow_0.19.8 at its last dot.
+    write_whole(out.with_name(f"{out.name}.json"), json.dumps(kept, indent=1) + "\n")
+    write_whole(out.with_name(f"{out.name}.md"), page(kept, out.name))
 
 
 def collect(run_folder: Path) -> dict[str, Any]:
@@ -71,8 +72,8 @@ def page(kept: Mapping[str, Any], name: str) -> str:
         f"`{kept['command']}`: **{kept['result']['verdict']}** in "
         f"{kept['seconds']['total']:.0f} s, {kept['started']}.",
         "",
-        f"- releases: {', '.join(f'{n} {v}' for n, v in trial['pins'].items())}, dependencies as "
-        f"of {trial['date']}",
+        f"- releases: {', '.join(f'{n} {v}' for n, v in trial['pins'].items()) or 'torch alone'}, "
+        f"dependencies as of {trial['date']}",
         f"- lane: {kept['lane']}; GPUs: {gpus}; {machine['cpus']} CPU cores; {versions}",
         f"- harness: commit {source['commit']}{', with changes' if source['dirty'] else ''}",
         "",

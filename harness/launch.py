@@ -56,6 +56,7 @@ def launch(
     ranks: int,
     lane: Lane,
     site: Path,
+    extensions: Path,
     timeout: float,
     threads: int,
     devices: Sequence[str] = (),
@@ -68,7 +69,7 @@ def launch(
     meanwhile. Raises KeyboardInterrupt through, after everything was ended.
     """
     folder, token = run_folder / variant / act, uuid.uuid4().hex
-    environment = rank_environment(lane, site, threads, devices) | {TOKEN: token}
+    environment = rank_environment(lane, site, extensions, threads, devices) | {TOKEN: token}
     command = torchrun(run_folder, variant, ranks, act)
     started = time.time()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
@@ -111,7 +112,7 @@ def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
 
 
 def rank_environment(
-    lane: Lane, site: Path, threads: int, devices: Sequence[str] = ()
+    lane: Lane, site: Path, extensions: Path, threads: int, devices: Sequence[str] = ()
 ) -> dict[str, str]:
     """The environment of torchrun and its ranks; the Python path is built here, not inherited."""
     kept = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
@@ -124,7 +125,7 @@ def rank_environment(
         "USE_FLAX": "0",  # transformers imports the JAX and TensorFlow that it finds installed
         "USE_TF": "0",
         "DS_ACCELERATOR": "cuda" if lane is Lane.GPU else "cpu",
-        "TORCH_EXTENSIONS_DIR": str(site.parent.parent.parent / "extensions" / site.parent.name),
+        "TORCH_EXTENSIONS_DIR": str(extensions),
         "HARNESS_LAUNCHED": repr(time.time()),
     }
     if lane is Lane.CPU or devices:

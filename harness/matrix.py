@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness import catalog, config, releases
+from harness import affected, catalog, config, releases
 from harness.cells import Answer, Cell, answers, exit_code
 from harness.config import ALL, RunConfig
 from harness.files import write_whole
@@ -92,10 +92,14 @@ def matrix(
     words: Sequence[str],
     *,
     again: bool = False,
+    record: bool = False,
     csv_file: Path | None = None,
     json_file: Path | None = None,
 ) -> int:
-    """Ask every combination of releases, print the table and write the files; the exit code."""
+    """Ask every combination of releases, print the table and write the files; the exit code.
+
+    With ``record`` the answers are kept in the repository, see ``affected``.
+    """
     sweep, console = asked("matrix", words), terminal()
     cells = swept(sweep, console, again=again)
     console.print()
@@ -105,6 +109,8 @@ def matrix(
         write_whole(json_file, json.dumps([cell.to_json() for cell in cells], indent=1) + "\n")
     if csv_file:
         _write_csv(csv_file, sweep, cells)
+    if record:
+        affected.record(cells)
     return exit_code(cells)
 
 

@@ -12,10 +12,12 @@ import inspect
 import json
 import os
 import shutil
+import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from harness import defect as edit
 from harness import pins
 from harness.files import locked, sha256, write_whole
 from harness.pins import Stack
-from harness.spec import Defect, Inconclusive
+from harness.spec import Defect, Inconclusive, Unsupported
 
 FORMAT = 2
 """Raised whenever the same key would make another folder than before."""
@@ -40,7 +42,8 @@ class Overlay:
     """A finished overlay."""
 
     key: str
-    folder: Path
+    site: Path
+    """What goes on a rank's path."""
     lock: str
     """What was resolved: a requirements file with versions and hashes."""
     diff: str
@@ -49,8 +52,8 @@ class Overlay:
     """Whether this process made it just now."""
 
     @property
-    def site(self) -> Path:
-        return self.folder / "site"
+    def folder(self) -> Path:
+        return self.site.parent
 
     def has(self, file: str) -> bool:
         """Whether it holds a file, by its path in site-packages: other releases may lack it."""
@@ -162,7 +165,27 @@ def _opened(cache: Path, name: str, made: bool) -> Overlay:
                 f"overlay {name} is damaged: {file} is missing or was changed; remove it with "
                 f"'python -m harness clean {name}' and the next run makes it anew"
             )
-    return Overlay(name, folder, manifest["lock"], manifest["diff"], made)
+    return Overlay(name, folder / "site", manifest["lock"], manifest["diff"], made)
+
+
+def installed(names: Iterable[str]) -> Overlay:
+    """The user's own environment, where it has all of these packages in one place.
+
+    Raises Unsupported where one is missing or installed from elsewhere, in editable mode say.
+    """
+    site = Path(sysconfig.get_path("purelib"))
+    for name in names:
+        try:
+            place = Path(str(metadata.distribution(name).locate_file("")))
+        except metadata.PackageNotFoundError:
+            raise Unsupported(f"{name} is not installed") from None
+        if place.resolve() != site.resolve():
+            raise Unsupported(f"{name} is installed in {place}, beside the environment's own")
+    return Overlay(INSTALLED, site, "", "")
+
+
+INSTALLED = "installed"
+"""Stands for a key where there is no overlay, but the user's own environment."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -108,6 +108,11 @@ def matches(when: str, pins: Mapping[str, str]) -> bool:
     return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
+def covers(scenario: Scenario, pins: Mapping[str, str]) -> bool:
+    """Whether these are releases that the scenario can ask."""
+    return not scenario.releases or matches(scenario.releases, pins)
+
+
 def stack(
     scenario: Scenario,
     pins: Mapping[str, str],
@@ -254,6 +259,18 @@ def _install_part(lock_file: Path, stack: Stack, site: Path) -> None:
         ],
         pins=stack.pins,
     )  # fmt: skip
+
+
+def required(file: Path) -> dict[str, str]:
+    """The releases that the requirements in a file mean today, without what those require."""
+    text = _uv(
+        [
+            "pip", "compile", str(file), "--no-deps", "--no-header", "--no-annotate", "--quiet",
+            "--python", sys.executable,
+        ],
+        pins={},
+    )  # fmt: skip
+    return {name.lower().replace("_", "-"): version for name, version in locked(text).items()}
 
 
 def locked(lock_text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def resolve(job: Job) -> None:
             job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
         else:
             job.stacks[variant] = stack_of(config, variant, job.cache)
+            if not pins.covers(scenario, job.stacks[variant].pins):
+                job.refusals[variant] = f"this scenario is about {scenario.releases} only"
 
 
 def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
@@ -115,6 +118,9 @@ def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
 def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     """These releases, as of their day."""
     scenario = catalog.scenario(config.scenario)
+    if config.installed:
+        found = {name: metadata.version(name) for name in scenario.pins}
+        return pins.Stack(found, time.strftime("%Y-%m-%d"), *pins.here())
     return pins.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
 
 
@@ -125,6 +131,9 @@ def prepare(job: Job) -> None:
             continue
         defects = job.scenario.variant(variant).defects
         stack = job.stacks[variant]
+        if job.config.installed:
+            job.overlays[variant] = overlay.installed(stack.pins)
+            continue
         if overlay.is_made(stack, defects, job.cache):
             job.progress.say("checking the overlays")
         else:
@@ -223,11 +232,17 @@ def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any], devices: Sequ
     for act in trial["acts"]:
         ended = launch(
             job.folder, variant, act, ranks=trial["ranks"], lane=job.lane,
-            site=job.overlays[variant].site, timeout=job.config.launch.timeout,
+            site=job.overlays[variant].site, extensions=_extensions(job, variant),
+            timeout=job.config.launch.timeout,
             threads=job.config.launch.threads, devices=devices, tick=_ticker(job, variant, act),
         )  # fmt: skip
         if ended.code or ended.timed_out:
             return
+
+
+def _extensions(job: Job, variant: str) -> Path:
+    """Where ranks keep what they compile: a folder for each stack, as they break each other's."""
+    return job.cache / "extensions" / job.overlays[variant].key
 
 
 def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:

@@ -45,6 +45,8 @@ def _summary(name: str) -> dict[str, Any]:
         "report": list(told.report),
         "fix": told.fix,
         "symptom": told.symptom,
+        "trigger": told.trigger,
+        "remedy": told.remedy,
         "pins": dict(told.pins),
         "date": told.date,
         "ranks": told.ranks,
@@ -66,6 +68,7 @@ def print_scenario(name: str, given: Mapping[str, str]) -> None:
         f"\nreport    {told.report[0]}", *(f"\n          {r}" for r in told.report[1:]), sep=""
     )
     console.print(f"fix       {told.fix}\nsymptom   {told.symptom}")
+    console.print(f"trigger   only with {told.trigger}\nremedy    {told.remedy}")
     console.print(f"ranks     {told.ranks} (lanes: {', '.join(told.lanes)})\n\nvariants")
     for variant, v in told.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {v.about}")

@@ -162,6 +162,10 @@ class Scenario:
     fix: str
     symptom: str
     """The documented symptom, in the words of the report."""
+    trigger: str
+    """What a user's run must do to meet the bug, to be read after "only with"."""
+    remedy: str
+    """What a user who is affected can do, as an order: "train in bf16"."""
     pins: Mapping[str, str]
     """Upstream releases; the first is the subject, whose day decides the dependencies."""
     date: str
@@ -169,6 +173,8 @@ class Scenario:
     variants: Mapping[str, Variant]
     ranks: int
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
+    releases: str = ""
+    """The releases that it can ask, as a requirement such as ``transformers>=5``; else all."""
     companions: tuple[Companion, ...] = ()
     acts: tuple[str, ...] = ("",)
     """The launches that a trial is made of, one after another, each in fresh processes: to save in

@@ -116,6 +116,8 @@ SCENARIO = Scenario(
     symptom="AssertionError: Checking Transformer Layer norm weights in key "
     "input_layernorm.weight, checkpoint global_step10, files ['layer_03-model_00-model_states.pt', "
     "'layer_03-model_01-model_states.pt']",
+    trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
+    remedy="use a published release of DeepSpeed: none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
     date="2026-11-20",
     companions=(

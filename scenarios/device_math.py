@@ -58,6 +58,8 @@ SCENARIO = Scenario(
     fix="none in torch: divide by a tensor on the device",
     symptom="10 ** (torch.arange(0, 10) / 10) ends in 7.94328212738037109375 on the CPU and in "
     "7.94328308105468750000 on CUDA",
+    trigger="values computed on a GPU and compared bit by bit with those of the CPU",
+    remedy="divide by a tensor on the device, and compare with a tolerance",
     pins={},
     date="2026-11-20",
     ranks=1,

@@ -99,6 +99,8 @@ SCENARIO = Scenario(
     ),
     fix="none in any release: train in bf16",
     symptom=f"loss nan at step 444; at step 456 Exception: {TEXT}",
+    trigger="dynamic loss scaling in fp16, once an activation passes 65504",
+    remedy="train in bf16; watch the headroom (harness.detectors.headroom)",
     pins={"deepspeed": "0.13.3"},
     date="2024-03-15",
     ranks=2,

@@ -42,6 +42,8 @@ SCENARIO = Scenario(
     fix="none in any release: ZeRO stage 1 raises, bf16 does not overflow",
     symptom="loss nan; more steps skipped than the loss scale has halvings, the scale at its "
     "minimum, and no exception",
+    trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
+    remedy="use ZeRO stage 1, which raises, or bf16",
     pins={"deepspeed": "0.13.3"},
     date="2024-03-15",
     ranks=2,

@@ -65,9 +65,13 @@ SCENARIO = Scenario(
     fix="none at the time of writing: transformers 5.12.1 counts in integers, 5.23.0 does not",
     symptom="63 of 64 rotary frequencies are bf16 and wrong, relatively by up to 0.0045; the "
     "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
+    trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
+    remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or leave "
+    "zero.Init to transformers' own integration",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
     date="2026-11-20",
     ranks=1,
+    releases="transformers>=5",
     variants={
         "buggy": Variant("the release, built under an explicit zero.Init", Outcome.SYMPTOM),
         "fixed": Variant(

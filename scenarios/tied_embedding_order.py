@@ -108,6 +108,9 @@ SCENARIO = Scenario(
     fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
     symptom="after the all-reduce, the embedding's gradient on rank 1 is (g0+g1)/2 plus g3's part, "
     "on rank 2 (g2+g3)/2 plus g0's, where both should be (g0+g1+g2+g3)/2",
+    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
+    "parallelism",
+    remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.5.0"},
     date="2024-12-15",
     ranks=4,

@@ -91,9 +91,13 @@ SCENARIO = Scenario(
     fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
     symptom="use_distributed_optimizer with share_embeddings_and_output_weights: wrong embedding "
     "gradients, and the first and the last stage step with different ones",
+    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
+    "parallelism",
+    remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.16.1"},
     date="2026-11-20",
     ranks=4,
+    releases="megatron-core>=0.6",  # the wheels before have no DistributedOptimizer
     variants={
         "buggy": Variant(
             "the release, without a bucket of its own for the tied weight", Outcome.SYMPTOM,

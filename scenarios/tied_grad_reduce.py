@@ -99,6 +99,9 @@ SCENARIO = Scenario(
     fix="https://github.com/microsoft/DeepSpeed/commit/37011a92 (2022)",
     symptom="the gradients of the tied weights were not reduced: the front embedding got only its "
     "own, and the loss spiked on restart",
+    trigger="a pipeline with tied layers under BF16_Optimizer",
+    remedy="use a published release of DeepSpeed that has the fix, or train with one pipeline "
+    "stage",
     pins={"deepspeed": "0.19.8"},
     date="2026-11-20",
     ranks=2,

@@ -111,6 +111,10 @@ SCENARIO = Scenario(
     fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is a remedy of ours",
     symptom="on the last pipeline rank tied_modules.embed.word_embeddings.norm is reset to "
     "defaults on load: weight 0.9961 before, 1.0 after",
+    trigger="a TiedLayerSpec with a forward_fn whose module holds more than its tied weight, "
+    "resumed from a checkpoint",
+    remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
+    "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
     date="2026-11-20",
     ranks=2,

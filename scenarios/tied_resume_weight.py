@@ -113,6 +113,8 @@ SCENARIO = Scenario(
     fix="https://github.com/microsoft/DeepSpeed/commit/37011a92 and 77b649d16 (2022)",
     symptom="on the last pipeline rank tied_modules.embed.word_embeddings.weight differs between "
     "the last step before the save and the first after the load",
+    trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
+    remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
     date="2026-11-20",
     ranks=2,

@@ -17,7 +17,9 @@ FLOORS = [
     {"config", "overlay", "launch", "rank", "grade", "releases", "report"},
     {"run"},
     {"suite", "bundle", "clean", "show", "evidence", "cells"},
+    {"affected"},
     {"matrix"},
+    {"bisect", "check"},
     {"__main__", "bench", "detector_table"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

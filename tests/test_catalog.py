@@ -99,7 +99,7 @@ def test_a_defect_of_two_variants_counts_once() -> None:
 
 
 def a_scenario(**variants: Variant) -> Scenario:
-    return Scenario("", ("",), "", "", {"up": "1.0"}, "2024-01-01", variants, ranks=4)
+    return Scenario("", ("",), "", "", "", "", {"up": "1.0"}, "2024-01-01", variants, ranks=4)
 
 
 def test_the_subject_is_the_first_pin() -> None:

@@ -673,7 +673,7 @@ class StandIn:
         self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
         launching.launch(
             self.folder, "buggy", ranks=2, lane=Lane.CPU, threads=1, timeout=PATIENCE, tick=tick,
-            site=self.folder.parent / "cache" / "overlays" / "key" / "site",
+            site=self.folder.parent / "site", extensions=self.folder.parent / "extensions",
         )  # fmt: skip
         return self.exit()
 

@@ -6,8 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import libcst as cst
 import pytest
 
 from harness.grade import grade
@@ -147,10 +147,12 @@ def test_a_fixed_release_that_trains_unlike_one_process_is_no_reproduction(
     assert any(told in reason for reason in result.reasons)
 
 
-def function(source: str) -> cst.FunctionDef:
-    made = cst.parse_module(source).body[0]
-    assert isinstance(made, cst.FunctionDef)
-    return made
+def function(source: str) -> Any:
+    return libcst().parse_module(source).body[0]
+
+
+def libcst() -> Any:
+    return pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
 
 
 def test_the_order_fix_moves_the_loop_and_nothing_else() -> None:
@@ -159,7 +161,7 @@ def test_the_order_fix_moves_the_loop_and_nothing_else() -> None:
     total = "_allreduce_embedding_grads(model)"
     ((_, moved),) = embedding_first(function(source.format(loop, total)))
     expected = f"def f():\n    g()\n    {total}\n    {loop}\n    h()\n"
-    assert cst.Module([moved]).code == expected
+    assert libcst().Module([moved]).code == expected
     assert not list(embedding_first(function(source.format(loop, loop))))
 
 
