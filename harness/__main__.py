@@ -26,6 +26,8 @@ verbs:
   matrix  which releases have the bug:  matrix scenario=NAME pins.PACKAGE=4.34:5.23:minor
   bisect  between which releases the answer flips, asking few
   check   is the environment that you have affected?  check [-r requirements.txt]
+  admit   may a scenario be in the catalogue? run often enough to say
+  new     write a scenario module that runs and is honest about being unfinished
   grade   the verdict of a stored run folder, without a launch
   bundle  a folder with all that a box without a network needs
   clean   what the caches hold, and free it
@@ -168,6 +170,35 @@ def _check(arguments: list[str]) -> int:
     return check.check(options.overrides, options.requirements, strict=options.strict)
 
 
+def _admit(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness admit",
+        description="Run a scenario often enough to say whether it may be in the catalogue.",
+    )
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    options = parser.parse_args(arguments)
+    from harness import admit
+
+    return admit.admit(options.overrides)
+
+
+def _new(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="python -m harness new",
+        description="Write a scenario module that runs, and says that it is not finished.",
+    )
+    parser.add_argument("name", help="like bf16_clip")
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="NAME==VERSION",
+        help="an upstream release; the first is the one whose bug it is; repeatable",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    from harness import new
+
+    new.new(options.name, options.pin)
+    return ExitCode.AS_EXPECTED
+
+
 def _grade(arguments: list[str]) -> int:
     parser = _Parser(
         prog="python -m harness grade", description="Grade a stored run again, from its records."
@@ -238,6 +269,8 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "matrix": _matrix,
     "bisect": _bisect,
     "check": _check,
+    "admit": _admit,
+    "new": _new,
     "grade": _grade,
     "bundle": _bundle,
     "clean": _clean,

@@ -102,7 +102,7 @@ def bisect(words: Sequence[str], *, again: bool = False, apart: int | None = Non
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
-    apart = apart or math.isqrt(len(releases) - 1) + 1
+    apart = math.isqrt(len(releases) - 1) + 1 if apart is None else apart
     if apart < 1:
         raise UserError("--apart must be at least 1")
     console.print(

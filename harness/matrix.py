@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -68,10 +68,9 @@ def asked(verb: str, words: Sequence[str]) -> Sweep:
         example = next(iter(scenario.pins), None)
         hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
         raise UserError(f"{verb} needs the releases to ask{hint}")
-    configs = [
-        config.compose([*others, f"variant={RELEASED}", *_pins(axes, versions)])
-        for versions in itertools.product(*axes.values())
-    ]
+    base = config.compose([*others, f"variant={RELEASED}"])
+    combinations = itertools.product(*axes.values())
+    configs = [_pinned(base, dict(zip(axes, each, strict=True))) for each in combinations]
     several = {name: versions for name, versions in axes.items() if len(versions) > 1}
     return Sweep(configs[0].scenario, several or axes, configs)
 
@@ -84,8 +83,10 @@ def _scenario(verb: str, words: Sequence[str]) -> Scenario:
     return catalog.scenario(named[0])
 
 
-def _pins(axes: Mapping[str, Sequence[str]], versions: Sequence[str]) -> list[str]:
-    return [f"pins.{name}={version}" for name, version in zip(axes, versions, strict=True)]
+def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
+    """The same question of other releases; its command is what would ask it alone."""
+    words = [f"pins.{name}={version}" for name, version in chosen.items()]
+    return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
 
 
 def matrix(

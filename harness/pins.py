@@ -75,7 +75,12 @@ class Stack:
         return asdict(self)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {version}" for name, version in self.pins.items())
+        return told(self.pins)
+
+
+def told(pins: Mapping[str, str]) -> str:
+    """Releases as a reader says them: ``deepspeed 0.19.8, megatron-core 0.16.1``."""
+    return ", ".join(f"{name} {version}" for name, version in pins.items()) or "torch alone"
 
 
 def here() -> tuple[str, str]:

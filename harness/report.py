@@ -76,7 +76,7 @@ class Progress:
 def print_header(console: Console, run: Mapping[str, Any]) -> None:
     """One line that says what is being run."""
     pins = next(iter(run["trials"].values()))["pins"]
-    stack = ", ".join(f"{name} {version}" for name, version in pins.items())
+    stack = ", ".join(f"{name} {version}" for name, version in pins.items()) or "torch alone"
     lane = {"cpu": "cpu (gloo)", "gpu": "gpu (NCCL)"}[run["lane"]]
     console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
 
@@ -91,16 +91,18 @@ def print_trial(console: Console, result: TrialResult) -> None:
     )
     for line in result.reason.splitlines()[:LOG_LINES]:
         console.print(f"    {line}")
-    if result.finding is not None:
-        console.print(f"    {_where(result)}")
+    if where := _where(result):
+        console.print(f"    {where}")
     for name, fired in (result.wrong_detectors or {}).items():
         if result.outcome is Outcome.SYMPTOM:
             console.print(f"    a wrong detector, '{name}': {'fired' if fired else 'silent'}")
 
 
 def _where(result: TrialResult) -> str:
+    """Where a finding shows and how large it is; empty without one, or where it does not say."""
     finding = result.finding
-    assert finding is not None
+    if finding is None:
+        return ""
     parts = []
     if finding.step is not None:
         parts.append(f"step {finding.step}" if finding.step else "before the first step")
@@ -110,7 +112,7 @@ def _where(result: TrialResult) -> str:
         parts.append(f"by up to {finding.magnitude:.4g}")
     if finding.parameters:
         parts.append(_some(finding.parameters))
-    return "first seen: " + "; ".join(parts)
+    return "first seen: " + "; ".join(parts) if parts else ""
 
 
 def _some(names: tuple[str, ...], most: int = 3) -> str:

@@ -16,7 +16,7 @@ FLOORS = [
     {"catalog", "records", "defect", "pins", "machine", "shims"},
     {"config", "overlay", "launch", "rank", "grade", "releases", "report"},
     {"run"},
-    {"suite", "bundle", "clean", "show", "evidence", "cells"},
+    {"suite", "bundle", "clean", "show", "evidence", "cells", "admit", "new"},
     {"affected"},
     {"matrix"},
     {"bisect", "check"},

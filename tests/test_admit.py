@@ -1,0 +1,193 @@
+"""The gate for scenarios, on results that are made up; and the scenario that `new` writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import scenarios
+from harness import admit, catalog, grade
+from harness.__main__ import main
+from harness.config import RunConfig
+from harness.records import Records
+from harness.spec import Finding, Outcome, RunResult, TrialResult, Verdict
+
+Capture = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parent.parent
+S, C, I, U = Outcome.SYMPTOM, Outcome.CLEAN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED  # noqa: E741
+GOOD: Mapping[str, Outcome] = {"buggy": S, "fixed": C, "control": C, "reference": C}
+
+
+class Runs:
+    """Stands in for ``run``: the n-th call comes out as said, everything else as it should."""
+
+    def __init__(self, told: Mapping[int, Mapping[str, Outcome]]) -> None:
+        self.told = told
+        self.asked: list[tuple[tuple[str, ...], int]] = []
+        self.steps: Sequence[int] = (1, 1, 1, 1)
+        self.alarm = False
+
+    def __call__(self, asked: RunConfig, console: Console) -> tuple[RunResult, Path]:
+        number = len(self.asked)
+        self.asked.append((asked.variants, asked.seed))
+        outcomes = {**GOOD, **self.told.get(number, {})}
+        trials = [self._trial(v, outcomes[v], self.steps[number]) for v in asked.variants]
+        verdict, reasons = grade.judge(trials, [])
+        return RunResult(asked.scenario, verdict, reasons, tuple(trials)), Path()
+
+    def _trial(self, variant: str, outcome: Outcome, step: int) -> TrialResult:
+        seen = outcome is S or (self.alarm and variant == "control")
+        finding = Finding("wrong", step=step) if seen else None
+        return TrialResult(variant, outcome, GOOD[variant], "because", finding=finding)
+
+
+def admitted(
+    monkeypatch: pytest.MonkeyPatch, told: Mapping[int, Mapping[str, Outcome]], **changes: object
+) -> tuple[int, Runs]:
+    runs = Runs(told)
+    for name, value in changes.items():
+        setattr(runs, name, value)
+    monkeypatch.setattr(admit, "run", runs)
+    return main(["admit", "scenario=bf16_clip", "seed=3"]), runs
+
+
+def test_a_scenario_that_always_says_the_same_is_admitted(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    code, runs = admitted(monkeypatch, {})
+    assert code == 0
+    pair = ("buggy", "fixed")
+    assert runs.asked == [(tuple(GOOD), 3), (pair, 3), (pair, 3), (pair, 4)]
+    assert "bf16_clip: admitted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({1: {"buggy": C}}, "flaky: symptom, clean, symptom"),
+        ({2: {"buggy": I}}, "flaky: symptom, symptom, inconclusive"),
+        ({0: {"buggy": I}, 1: {"buggy": I}, 2: {"buggy": I}}, "inconclusive, inconclusive"),
+        ({1: {"fixed": I}}, "flaky: clean, inconclusive, clean"),
+        ({0: {"control": S}}, "control symptom, expected clean"),
+        ({3: {"buggy": C}}, "not reproduced: buggy: clean, expected symptom"),
+        ({3: {"fixed": I}}, "inconclusive: fixed: because"),
+    ],
+)
+def test_one_that_does_not_is_named_and_kept_out(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    told: Mapping[int, Mapping[str, Outcome]],
+    why: str,
+) -> None:
+    code, runs = admitted(monkeypatch, told)
+    out = capsys.readouterr().out
+    assert code == 1
+    assert len(runs.asked) == 4, "nothing is tried again"
+    assert any("FAILED" in line and why in line for line in out.splitlines())
+    assert "bf16_clip: not admitted" in out
+
+
+def test_an_alarm_where_nothing_is_wrong_keeps_it_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    code, _ = admitted(monkeypatch, {}, alarm=True)
+    assert code == 1
+    assert "control: wrong" in capsys.readouterr().out
+
+
+def test_repeats_that_saw_it_at_other_steps_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert admitted(monkeypatch, {}, steps=(1, 2, 1, 1))[0] == 0
+    assert "(at steps 1, 2, 1)" in capsys.readouterr().out
+
+
+def test_without_a_page_or_a_control_it_stays_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    monkeypatch.setattr(admit, "PAGES", tmp_path)
+    assert admitted(monkeypatch, {})[0] == 1
+    assert "docs/scenarios/bf16_clip.md" in capsys.readouterr().out
+
+
+def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert admitted(monkeypatch, {n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["admit"], "KEY=VALUE"),
+        (["admit", "scenario=bf16_clip", "variant=buggy"], "leave variant=buggy out"),
+        (["admit", "scenario=bf16_clop"], "did you mean bf16_clip?"),
+        (["new", "bf16_clip"], "there is a scenario 'bf16_clip' already"),
+        (["new", "all"], "or the name is taken"),
+        (["new", "My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
+        (["new", "class"], "'class' is no name"),
+        (["new", "my_bug", "--pin", "deepspeed"], "'deepspeed' is no pin"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: Capture,
+    words: list[str],
+    told: str,
+) -> None:
+    if words[0] == "new":
+        monkeypatch.setattr(scenarios, "__path__", [str(tmp_path)])
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A scenario that was just written, in a folder of its own."""
+    monkeypatch.setattr(scenarios, "__path__", [str(tmp_path)])
+    assert main(["new", "my_bug", "--pin", "deepspeed==0.19.8"]) == 0
+    monkeypatch.delitem(sys.modules, "scenarios.my_bug", raising=False)
+    catalog.names.cache_clear()
+    return "my_bug"
+
+
+def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(written: str) -> None:
+    try:
+        module = catalog.load(written)
+    finally:
+        catalog.names.cache_clear()
+    assert module.SCENARIO.pins == {"deepspeed": "0.19.8"}
+    finding = module.detect(Records({0: []}))
+    assert not finding.documented
+    assert "UNFINISHED" in finding.message
+    assert "UNFINISHED" in module.SCENARIO.title
+    assert module.exercised(Records({0: []})) is None
+
+
+@pytest.mark.launch
+def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
+    for part in ("harness", "scenarios", "configs"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HARNESS_CACHE": str(tmp_path / "c")}
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "harness", *words],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert typed("new", "my_bug").returncode == 0
+    assert "my_bug" in typed("list").stdout
+    done = typed("run", "scenario=my_bug", "launch=cpu")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.count("UNFINISHED: detect() looks at none of 6 steps") >= 2
+    assert str(Verdict.INCONCLUSIVE) in done.stdout
