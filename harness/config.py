@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
@@ -21,6 +21,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -93,18 +94,24 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     here = os.getpid()
     begun = False
     refused: list[HarnessError] = []
+    done = False
+    sweep: Path | None = None
 
     @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
     def task(config: DictConfig) -> None:
-        nonlocal begun
+        nonlocal begun, done, sweep
         begun = True
         choice = HydraConfig.get()
+        if choice.mode is RunMode.MULTIRUN:
+            sweep = Path(choice.sweep.dir).absolute()
         try:
             job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
         except HarnessError as error:
             if os.getpid() != here:  # a launcher's own process: Hydra brings the error back
                 raise
             refused.append(error)  # Hydra would print a line of its own before ours
+            return
+        done = True
 
     arguments = [quoted(a) for a in arguments]
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
@@ -116,8 +123,18 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         if begun:
             raise
         raise UserError(f"{' '.join(arguments)}: {error}") from None
+    if refused and sweep and not done:
+        _remove(sweep)
     if refused:
         raise refused[0]
+
+
+def _remove(sweep: Path) -> None:
+    """Remove the folder that Hydra made for a sweep of which nothing came, and empty ones above."""
+    (sweep / "multirun.yaml").unlink(missing_ok=True)
+    with suppress(OSError):
+        for folder in (sweep, sweep.parent, sweep.parent.parent):
+            folder.rmdir()
 
 
 def compose(arguments: Sequence[str]) -> RunConfig:

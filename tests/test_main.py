@@ -141,3 +141,14 @@ def test_an_interrupted_run_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     monkeypatch.setattr(suite, "run", interrupt)
     assert main(RUN) == 130
     assert "harness: interrupted" in capsys.readouterr().err
+
+
+def test_a_sweep_that_was_refused_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> None:
+    monkeypatch.setattr(suite, "run", lambda config: (RunResult("bf16_clip", Verdict.REPRODUCED,
+                                                                (), ()), Path()))  # fmt: skip
+    assert main(["run", "--multirun", BUG, "scenario.lr=-1,-2"]) == 2
+    assert not runs.exists()
+    assert main(["run", "--multirun", BUG, "scenario.lr=-1,1"]) == 2
+    assert len(list(runs.glob("multirun/*/multirun.yaml"))) == 1, "one of them did run"
