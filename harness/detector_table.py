@@ -119,8 +119,8 @@ def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
         "",
         "*Fires in*: the buggy variants that it finds, and when. *False alarms*: over all variants",
         "of these scenarios in which nothing is wrong. For `headroom`, an early warning, that is",
-        "where no watched tensor passed 65504 later: in bf16 it says what would happen in fp16, and",
-        "is right. What does not find a bug, each with its figures, is in the scenarios' pages.",
+        "where no watched tensor passed 65504 later: in bf16 it tells what fp16 would do, rightly.",
+        "What does not find a bug, with figures, is in the scenarios' pages.",
     ]
     return "\n".join(lines)
 
