@@ -40,7 +40,7 @@ CONSTRAINTS = {
 }
 """What a release ought to have declared: a bound, as it breaks on what came later, or a need."""
 
-WHEELS_OF = {"megatron-core<0.10": ("3.10", "3.11")}
+WHEELS_OF = {"megatron-core<0.5": ("3.10",), "megatron-core<0.10": ("3.10", "3.11")}
 """Releases without sources, and the only Pythons that they have wheels for.
 
 Another Python gets the wheel of the last of them, for the plain Python that is in it. What is
@@ -209,9 +209,12 @@ SECTION = "# the wheels of another Python\n"
 def _parts(stack: Stack) -> list[Stack]:
     """The stack, less the releases that have wheels for other Pythons only; then those."""
     foreign: dict[str, dict[str, str]] = {}
+    wheels: dict[str, tuple[str, ...]] = {}
     for when, pythons in WHEELS_OF.items():
-        name = Requirement(when).name
-        if stack.python not in pythons and matches(when, stack.pins):
+        if matches(when, stack.pins):
+            wheels.setdefault(Requirement(when).name, pythons)  # the first that matches
+    for name, pythons in wheels.items():
+        if stack.python not in pythons:
             foreign.setdefault(pythons[-1], {})[name] = stack.pins[name]
     taken = {name for pins in foreign.values() for name in pins}
     own = {name: version for name, version in stack.pins.items() if name not in taken}

@@ -31,10 +31,16 @@ def chosen(name: str, expression: str) -> list[str]:
     """The releases of a package that an expression means, oldest first.
 
     Raises UserError for a range with nothing in it, and for a release that does not exist or was
-    yanked.
+    yanked. Without a network single releases are taken at their word: a bundle may hold them.
     """
-    known = published(name)
-    picked = {version for term in expression.split(",") for version in _term(name, term, known)}
+    terms = [term.strip() for term in expression.split(",")]
+    try:
+        known = published(name)
+    except Inconclusive:
+        if not all(is_one(term) for term in terms):
+            raise
+        return sorted({str(_version(name, term)) for term in terms}, key=Version)
+    picked = {version for term in terms for version in _term(name, term, known)}
     return sorted(picked, key=Version)
 
 
@@ -47,11 +53,11 @@ def published(name: str) -> list[str]:
 
 
 def _term(name: str, term: str, known: Sequence[str]) -> list[str]:
-    bounds, _, step = term.strip().rpartition(":") if term.endswith(f":{MINOR}") else (term, "", "")
+    bounds, _, step = term.rpartition(":") if term.endswith(f":{MINOR}") else (term, "", "")
     if bounds in (ALL, MINOR):
         bounds, step = ":", MINOR if bounds == MINOR else step
     if ":" not in bounds:
-        return [_one(name, bounds.strip(), known)]
+        return [_one(name, bounds, known)]
     first, _, last = bounds.partition(":")
     picked = [v for v in known if _between(name, v, first.strip(), last.strip())]
     if not picked:

@@ -191,20 +191,16 @@ def _engine(ctx: Context) -> tuple[Any, Any]:
 
 
 def _config(ctx: Context) -> dict[str, Any]:
-    from packaging.version import Version
+    from scenarios.workloads import bf16
 
-    config = {
+    return {
         "train_micro_batch_size_per_gpu": ctx.params.batch,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": ctx.params.gradient_clipping,
-        "bf16": {"enabled": True},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1_000_000,
+        **bf16.config(ctx.pins),
     }
-    if Version(ctx.pins["deepspeed"]) >= Version("0.11"):
-        # Before, bf16 alone chose BF16_Optimizer, and these would choose another one.
-        config |= {"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}}
-    return config
 
 
 def _train(ctx: Context, engine: Any, group: Any) -> None:

@@ -255,7 +255,8 @@ def _scaler(optimizer: Any) -> dict[str, Any]:
 
     return {
         "optimizer": type(optimizer).__name__,
-        "dynamic": bool(knob("dynamic", "dynamic_loss_scale")),
+        # Before 0.8 a dynamic scaler did not say so; only it has a window.
+        "dynamic": bool(knob("dynamic", "dynamic_loss_scale", "scale_window")),
         "initial": _loss_scale(optimizer),
         "minimum": knob("min_scale", "min_loss_scale"),
         "hysteresis": knob("delayed_shift"),

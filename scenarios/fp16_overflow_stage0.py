@@ -28,9 +28,16 @@ from scenarios.fp16_overflow import run as run
 
 @dataclass
 class Params(sibling.Params):
-    """The knobs of the sibling; the stage is what differs."""
+    """The knobs of the sibling, but for the stage and the learning rate.
+
+    From 0.18.3 on the gradients at stage 0 are too small by the loss scale, which leaves nothing to
+    clip, and the logits grow more slowly. With 0.19.8 at the sibling's 8e-2, two of the seeds 0 to
+    2 overflow too late or not at all; at 0.12 seeds 0 to 4 are reproduced, but not every seed (see
+    docs/scenarios/fp16_overflow_stage0.md).
+    """
 
     zero_stage: int = 0
+    lr: float = 0.12
 
 
 SCENARIO = Scenario(
@@ -56,7 +63,7 @@ SCENARIO = Scenario(
             params={"precision": "bf16"},
         ),
         "control": Variant(
-            "fp16, stage 0, a sixteenth of the learning rate: the logits stay small", Outcome.CLEAN,
+            "fp16, stage 0, a 24th of the learning rate: the logits stay small", Outcome.CLEAN,
             params={"lr": 5e-3}, triggers=False,
         ),
     },

@@ -194,6 +194,26 @@ def test_what_cannot_be_run_is_told_with_its_reason_and_not_kept(
     assert len(upstream.asked) == 10
 
 
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "words", "at_once"),
+    [
+        (2, 0, (), 1),
+        (8, 0, (), 4),
+        (8, 0, ("launch.threads=4",), 1),
+        (64, 8, (), 4),
+        (64, 3, (), 1),
+        (64, 8, ("launch=cpu",), 32),
+    ],
+)
+def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, words: tuple[str, ...], at_once: int
+) -> None:
+    there = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: there)
+    monkeypatch.setattr(machine, "facts", lambda: {"cpus": cpus, "gpus": ["H"] * gpus})
+    assert cells.room(config.compose(["scenario=rope_zero_init", *words])) == at_once
+
+
 def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
     upstream: Upstream, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -62,7 +62,12 @@ def test_what_means_no_release_is_one_line_that_helps(expression: str, told: str
     assert "\n" not in str(error.value)
 
 
-def test_without_an_index_nothing_is_said_about_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_index_only_single_releases_can_be_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pins, "versions", lambda *_, **__: [])
     with pytest.raises(Inconclusive, match="is there a network"):
         releases.chosen("up", "minor")
+    with pytest.raises(Inconclusive):
+        releases.chosen("up", "4.34.0,4.36:")
+    assert releases.chosen("up", "4.36.2, 4.34.0") == ["4.34.0", "4.36.2"]

@@ -81,7 +81,7 @@ def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
         torch.nn.Module: ("to",),
         torch.Tensor: ("to", "type", "cuda"),
-        torch: ("compile", "load", *megatron.FACTORIES),
+        torch: ("compile", "load", *stand_ins.FACTORIES),
     }  # fmt: skip
     for owner, attributes in changed.items():
         for name in attributes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,7 +79,8 @@ def _fp16_on_cpu(count: Count) -> None:
         CPU_Accelerator,
     )
 
-    supported_dtypes = CPU_Accelerator.supported_dtypes
+    # 0.9 has no such list yet, and nothing in it asks.
+    supported_dtypes: Any = getattr(CPU_Accelerator, "supported_dtypes", lambda _: [])
 
     def is_fp16_supported(self: Any) -> bool:
         count()
@@ -90,6 +92,45 @@ def _fp16_on_cpu(count: Count) -> None:
 
     CPU_Accelerator.is_fp16_supported = is_fp16_supported
     CPU_Accelerator.supported_dtypes = with_fp16
+
+
+def _cpu_events(count: Count) -> None:
+    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
+        CPU_Accelerator,
+    )
+
+    def made(kind: type) -> Callable[..., Any]:
+        def make(**options: Any) -> Any:
+            count()
+            return kind(**options)
+
+        return make
+
+    event, stream = made(stand_ins.Event), made(stand_ins.Stream)
+    CPU_Accelerator.Event, CPU_Accelerator.Stream = property(lambda _: event), lambda _: stream()
+    CPU_Accelerator.stream = lambda *_: nullcontext()
+
+
+def _available(count: Count) -> None:
+    import torch
+
+    stand_ins.answered_in("deepspeed", torch.cuda, "is_available", count, lambda _: True)
+
+
+def _detached_output(count: Count) -> None:
+    import torch
+
+    original = torch.distributed.all_gather_into_tensor
+
+    def gather(
+        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if output_tensor.requires_grad:
+            count()
+            output_tensor, input_tensor = output_tensor.detach(), input_tensor.detach()
+        return original(output_tensor, input_tensor, *args, **kwargs)
+
+    torch.distributed.all_gather_into_tensor = gather  # type: ignore[assignment]
 
 
 def _shm_comm(count: Count) -> None:
@@ -136,6 +177,21 @@ POINTS = (
         stand_ins.cuda_on_cpu,
     ),
     Point(
+        "deepspeed.cuda_available", "deepspeed", "<0.9", CPU,
+        "they refuse fp16 where torch.cuda is not available: to them it is",
+        _available,
+    ),
+    Point(
+        "deepspeed.cuda_devices", "deepspeed", "<0.9", CPU,
+        "they make tensors on the device of torch.cuda: they are made on the CPU",
+        partial(stand_ins.made_on_cpu, "deepspeed"),
+    ),
+    Point(
+        "deepspeed.tensor_cuda", "deepspeed", "<0.9", CPU,
+        "they move tensors with Tensor.cuda(): they stay where they are",
+        partial(stand_ins.tensor_cuda, "deepspeed"),
+    ),
+    Point(
         "deepspeed.cuda_type_names", "deepspeed", "<0.9", CPU,
         "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that is the name "
         "reported here: the one shim that says something untrue",
@@ -158,6 +214,11 @@ POINTS = (
         _gloo_for_ccl,
     ),
     Point(
+        "deepspeed.cpu_events", "deepspeed", ">=0.9,<0.10", CPU,
+        "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
+        _cpu_events,
+    ),
+    Point(
         "deepspeed.fp16_on_cpu", "deepspeed", ">=0.9", CPU,
         "their CPU accelerator says that it has no fp16 (later: only with the processor's own "
         "instructions), so the engine refuses it; torch computes fp16 on any CPU, slowly",
@@ -168,6 +229,12 @@ POINTS = (
         "they compile a C++ helper at start that is torch's own flatten and unflatten: those are "
         "called without compiling",
         _flatten_helper,
+    ),
+    Point(
+        "deepspeed.gather_into_detached", "deepspeed", ">=0.9", CPU,
+        "some gather parameters into a flat buffer that requires grad: NCCL writes it, gloo copies "
+        "into views of it, which autograd forbids; it gets the same memory without its history",
+        _detached_output,
     ),
     Point(
         "deepspeed.shm_comm", "deepspeed", ">=0.14", CPU,

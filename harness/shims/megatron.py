@@ -7,6 +7,8 @@ scenarios, and torch itself see nothing of them. Torch is imported inside the fu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from harness.shims import apex, stand_ins
@@ -14,8 +16,6 @@ from harness.spec import Lane, Point
 
 BOTH = (Lane.CPU, Lane.GPU)
 CPU = (Lane.CPU,)
-FACTORIES = ("tensor", "zeros", "ones", "empty", "full")
-"""The functions of torch that megatron-core gives the literal device ``cuda``."""
 
 
 def _eager_compile(count: Callable[[], None]) -> None:
@@ -40,31 +40,6 @@ def _synchronize(count: Callable[[], None]) -> None:
     _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
 
 
-def _cuda_literal(count: Callable[[], None]) -> None:
-    import torch
-
-    for name in FACTORIES:
-        original = getattr(torch, name)
-        counting = _counting_factory(original, count)
-        _for_megatron(torch, name, _nothing, counting)
-
-
-def _counting_factory(original: Any, count: Callable[[], None]) -> Callable[..., Any]:
-    def make(_: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") == "cuda":
-            count()
-            kwargs["device"] = "cpu"
-        return original(*args, **kwargs)
-
-    return make
-
-
-def _tensor_cuda(count: Callable[[], None]) -> None:
-    import torch
-
-    _for_megatron(torch.Tensor, "cuda", count, lambda _, tensor, *__, **___: tensor)
-
-
 def _type_names(count: Callable[[], None]) -> None:
     import torch
 
@@ -77,10 +52,6 @@ def _type_names(count: Callable[[], None]) -> None:
 
 def _for_megatron(owner: Any, name: str, count: Callable[[], None], answer: Any) -> None:
     stand_ins.answered_in("megatron", owner, name, count, answer)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _apex_optimizers(count: Callable[[], None]) -> None:
@@ -100,6 +71,13 @@ def _apex_optimizers(count: Callable[[], None]) -> None:
     stand_ins.module("amp_C", count, **kernels)
 
 
+def _pkg_resources(count: Callable[[], None]) -> None:
+    import packaging.version
+
+    if find_spec("pkg_resources") is None:
+        stand_ins.module("pkg_resources", count, packaging=packaging)
+
+
 POINTS = (
     Point(
         "megatron-core.current_device", "megatron-core", ">=0.4", CPU,
@@ -115,18 +93,23 @@ POINTS = (
     Point(
         "megatron-core.cuda_literal", "megatron-core", ">=0.4", CPU,
         "it makes tensors with the literal device 'cuda': they are made on the CPU",
-        _cuda_literal,
+        partial(stand_ins.made_on_cpu, "megatron"),
     ),
     Point(
         "megatron-core.tensor_cuda", "megatron-core", ">=0.4", CPU,
         "it moves tied weights with Tensor.cuda(): they stay where they are",
-        _tensor_cuda,
+        partial(stand_ins.tensor_cuda, "megatron"),
     ),
     Point(
         "megatron-core.cuda_type_names", "megatron-core", ">=0.4", CPU,
         "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that is "
         "the name reported to them: this shim says something untrue",
         _type_names,
+    ),
+    Point(
+        "megatron-core.pkg_resources", "megatron-core", ">=0.7,<0.9", BOTH,
+        "they import the package packaging through pkg_resources, which setuptools has dropped",
+        _pkg_resources,
     ),
     Point(
         "megatron-core.apex_optimizers", "megatron-core", ">=0.6,<0.10", BOTH,

@@ -43,16 +43,46 @@ def cuda_on_cpu(count: Count) -> None:
     # A function of its own for each name: torch.compile's tables refuse one under two names.
     for name in ("set_device", "synchronize", "reset_peak_memory_stats", "empty_cache"):
         setattr(cuda, name, _counted(count, _nothing))
-    cuda.Event = _Event
+    cuda.Event, cuda.Stream = Event, Stream
     for name in ("current_stream", "default_stream"):
         setattr(cuda, name, _counted(count, _stream))
     cuda.current_device = _counted(count, lambda: torch.device("cpu"))
     cuda.FloatTensor = _counted(count, lambda data: torch.tensor(data, dtype=torch.float32))
+    cuda.ByteTensor = _counted(count, lambda data: torch.tensor(data, dtype=torch.uint8))
     cuda.nvtx.range = _range
     cuda.nvtx.range_push = _counted(count, _nothing)
     cuda.nvtx.range_pop = _counted(count, _nothing)
     for kind in (torch.nn.Module, torch.Tensor):
         kind.to = _to_cpu(kind.to, count)  # type: ignore[assignment,method-assign]
+
+
+FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "rand")
+"""The functions of torch that upstreams give a device of CUDA by name."""
+
+
+def made_on_cpu(package: str, count: Count) -> None:
+    """Let tensors that a package's code makes on a device of CUDA be made on the CPU."""
+    import torch
+
+    for name in FACTORIES:
+        factory = _cpu_factory(getattr(torch, name), count)
+        answered_in(package, torch, name, _nothing, factory)
+
+
+def _cpu_factory(original: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    def make(_: Any, *args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _cpu_for(kwargs["device"], count)
+        return original(*args, **kwargs)
+
+    return make
+
+
+def tensor_cuda(package: str, count: Count) -> None:
+    """Let ``Tensor.cuda()``, called by a package's code, be the identity."""
+    import torch
+
+    answered_in(package, torch.Tensor, "cuda", count, lambda _, tensor, *__, **___: tensor)
 
 
 def type_names(device: str, count: Count) -> None:
@@ -99,26 +129,28 @@ def _counted(count: Count, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _cpu_for(value: Any, count: Count) -> Any:
+    """The CPU for a device of CUDA, counted; anything else as it is."""
+    import torch
+
+    named = value if isinstance(value, str) else getattr(value, "type", None)
+    if not (isinstance(named, str) and named.startswith("cuda")):
+        return value
+    count()
+    return torch.device("cpu")
+
+
 def _to_cpu(original: Callable[..., Any], count: Count) -> Callable[..., Any]:
-    def cpu_for(value: Any) -> Any:
-        import torch
-
-        named = value if isinstance(value, str) else getattr(value, "type", None)
-        if not (isinstance(named, str) and named.startswith("cuda")):
-            return value
-        count()
-        return torch.device("cpu")
-
     @wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
-            kwargs["device"] = cpu_for(kwargs["device"])
-        return original(self, *map(cpu_for, args), **kwargs)
+            kwargs["device"] = _cpu_for(kwargs["device"], count)
+        return original(self, *(_cpu_for(value, count) for value in args), **kwargs)
 
     return to
 
 
-class _Event:
+class Event:
     """A torch.cuda.Event by the host's clock; milliseconds."""
 
     def __init__(self, **_: Any) -> None:
@@ -130,11 +162,11 @@ class _Event:
     def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end: Event) -> float:
         return 1e3 * (end.at - self.at)
 
 
-class _Stream:
+class Stream:
     """The only stream there is."""
 
     def wait_event(self, _: Any) -> None:
@@ -151,8 +183,8 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-def _stream(*_: Any) -> _Stream:
-    return _Stream()
+def _stream(*_: Any) -> Stream:
+    return Stream()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ vocabulary]. Imports torch and upstream: import it from a scenario's ``run``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from harness.detectors.state import (
     state_of,
 )
 from harness.detectors.tied import tied_copies, tied_differences
+from scenarios.workloads import bf16
 
 if TYPE_CHECKING:
     from harness.rank import Context
@@ -156,13 +158,13 @@ def engine(ctx: Context, shape: Shape, training: Training) -> Any:
         optimizer=torch.optim.AdamW(
             module.parameters(), lr=training.lr, weight_decay=training.weight_decay
         ),
-        config=_config(training),
+        config=_config(training, ctx.pins),
     )
     assert isinstance(made.optimizer, BF16_Optimizer) is training.bf16, type(made.optimizer)
     return made
 
 
-def _config(training: Training) -> dict[str, Any]:
+def _config(training: Training, pins: Mapping[str, str]) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": training.batch,
         "gradient_accumulation_steps": training.micro_batches,
@@ -171,11 +173,7 @@ def _config(training: Training) -> dict[str, Any]:
         "steps_per_print": 1_000_000,
     }
     if training.bf16:
-        config |= {
-            "bf16": {"enabled": True},
-            "zero_optimization": {"stage": 1},
-            "data_types": {"grad_accum_dtype": "fp32"},
-        }
+        config |= bf16.config(pins)
     return config
 
 

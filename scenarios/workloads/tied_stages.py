@@ -13,6 +13,7 @@ import it from a scenario's ``run``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -165,6 +166,10 @@ def data_parallel(module: Stage, *, sharded: bool, overlap: bool) -> Any:
     told = {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap}
     if hasattr(distributed, "DistributedDataParallelConfig"):
         settings = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=True, **told)
+        wanted = inspect.signature(distributed.DistributedDataParallel.__init__).parameters
+        if "data_parallel_group" in wanted:  # 0.7
+            told = {"data_parallel_group": parallel_state.get_data_parallel_group()}
+            return distributed.DistributedDataParallel(module.config, settings, module, **told)
         return distributed.DistributedDataParallel(module.config, settings, module)
     return distributed.DistributedDataParallel(
         module.config, module, data_parallel_group=parallel_state.get_data_parallel_group(),
