@@ -265,3 +265,49 @@ def test_apexs_kernels_are_for_gpus_where_it_is_installed(
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: "torch's")
     assert kernels.layer_norm(lane) is (Fused if fused else torch.nn.LayerNorm)
     assert kernels.adam([], 1e-3, lane) == ("apex's" if fused else "torch's")
+
+
+class Work:
+    """What an asynchronous collective returns."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor, Work]]:
+    """Stands in for the collective: what it was called with, and the work it returned."""
+    calls: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
+
+    def gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, **_: object) -> Work:
+        calls.append((output_tensor, input_tensor, Work()))
+        return calls[-1][-1]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
+    return calls
+
+
+def test_each_gather_of_parameters_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = gathered(monkeypatch)
+    uses = shims.install(["deepspeed.gathers_in_order"])
+    for _ in range(3):
+        torch.distributed.all_gather_into_tensor(torch.zeros(2), torch.zeros(1), async_op=True)
+    assert [work.waited for _, _, work in calls] == [1, 1, 1]
+    assert uses["deepspeed.gathers_in_order"] == 3
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_requires_grad_is_gathered_into_the_same_memory_without_it(
+    monkeypatch: pytest.MonkeyPatch, grad: bool
+) -> None:
+    calls = gathered(monkeypatch)
+    uses = shims.install(["deepspeed.gather_into_detached"])
+    output = torch.zeros(2, requires_grad=grad)
+    torch.distributed.all_gather_into_tensor(output_tensor=output, input_tensor=output[:1])
+    ((into, part, _),) = calls
+    assert not into.requires_grad
+    assert not part.requires_grad
+    assert into.data_ptr() == part.data_ptr() == output.data_ptr()
+    assert uses["deepspeed.gather_into_detached"] == grad

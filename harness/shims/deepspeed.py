@@ -133,6 +133,21 @@ def _detached_output(count: Count) -> None:
     torch.distributed.all_gather_into_tensor = gather  # type: ignore[assignment]
 
 
+def _gathers_in_order(count: Count) -> None:
+    import torch
+
+    original = torch.distributed.all_gather_into_tensor
+
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        work = original(*args, **kwargs)
+        if work is not None:
+            count()
+            work.wait()
+        return work
+
+    torch.distributed.all_gather_into_tensor = gather
+
+
 def _shm_comm(count: Count) -> None:
     import deepspeed  # type: ignore[import-not-found]  # noqa: F401
 
@@ -235,6 +250,12 @@ POINTS = (
         "some gather parameters into a flat buffer that requires grad: NCCL writes it, gloo copies "
         "into views of it, which autograd forbids; it gets the same memory without its history",
         _detached_output,
+    ),
+    Point(
+        "deepspeed.gathers_in_order", "deepspeed", ">=0.9", CPU,
+        "when they gather several parameters they wait for the last alone: NCCL works in order, "
+        "gloo does not; each is waited for",
+        _gathers_in_order,
     ),
     Point(
         "deepspeed.shm_comm", "deepspeed", ">=0.14", CPU,
