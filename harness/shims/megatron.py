@@ -40,6 +40,12 @@ def _synchronize(count: Callable[[], None]) -> None:
     _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
 
 
+def _current_stream(count: Callable[[], None]) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
+
+
 def _type_names(count: Callable[[], None]) -> None:
     import torch
 
@@ -89,6 +95,11 @@ POINTS = (
         "megatron-core.synchronize", "megatron-core", ">=0.4", CPU,
         "it waits for the GPU around its pipeline's messages: there is nothing to wait for",
         _synchronize,
+    ),
+    Point(
+        "megatron-core.current_stream", "megatron-core", ">=0.19", CPU,
+        "it asks for the GPU's stream when it reduces gradients: there is one that does nothing",
+        _current_stream,
     ),
     Point(
         "megatron-core.cuda_literal", "megatron-core", ">=0.4", CPU,
