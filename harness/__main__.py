@@ -125,7 +125,7 @@ def _matrix(arguments: list[str]) -> int:
     parser.add_argument(
         "--record", action="store_true", help="keep the answers in scenarios/affected.json"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from harness import matrix
 
     return matrix.matrix(
@@ -148,7 +148,7 @@ def _bisect(arguments: list[str]) -> int:
         "--apart", type=int, metavar="N",
         help="first ask every N-th release (default: about the square root of their number)",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from harness import bisect
 
     return bisect.bisect(options.overrides, again=options.again, apart=options.apart)
@@ -164,7 +164,7 @@ def _check(arguments: list[str]) -> int:
         "-r", "--requirements", type=Path, metavar="FILE", help="ask of these requirements instead"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 3 if one is unknown")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from harness import check
 
     return check.check(options.overrides, options.requirements, strict=options.strict)
@@ -176,7 +176,7 @@ def _admit(arguments: list[str]) -> int:
         description="Run a scenario often enough to say whether it may be in the catalogue.",
     )
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from harness import admit
 
     return admit.admit(options.overrides)

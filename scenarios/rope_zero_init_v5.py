@@ -62,7 +62,8 @@ SCENARIO = Scenario(
         "https://github.com/microsoft/DeepSpeed/issues/4932",
         "https://github.com/huggingface/transformers/issues/28685",
     ),
-    fix="none at the time of writing: transformers 5.12.1 counts in integers, 5.23.0 does not",
+    fix="none at the time of writing: transformers counts in integers up to 5.14.1, but not since "
+    "5.15.0",
     symptom="63 of 64 rotary frequencies are bf16 and wrong, relatively by up to 0.0045; the "
     "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
     trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
