@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from packaging.version import Version
 from rich.console import Console
 
 from harness import affected, catalog, config, overlay, pins
@@ -47,7 +48,7 @@ def check(words: Sequence[str], requirements: Path | None = None, *, strict: boo
     """
     console = terminal()
     configs = _configs(words)
-    wanted = _required(requirements) if requirements else None
+    wanted = _required(requirements, console) if requirements else None
     found = []
     with Progress(console) as progress:
         for each in configs:
@@ -134,14 +135,18 @@ def _recorded(scenario: str, have: Mapping[str, str], releases: str, why: str) -
     return Checked(scenario, str(answer), "recorded", f"{releases}: {source}; not run here: {why}")
 
 
-def _required(file: Path) -> dict[str, str]:
+def _required(file: Path, console: Console) -> dict[str, str]:
     """The releases that a requirements file names, of the packages that scenarios are about."""
     if not file.is_file():
         raise UserError(f"no requirements file {file}")
     names = {name for scenario in catalog.names() for name in catalog.scenario(scenario).pins}
-    found = {name: version for name, version in pins.required(file).items() if name in names}
+    required = pins.required(file)
+    found = {name: version for name, version in required.items() if name in names}
     if not found:
         raise UserError(f"{file} names none of {', '.join(sorted(names))}")
+    here = metadata.version("torch")
+    if "torch" in required and Version(required["torch"]).public != Version(here).public:
+        console.print(f"{file} means torch {required['torch']}; this runs on torch {here}")
     return found
 
 

@@ -450,6 +450,24 @@ def test_requirements_without_any_upstream_are_a_mistake(
         check.check(["scenario=rope_zero_init"], file)
 
 
+@pytest.mark.parametrize(("asked_for", "said"), [("2.5.1", True), (None, False)])
+def test_another_torch_than_the_one_that_runs_is_said(
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: Capture,
+    asked_for: str | None,
+    said: bool,
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.touch()
+    here = metadata.version("torch").partition("+")[0]
+    wanted = {"transformers": "4.38.2", "torch": asked_for or here}
+    monkeypatch.setattr(pins, "required", lambda _: wanted)
+    assert check.check(["scenario=rope_zero_init"], file) == 0
+    assert ("means torch 2.5.1; this runs on torch" in capsys.readouterr().out) is said
+
+
 def test_the_clock_reckons_with_what_was_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
