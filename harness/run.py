@@ -38,7 +38,7 @@ from harness.report import (
     print_verdict,
     terminal,
 )
-from harness.spec import Lane, RunResult, Scenario, Unsupported
+from harness.spec import RELEASED, Lane, RunResult, Scenario, Unsupported
 
 
 @dataclass
@@ -194,8 +194,20 @@ def _trial(job: Job, variant: str) -> dict[str, Any]:
             "defects": [defect.name for defect in told.defects],
             "diff": lent.diff.splitlines(),
         },
-        "files": {d.file: lent.hash_of(d.file) for d in job.scenario.defects if lent.has(d.file)},
+        "files": _watched(job.scenario, variant, lent),
     }
+
+
+def _watched(scenario: Scenario, variant: str, lent: Overlay) -> dict[str, str]:
+    """The hashes of the files with the bug in them, which every rank must have loaded.
+
+    A release that is asked as published may lack one. Of any other variant, a missing file is kept
+    without a hash: nobody can have loaded it, and the trial proves nothing.
+    """
+    files = {defect.file for defect in scenario.defects}
+    if variant == RELEASED:
+        files = {file for file in files if lent.has(file)}
+    return {file: lent.hash_of(file) if lent.has(file) else "" for file in sorted(files)}
 
 
 def launch_trials(job: Job) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness import affected, cells, machine, pins
+from harness.cells import Answer
+from tests.made_up import KNOWN, Upstream, cell
 from tests.recording import RECORDED, Recording
 
 
@@ -30,3 +34,26 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs"
     monkeypatch.setenv("HARNESS_RUNS", str(folder))
     return folder
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
+    made = Upstream(tmp_path / "made_up")
+    monkeypatch.setattr(cells, "run", made)
+    monkeypatch.setattr(pins, "versions", lambda *_, **__: KNOWN)
+    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
+    monkeypatch.setattr(pins, "released", lambda *_: "2024-03-01")
+    monkeypatch.setattr(cells, "_make_overlay", lambda *_: None)
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+    return made
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.setattr(affected, "FILE", tmp_path / "affected.json")
+    monkeypatch.setattr(affected, "PAGES", tmp_path)
+
+    def add(**answers: Answer) -> None:
+        affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())
+
+    return add

@@ -1,86 +1,22 @@
-"""Cells, the matrix, the recorded ranges and check, on runs that are made up."""
+"""Cells, and the matrix and bisect that ask for them, on releases that are made up."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from harness import affected, catalog, cells, check, config, machine, matrix, pins
+from harness import catalog, cells, config, machine, matrix, pins
 from harness.__main__ import main
-from harness.cells import Answer, Cell
+from harness.cells import Answer
 from harness.config import RunConfig
-from harness.records import EXIT_FILE, RUN_FILE, write_json
-from harness.spec import (
-    RELEASED,
-    Finding,
-    Inconclusive,
-    Lane,
-    Outcome,
-    RunResult,
-    TrialResult,
-    Unsupported,
-    UserError,
-    Verdict,
-)
+from harness.spec import Inconclusive, Outcome, RunResult, Unsupported
+from tests.made_up import KNOWN, YES, Upstream, cell
 
 Capture = pytest.CaptureFixture[str]
-KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
-FIXED_IN = "4.38"
-
-
-class Upstream:
-    """Stands in for ``run``: releases before 4.38 have the bug; notes which ones were asked."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.asked: list[str] = []
-        self.outcomes: dict[str, Outcome] = {}
-        self.error: Exception | None = None
-        self.timed_out = False
-
-    def __call__(
-        self, asked: RunConfig, console: Console, stop: threading.Event | None = None
-    ) -> tuple[RunResult, Path]:
-        told = {**catalog.scenario(asked.scenario).pins, **asked.pins}
-        release = told["transformers"]
-        self.asked.append(release)
-        if self.error:
-            raise self.error
-        symptom = Outcome.SYMPTOM if release < FIXED_IN else Outcome.CLEAN
-        outcome = self.outcomes.get(release, symptom)
-        folder = self.folder / f"{uuid.uuid4().hex}-{release}"
-        (folder / RELEASED).mkdir(parents=True)
-        facts = {"python": "3.11.7", "torch": "2.13.0"}
-        trials = {RELEASED: {"pins": told}}
-        write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": trials, "machine": facts})
-        ended = {"code": 0, "seconds": 1.0, "timed_out": self.timed_out, "survivors": []}
-        write_json(folder / RELEASED / EXIT_FILE, ended)
-        finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
-        trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
-        return RunResult(asked.scenario, Verdict.UNJUDGED, (), (trial,)), folder
-
-
-@pytest.fixture
-def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
-    made = Upstream(tmp_path / "made_up")
-    monkeypatch.setattr(cells, "run", made)
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: KNOWN)
-    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
-    monkeypatch.setattr(pins, "released", lambda *_: "2024-03-01")
-    monkeypatch.setattr(cells, "_make_overlay", lambda *_: None)
-    monkeypatch.setattr(machine, "gpus", lambda: ())
-    return made
-
-
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
 
 
@@ -277,195 +213,6 @@ def test_bisect_says_what_stands_between_where_it_cannot_know(
     upstream.outcomes = {"4.37.2": Outcome.INCONCLUSIVE}
     assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 0
     assert "(somewhere between, for 4.37.2 gave no answer)" in capsys.readouterr().out
-
-
-# What is recorded
-
-
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(affected, "FILE", tmp_path / "affected.json")
-    monkeypatch.setattr(affected, "PAGES", tmp_path)
-
-    def add(**answers: Answer) -> None:
-        affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())
-
-    return add
-
-
-def cell(release: str, answer: Answer) -> Cell:
-    told = {"transformers": release.removeprefix("v"), "deepspeed": "0.13.3"}
-    return Cell("rope_zero_init", told, answer, f"because of {release}\nand", "cpu", "3.11.7",
-                "2.13.0", "2026-11-21")  # fmt: skip
-
-
-Recording = Callable[..., None]
-YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
-
-
-def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
-    record(v4_36_2=YES, v4_38_2=NO, v4_40_1=NO, v4_39_0=UNCLEAR)
-
-    def known(version: str) -> Answer | None:
-        found = affected.known("rope_zero_init", "transformers", version)
-        return found and found[0]
-
-    assert known("4.36.2") is YES
-    assert known("4.38.5") is NO
-    assert known("4.39.0") is NO
-    assert known("4.37.0") is None, "its neighbours differ"
-    assert known("4.41.0") is None, "newer than all that were asked"
-    assert known("4.35.0") is None, "older than all that were asked"
-    assert affected.known("bf16_clip", "deepspeed", "0.19.8") is None
-
-
-def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -> None:
-    record(v4_36_2=YES)
-    record(v4_36_2=UNCLEAR)
-    assert [f["answer"] for f in affected.load()["rope_zero_init"]] == ["affected"]
-    record(v4_36_2=NO)
-    assert [f["answer"] for f in affected.load()["rope_zero_init"]] == ["not affected"]
-
-
-def test_a_page_shows_what_is_recorded_alike_in_one_row(record: Recording, tmp_path: Path) -> None:
-    page = tmp_path / "rope_zero_init.md"
-    page.write_text("# A page\n\ntext\n")
-    record(v4_36_2=YES, v4_4_0=YES, v4_38_2=NO, v4_39_0=UNCLEAR)
-    text = page.read_text()
-    assert text.startswith("# A page\n\ntext\n\n<!-- affected: generated -->\n")
-    assert "| 4.4.0, 4.36.2 | **affected** | deepspeed 0.13.3 | cpu |" in text
-    assert "| because of v4.39.0 |" in text
-    page.write_text(text + "\nafter\n")
-    record(v4_38_2=YES)
-    again = page.read_text()
-    assert "| 4.4.0, 4.36.2, 4.38.2 | **affected**" in again
-    assert again.endswith("<!-- end of affected -->\n\nafter\n")
-    assert again.count("## Affected releases") == 1
-
-
-def test_the_pages_show_what_the_file_holds() -> None:
-    for name, facts in affected.load().items():
-        text = (affected.PAGES / f"{name}.md").read_text()
-        assert affected.section(name, facts) in text, f"{name}: python -m harness matrix --record"
-
-
-# Checking an environment
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    installed: dict[str, str] = {}
-
-    def version(name: str) -> str:
-        if name in installed:
-            return installed[name]
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    return installed
-
-
-def asked(scenario: str) -> RunConfig:
-    return config.compose([f"scenario={scenario}", f"variant={RELEASED}"])
-
-
-def test_what_is_not_installed_cannot_be_affected(environment: dict[str, str]) -> None:
-    found = check.checked(asked("bf16_clip"))
-    assert (found.answer, found.why) == ("not affected", "deepspeed is not installed")
-
-
-def test_what_cannot_be_run_is_answered_from_the_record(
-    environment: dict[str, str], record: Recording
-) -> None:
-    environment["transformers"] = "4.37.0"
-    found = check.checked(asked("rope_zero_init"))
-    assert found.answer == "unknown"
-    assert "deepspeed is not installed, which the run needs" in found.why
-    record(v4_36_2=YES, v4_37_2=YES)
-    found = check.checked(asked("rope_zero_init"))
-    assert (found.answer, found.how) == ("affected", "recorded")
-    assert "as 4.36.2 and 4.37.2 were; not run here" in found.why
-
-
-def test_a_release_that_the_scenario_is_not_about_is_not_affected(
-    environment: dict[str, str],
-) -> None:
-    environment.update(transformers="4.36.2", deepspeed="0.13.3")
-    found = check.checked(asked("rope_zero_init_v5"))
-    assert found.answer == "not affected"
-    assert "this is about transformers>=5" in found.why
-
-
-def test_requirements_are_asked_on_overlays(upstream: Upstream) -> None:
-    found = check.checked(asked("rope_zero_init"), {"transformers": "4.36.2"})
-    assert (found.answer, found.how) == ("affected", "ran")
-    found = check.checked(asked("rope_zero_init"), {"transformers": "4.38.2"})
-    assert found.answer == "not affected"
-    assert upstream.asked == ["4.36.2", "4.38.2"]
-    found = check.checked(asked("bf16_clip"), {"transformers": "4.38.2"})
-    assert found.why == "deepspeed is not required"
-
-
-def test_the_exit_code_says_affected_and_names_trigger_and_remedy(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
-) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("transformers\n")
-    words = ["check", "scenario=rope_zero_init", "-r", str(file)]
-    monkeypatch.setattr(pins, "required", lambda _: {"transformers": "4.36.2"})
-    assert main(words) == 1
-    out = capsys.readouterr().out
-    told = catalog.scenario("rope_zero_init")
-    assert f"only with {told.trigger}" in out
-    assert f"remedy: {told.remedy}" in out
-    monkeypatch.setattr(pins, "required", lambda _: {"transformers": "4.38.2"})
-    assert main(words) == 0
-    upstream.error = Inconclusive("no network")
-    monkeypatch.setattr(pins, "required", lambda _: {"transformers": "4.37.2"})
-    monkeypatch.setattr(affected, "load", dict)
-    assert main(words) == 0
-    assert main([*words, "--strict"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["-r", "nowhere.txt"], "no requirements file nowhere.txt"),
-        (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
-        (["scenario=rope_zero"], "did you mean rope_zero_init?"),
-    ],
-)
-def test_a_mistake_in_checking_is_one_line(words: list[str], told: str, capsys: Capture) -> None:
-    assert main(["check", *words]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_requirements_without_any_upstream_are_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("numpy\n")
-    monkeypatch.setattr(pins, "required", lambda _: {"numpy": "2.0"})
-    with pytest.raises(UserError, match="names none of deepspeed, megatron-core, transformers"):
-        check.check(["scenario=rope_zero_init"], file)
-
-
-@pytest.mark.parametrize(("asked_for", "said"), [("2.5.1", True), (None, False)])
-def test_another_torch_than_the_one_that_runs_is_said(
-    upstream: Upstream,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: Capture,
-    asked_for: str | None,
-    said: bool,
-) -> None:
-    file = tmp_path / "requirements.txt"
-    file.touch()
-    here = metadata.version("torch").partition("+")[0]
-    wanted = {"transformers": "4.38.2", "torch": asked_for or here}
-    monkeypatch.setattr(pins, "required", lambda _: wanted)
-    assert check.check(["scenario=rope_zero_init"], file) == 0
-    assert ("means torch 2.5.1; this runs on torch" in capsys.readouterr().out) is said
 
 
 def test_the_clock_reckons_with_what_was_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""Upstream releases and cells that are made up, so that asking them launches nothing."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+
+from rich.console import Console
+
+from harness import catalog
+from harness.cells import Answer, Cell
+from harness.config import RunConfig
+from harness.records import EXIT_FILE, RUN_FILE, write_json
+from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
+
+KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
+"""The releases that there are, newest first."""
+FIXED_IN = "4.38"
+YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+
+
+class Upstream:
+    """Stands in for ``run``: releases before 4.38 have the bug; notes which ones were asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[str] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.error: Exception | None = None
+        self.timed_out = False
+
+    def __call__(
+        self, asked: RunConfig, console: Console, stop: threading.Event | None = None
+    ) -> tuple[RunResult, Path]:
+        told = {**catalog.scenario(asked.scenario).pins, **asked.pins}
+        release = told["transformers"]
+        self.asked.append(release)
+        if self.error:
+            raise self.error
+        symptom = Outcome.SYMPTOM if release < FIXED_IN else Outcome.CLEAN
+        outcome = self.outcomes.get(release, symptom)
+        folder = self.folder / f"{uuid.uuid4().hex}-{release}"
+        (folder / RELEASED).mkdir(parents=True)
+        facts = {"python": "3.11.7", "torch": "2.13.0"}
+        trials = {RELEASED: {"pins": told}}
+        write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": trials, "machine": facts})
+        ended = {"code": 0, "seconds": 1.0, "timed_out": self.timed_out, "survivors": []}
+        write_json(folder / RELEASED / EXIT_FILE, ended)
+        finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
+        trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
+        return RunResult(asked.scenario, Verdict.UNJUDGED, (), (trial,)), folder
+
+
+def cell(release: str, answer: Answer) -> Cell:
+    told = {"transformers": release.removeprefix("v"), "deepspeed": "0.13.3"}
+    return Cell("rope_zero_init", told, answer, f"because of {release}\nand", "cpu", "3.11.7",
+                "2.13.0", "2026-11-21")  # fmt: skip
