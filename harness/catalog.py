@@ -1,13 +1,15 @@
 """Which scenarios there are. Imports no torch, no Hydra and no upstream, so listing is quick.
 
-Every public module of the ``scenarios`` package is one scenario: there is no second list. Such a
-module holds ``Params``, ``SCENARIO``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md.
+Every public module in a folder of an upstream, ``scenarios/deepspeed/``, is one scenario: there is
+no second list, and its name is the module's. Such a module holds ``Params``, ``SCENARIO``, ``run``,
+``detect`` and ``exercised``; see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -16,27 +18,50 @@ from pathlib import Path
 from types import ModuleType
 
 import scenarios
+from harness.files import ROOT
 from harness.spec import Scenario, UserError
 
-ROOT = Path(__file__).parent.parent
 PARTS = ("Params", "SCENARIO", "run", "detect", "exercised")
+SHARED = ("workloads", "oracles")
+"""The folders that hold no scenarios, but what several of them train and judge by."""
 
 
 @cache
+def places() -> dict[str, str]:
+    """The module of each scenario by its name, sorted: ``scenarios.deepspeed.bf16_clip``."""
+    found: dict[str, str] = {}
+    for folder in _public(scenarios.__path__, packages=True):
+        if folder in SHARED:
+            continue
+        for name in _public([str(Path(p) / folder) for p in scenarios.__path__], packages=False):
+            assert name not in found, f"{name} is in {folder}, and {found[name]} as well"
+            found[name] = f"scenarios.{folder}.{name}"
+    return dict(sorted(found.items()))
+
+
+def _public(folders: Iterable[str], *, packages: bool) -> list[str]:
+    modules = pkgutil.iter_modules(folders)
+    return [m.name for m in modules if m.ispkg is packages and not m.name.startswith("_")]
+
+
 def names() -> tuple[str, ...]:
     """The names of all scenarios, sorted."""
-    found = pkgutil.iter_modules(scenarios.__path__)
-    return tuple(sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_")))
+    return tuple(places())
 
 
 def load(name: str) -> ModuleType:
     """The module of one scenario; raises UserError, with the choices, if there is none."""
-    if name not in names():
+    if name not in places():
         raise UserError(unknown("scenario", name, names()))
-    module = importlib.import_module(f"scenarios.{name}")
+    module = importlib.import_module(places()[name])
     missing = [part for part in PARTS if not hasattr(module, part)]
-    assert not missing, f"scenarios/{name}.py lacks {', '.join(missing)}"
+    assert not missing, f"{file(name)} lacks {', '.join(missing)}"
     return module
+
+
+def file(name: str) -> str:
+    """Where a scenario's module lies in the project: ``scenarios/deepspeed/bf16_clip.py``."""
+    return f"{places()[name].replace('.', '/')}.py"
 
 
 def scenario(name: str) -> Scenario:
@@ -50,8 +75,13 @@ def story(name: str) -> str:
     return (load(name).__doc__ or "").strip()
 
 
+def upstreams() -> list[str]:
+    """Every package that some scenario pins, sorted."""
+    return sorted({pin for name in names() for pin in scenario(name).pins})
+
+
 def sources(*modules: str) -> list[Path]:
-    """The files of modules and of all that they import of ours: ``scenarios.bf16_clip``, say."""
+    """The files of modules, such as ``harness.trial.rank``, and of all they import of ours."""
     waiting, seen, files = list(modules), set(), set()
     while waiting:
         module = waiting.pop()
@@ -59,20 +89,36 @@ def sources(*modules: str) -> list[Path]:
             continue
         seen.add(module)
         place = ROOT / module.replace(".", "/")
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if file.is_file():
-                files.add(file)
-                waiting += _imports(file)
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                files.add(path)
+                waiting += _imports(path)
     return sorted(files)
 
 
-def _imports(file: Path) -> Iterator[str]:
+def _imports(path: Path) -> Iterator[str]:
     """What a file imports, at its top or inside a function; perhaps names within modules, too."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def digest(*modules: str) -> str:
+    """A digest of what modules, and all they import of ours, do: not of comments or docstrings."""
+    made = hashlib.sha256()
+    for path in sources(*modules):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                node.body = [line for line in node.body if not _only_said(line)]
+        made.update(f"{path.relative_to(ROOT)}\n{ast.dump(tree)}\n".encode())
+    return made.hexdigest()
+
+
+def _only_said(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
 
 
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hydra
@@ -26,6 +27,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog
+from harness.knobs import knobs, meaning
 from harness.spec import BUGGY, FIXED, RELEASED, HarnessError, Scenario, UserError
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
@@ -180,12 +182,15 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         raise UserError("launch.timeout and launch.threads must be above zero, and finite")
     default = catalog.scenario(scenario).pins
     _refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
+    variants = _variants(scenario, config.variant)
+    pins = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
+    _refuse_unread_pins(scenario, variants, pins)
     return RunConfig(
         scenario=scenario,
         params=_params(config),
-        variants=_variants(scenario, config.variant),
+        variants=variants,
         seed=config.seed,
-        pins={name: v for name, v in config.pins.items() if v != AUTO and name in default},
+        pins=pins,
         date=_day(config.date),
         launch=launch,
         runs=Path(config.runs).absolute(),
@@ -193,6 +198,17 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         jobs=config.jobs,
         strict=config.strict,
     )
+
+
+def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:
+    """Refuse a release for a package of which every variant that runs names its own."""
+    told = catalog.scenario(scenario)
+    for name in pins:
+        if all(name in told.pins_of(variant) for variant in variants):
+            raise UserError(
+                f"pins.{name} changes nothing: {', '.join(variants)} name their own release of it. "
+                f"To ask another one: variant={RELEASED}"
+            )
 
 
 AUTO = "auto"
@@ -213,10 +229,20 @@ def _register() -> None:
     for name in catalog.names():
         module = catalog.load(name)
         pins = dict.fromkeys(module.SCENARIO.pins, AUTO)
-        node = {"scenario": OmegaConf.structured(module.Params), "pins": pins}
+        node = {
+            "scenario": OmegaConf.structured(module.Params),
+            "pins": pins,
+            "hydra": {"help": {"footer": _help(name, module)}},
+        }
         store.store(group="scenario", name=name, node=node, package="_global_")
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
     store.store(group="scenario", name=ALL, node=nothing, package="_global_")
+
+
+def _help(name: str, module: ModuleType) -> str:
+    """What a scenario's knobs are, for Hydra's ``--help``."""
+    told = (f"  scenario.{k.name}={k.default}  {meaning(k)}" for k in knobs(module.Params))
+    return "\n".join([f"The knobs of {name}:", *told])
 
 
 def _refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and locks between processes. Standard library only."""
+"""Where the project lies, files written whole or not at all, locks. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+"""The checkout, or the folder that the packages are installed in."""
 
 
 def write_whole(path: Path, text: str) -> None:

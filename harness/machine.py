@@ -17,10 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.files import locked
+from harness.files import ROOT, locked
 from harness.spec import Lane, Scenario, Unsupported
-
-ROOT = Path(__file__).parent.parent
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""
@@ -165,3 +163,13 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def cache_folder() -> Path:
+    """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
+    user's own cache."""
+    named = os.environ.get("HARNESS_CACHE")
+    if named:
+        return Path(named).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "distributed-bugs"

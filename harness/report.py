@@ -74,11 +74,25 @@ class Progress:
 
 
 def print_header(console: Console, run: Mapping[str, Any]) -> None:
-    """One line that says what is being run."""
-    pins = next(iter(run["trials"].values()))["pins"]
-    stack = ", ".join(f"{name} {version}" for name, version in pins.items()) or "torch alone"
+    """One line that says what is being run: every release, and of those that differ, whose."""
+    stack = releases({variant: trial["pins"] for variant, trial in run["trials"].items()})
     lane = {"cpu": "cpu (gloo)", "gpu": "gpu (NCCL)"}[run["lane"]]
     console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
+
+
+def releases(pins: Mapping[str, Mapping[str, str]]) -> str:
+    """The releases of variants: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed), torch 2.2``."""
+    names = dict.fromkeys(name for chosen in pins.values() for name in chosen)
+    return ", ".join(_versions(name, pins) for name in names) or "torch alone"
+
+
+def _versions(name: str, pins: Mapping[str, Mapping[str, str]]) -> str:
+    variants: dict[str, list[str]] = {}
+    for variant, chosen in pins.items():
+        variants.setdefault(chosen.get(name, "none"), []).append(variant)
+    if len(variants) == 1:
+        return f"{name} {next(iter(variants))}"
+    return f"{name} " + " / ".join(f"{v} ({', '.join(who)})" for v, who in variants.items())
 
 
 def print_trial(console: Console, result: TrialResult) -> None:
@@ -105,11 +119,12 @@ def _where(result: TrialResult) -> str:
         return ""
     parts = []
     if finding.step is not None:
-        parts.append(f"step {finding.step}" if finding.step else "before the first step")
+        clock = finding.clock
+        parts.append(f"{clock} {finding.step}" if finding.step else f"before the first {clock}")
     if finding.ranks:
         parts.append(f"ranks {', '.join(map(str, finding.ranks))}")
     if finding.magnitude is not None:
-        parts.append(f"by up to {finding.magnitude:.4g}")
+        parts.append(f"by up to {finding.magnitude:.4g} {finding.unit}".rstrip())
     if finding.parameters:
         parts.append(_some(finding.parameters))
     return "first seen: " + "; ".join(parts) if parts else ""
@@ -146,10 +161,10 @@ def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float
     others = [f"{v} {o}" for v, o in outcomes.items() if v not in (BUGGY, FIXED)]
     findings = [t.finding for t in result.trials if t.finding and t.finding.step is not None]
     trials = run["trials"] if run else {}
-    first: Mapping[str, Any] = next(iter(trials.values()), {"pins": {}})
+    pins = {variant: trial["pins"] for variant, trial in trials.items()}
     return [
         result.scenario,
-        ", ".join(f"{name} {version}" for name, version in first["pins"].items()),
+        releases(pins) if pins else "",
         str(run["lane"]) if run else "",
         outcomes.get(BUGGY, ""),
         outcomes.get(FIXED, ""),

@@ -7,9 +7,12 @@ as one *trial* on N ranks. The ranks write *records*; grading turns the records 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 BUGGY = "buggy"
@@ -105,6 +108,10 @@ class Inconclusive(HarnessError):
     exit_code = ExitCode.INCONCLUSIVE
 
 
+Edits = Iterable[tuple[Any, Any]]
+"""What the edit of a defect yields: pairs of an old and a new node of a syntax tree."""
+
+
 @dataclass(frozen=True)
 class Defect:
     """An edit of upstream source that puts a bug back.
@@ -120,7 +127,7 @@ class Defect:
     """The file in it, relative to site-packages."""
     scope: str
     """The qualified name of the class or function that is edited."""
-    edit: Callable[[Any], Iterable[tuple[Any, Any]]]
+    edit: Callable[[Any], Edits]
     about: str
     """What the edit does, and why that is the bug."""
 
@@ -136,19 +143,39 @@ class Companion:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a scenario, and the outcome that the report leads one to expect."""
+    """One way to run a scenario, and the outcome that the report leads one to expect.
+
+    A bug that published releases tell is two words: ``affected("0.29.3")``,
+    ``unaffected("0.30.0")``.
+    """
 
     about: str
+    """What it is; empty for a release as published, which says so itself."""
     expect: Outcome | None
     """None where that is the question: of a release as published."""
     defects: tuple[Defect, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     """What this variant changes in ``Params``, over what the user asked for."""
     pins: Mapping[str, str] = field(default_factory=dict)
+    release: str = ""
+    """The subject's release, where it is another than the scenario's."""
     ranks: int | None = None
     """The number of ranks, where it differs from the scenario's."""
     triggers: bool = True
     """Whether the trigger must be exercised. A control that switches it off says False."""
+
+
+def affected(release: str = "", about: str = "", **changes: Any) -> Variant:
+    """A published release, or the scenario's own, in which the documented symptom is expected.
+
+    ``changes`` are further fields of the Variant: ``params=``, ``defects=``, ``ranks=``.
+    """
+    return Variant(about, Outcome.SYMPTOM, release=release, **changes)
+
+
+def unaffected(release: str = "", about: str = "", **changes: Any) -> Variant:
+    """A published release, or the scenario's own, that is expected to be clean; as ``affected``."""
+    return Variant(about, Outcome.CLEAN, release=release, **changes)
 
 
 @dataclass(frozen=True)
@@ -173,6 +200,9 @@ class Scenario:
     variants: Mapping[str, Variant]
     ranks: int
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
+    files: tuple[str, ...] = ()
+    """The files with the bug, relative to site-packages, where no defect names them: each rank must
+    have loaded them, with the hash that the overlay has."""
     releases: str = ""
     """The releases that it can ask, as a requirement such as ``transformers>=5``; else all."""
     companions: tuple[Companion, ...] = ()
@@ -192,6 +222,17 @@ class Scenario:
         buggy = self.variants[BUGGY]
         return Variant("the release as published", None, params=buggy.params, ranks=buggy.ranks)
 
+    def pins_of(self, variant: str) -> dict[str, str]:
+        """What a variant itself pins, over the user's choice and the scenario's own pins."""
+        told = self.variant(variant)
+        return {**({self.subject: told.release} if told.release else {}), **told.pins}
+
+    def about(self, variant: str) -> str:
+        """What a variant is, in words."""
+        told = self.variant(variant)
+        named = {**self.pins, **self.pins_of(variant)}
+        return told.about or f"{self.subject} {named[self.subject]} as published"
+
     def ranks_of(self, variant: str) -> int:
         """How many ranks a variant runs on."""
         return self.variant(variant).ranks or self.ranks
@@ -201,6 +242,11 @@ class Scenario:
         """Every defect that some variant puts in, once, in the order of the variants."""
         found = {d.name: d for v in self.variants.values() for d in v.defects}
         return tuple(found.values())
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The files with the bug in them, sorted: those named, and those that defects edit."""
+        return tuple(sorted({*self.files, *(defect.file for defect in self.defects)}))
 
 
 @dataclass(frozen=True)
@@ -214,9 +260,97 @@ class Finding:
     parameters: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     magnitude: float | None = None
-    """How large it is, in the unit that the message names."""
+    """How large it is, in ``unit``."""
+    unit: str = ""
+    """What the magnitude counts, to be read after it: ``of 1, the ratio that is right``."""
+    clock: str = "step"
+    """What ``step`` counts: steps, or ``epoch``."""
     documented: bool = True
     """Whether this is the report's own symptom. Anything else makes a trial inconclusive."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Whether the trigger was exercised: how, or why not. It says nothing of the symptom.
+
+    Two that are both needed are joined by ``&``; the first that is not met answers for both.
+    """
+
+    met: bool
+    text: str
+
+    @staticmethod
+    def of(met: bool, how: str, why_not: str) -> Exercise:
+        """``how`` where it was exercised, else ``why_not``: "no norm passed the threshold"."""
+        return Exercise(met, how if met else why_not)
+
+    def __bool__(self) -> bool:
+        return self.met
+
+    def __and__(self, other: Exercise) -> Exercise:
+        if not (self.met and other.met):
+            return self if not self.met else other
+        return Exercise(True, "; ".join(filter(None, (self.text, other.text))))
+
+
+Record = dict[str, Any]
+"""A fact that a rank wrote down: ``kind``, ``rank``, ``step`` and what the kind says besides."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the ranks of one trial wrote down, by rank and in order."""
+
+    by_rank: Mapping[int, Sequence[Record]]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.by_rank))
+
+    def of(self, kind: str, rank: int | None = None) -> list[Record]:
+        """The records of one kind, of one rank or of all, ordered by rank and then by time."""
+        ranks = self.ranks if rank is None else (rank,)
+        return [r for n in ranks for r in self.by_rank.get(n, ()) if r["kind"] == kind]
+
+    def one(self, kind: str, rank: int = 0) -> Record | None:
+        """The only record of a kind on a rank, or None."""
+        found = self.of(kind, rank)
+        assert len(found) <= 1, f"rank {rank} wrote {len(found)} records of kind {kind!r}"
+        return found[0] if found else None
+
+
+@dataclass
+class Context:
+    """What a scenario's ``run`` gets: its parameters, its place, and a way to write things down."""
+
+    params: Any
+    """The scenario's ``Params``, with what the variant changes already in it."""
+    seed: int
+    """Python's and torch's generators have been seeded with it, alike on every rank."""
+    rank: int
+    world_size: int
+    lane: Lane
+    device: Any
+    """The ``torch.device`` of this rank."""
+    pins: Mapping[str, str]
+    """The upstream releases of this trial."""
+    folder: Path
+    """The trial's folder, shared by its ranks and acts: checkpoints go here."""
+    act: str
+    """Which of the scenario's acts this is; empty where it has none."""
+    record: Callable[..., None]
+    """``record(kind, step=None, **facts)`` appends one record; facts must be JSON values."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the run, in seconds of wall clock, under a name for the bench."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
 
 
 @dataclass(frozen=True)

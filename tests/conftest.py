@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import affected, cells, machine, pins
-from harness.cells import Answer
+from harness import machine
+from harness.sweep import affected, cells
+from harness.sweep.cells import Answer
+from harness.upstream import pins
 from tests.made_up import KNOWN, Upstream, cell
 from tests.recording import RECORDED, Recording
 
@@ -51,7 +53,6 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(affected, "FILE", tmp_path / "affected.json")
-    monkeypatch.setattr(affected, "PAGES", tmp_path)
 
     def add(**answers: Answer) -> None:
         affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())

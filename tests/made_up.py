@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import catalog
-from harness.cells import Answer, Cell
 from harness.config import RunConfig
-from harness.records import EXIT_FILE, RUN_FILE, write_json
 from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
+from harness.sweep.cells import Answer, Cell
+from harness.trial.records import EXIT_FILE, RUN_FILE, write_json
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The releases that there are, newest first."""

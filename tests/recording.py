@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.grade import grade
-from harness.records import END, EXIT_FILE, RUN_FILE
 from harness.spec import RunResult, TrialResult
+from harness.trial.grade import grade
+from harness.trial.records import END, EXIT_FILE, RUN_FILE
 
 RECORDED = Path(__file__).parent / "recorded" / "bf16_clip_cpu"
 

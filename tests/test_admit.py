@@ -13,11 +13,15 @@ import pytest
 from rich.console import Console
 
 import scenarios
-from harness import admit, catalog, grade
+from harness import catalog
 from harness.__main__ import main
 from harness.config import RunConfig
-from harness.records import Records
-from harness.spec import Finding, Outcome, RunResult, TrialResult, Verdict
+from harness.spec import Finding, Outcome, Records, RunResult, TrialResult, UserError, Verdict
+from harness.trial import grade
+from harness.upstream import pins
+from harness.verbs import admit, pages
+from harness.verbs.admit import Gate
+from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parent.parent
@@ -55,6 +59,8 @@ def admitted(
     for name, value in changes.items():
         setattr(runs, name, value)
     monkeypatch.setattr(admit, "run", runs)
+    monkeypatch.setattr(admit, "_paged", changes.pop("paged", lambda _: (True, "")))
+    monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
     return main(["admit", "scenario=bf16_clip", "seed=3"]), runs
 
 
@@ -109,16 +115,21 @@ def test_repeats_that_saw_it_at_other_steps_say_so(
     assert "(at steps 1, 2, 1)" in capsys.readouterr().out
 
 
-def test_without_a_page_or_a_control_it_stays_out(
+def test_without_a_page_that_is_up_to_date_it_stays_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(admit, "PAGES", tmp_path)
-    assert admitted(monkeypatch, {})[0] == 1
-    assert "docs/scenarios/bf16_clip.md" in capsys.readouterr().out
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    paged = admit._paged
+    assert admitted(monkeypatch, {}, paged=paged)[0] == 1
+    assert "docs/scenarios/bf16_clip.md: python -m harness pages" in capsys.readouterr().out
 
 
 def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert admitted(monkeypatch, {n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
+
+
+def refuse(name: str, *_: object) -> None:
+    raise UserError(f"no package '{name}' in the index")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +143,7 @@ def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.Monkey
         (["new", "My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
         (["new", "class"], "'class' is no name"),
         (["new", "my_bug", "--pin", "deepspeed"], "'deepspeed' is no pin"),
+        (["new", "my_bug", "--pin", "acelerate==1.0"], "no package 'acelerate' in the index"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -141,8 +153,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     words: list[str],
     told: str,
 ) -> None:
-    if words[0] == "new":
-        monkeypatch.setattr(scenarios, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(pins, "released", refuse)
     assert main(words) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -150,27 +162,48 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
+    recording: Recording,
+) -> None:
+    gate = admit.claimed(recording.folder)
+    assert gate.passed
+    assert gate.why.startswith("nothing found; clipping was active in all 10 steps")
+    with recording.records("buggy") as records:
+        for each in records:
+            each.update({"grad_norm": 0.01} if each["kind"] == "step" else {})
+    gate = admit.claimed(recording.folder)
+    assert not gate.passed
+    assert "clipping was active in 0 of 10 steps" in gate.why
+
+
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A scenario that was just written, in a folder of its own."""
-    monkeypatch.setattr(scenarios, "__path__", [str(tmp_path)])
-    assert main(["new", "my_bug", "--pin", "deepspeed==0.19.8"]) == 0
-    monkeypatch.delitem(sys.modules, "scenarios.my_bug", raising=False)
-    catalog.names.cache_clear()
+    """A scenario that was just written, in a folder of its own, and its page."""
+    monkeypatch.setattr(scenarios, "__path__", [str(tmp_path / "scenarios")])
+    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
+    monkeypatch.setattr(pages, "README", tmp_path / "README.md")
+    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    (tmp_path / "scenarios").mkdir()
+    assert main(["new", "my_bug", "--pin", "made-up==0.19.8"]) == 0
     return "my_bug"
 
 
-def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(written: str) -> None:
+def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
+    written: str, tmp_path: Path
+) -> None:
     try:
         module = catalog.load(written)
     finally:
-        catalog.names.cache_clear()
-    assert module.SCENARIO.pins == {"deepspeed": "0.19.8"}
+        catalog.places.cache_clear()
+        sys.modules.pop("scenarios.made_up.my_bug", None)
+    assert (tmp_path / "scenarios" / "made_up" / "my_bug.py").is_file()
+    assert "UNFINISHED" in (tmp_path / "pages" / "my_bug.md").read_text()
+    assert module.SCENARIO.pins == {"made-up": "0.19.8"}
     finding = module.detect(Records({0: []}))
     assert not finding.documented
     assert "UNFINISHED" in finding.message
     assert "UNFINISHED" in module.SCENARIO.title
-    assert module.exercised(Records({0: []})) is None
+    assert not module.exercised(Records({0: []})).met
 
 
 @pytest.mark.launch

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
-from harness import affected
-from harness.cells import Answer
+import pytest
+
+from harness import catalog
+from harness.sweep import affected
+from harness.sweep.cells import Answer
+from harness.verbs import pages
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]
@@ -36,23 +40,26 @@ def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -
     assert [f["answer"] for f in affected.load()["rope_zero_init"]] == ["not affected"]
 
 
-def test_a_page_shows_what_is_recorded_alike_in_one_row(record: Recording, tmp_path: Path) -> None:
-    page = tmp_path / "rope_zero_init.md"
-    page.write_text("# A page\n\ntext\n")
+def test_what_is_recorded_alike_shares_a_row(record: Recording) -> None:
     record(v4_36_2=YES, v4_4_0=YES, v4_38_2=NO, v4_39_0=UNCLEAR)
-    text = page.read_text()
-    assert text.startswith("# A page\n\ntext\n\n<!-- affected: generated -->\n")
+    text = affected.section("rope_zero_init", affected.load()["rope_zero_init"])
+    assert text.startswith("## Affected releases\n")
     assert "| 4.4.0, 4.36.2 | **affected** | deepspeed 0.13.3 | cpu |" in text
     assert "| because of v4.39.0 |" in text
-    page.write_text(text + "\nafter\n")
-    record(v4_38_2=YES)
-    again = page.read_text()
-    assert "| 4.4.0, 4.36.2, 4.38.2 | **affected**" in again
-    assert again.endswith("<!-- end of affected -->\n\nafter\n")
-    assert again.count("## Affected releases") == 1
+
+
+def test_what_a_scenario_no_longer_covers_goes(
+    record: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(v4_36_2=YES, v4_38_2=NO)
+    narrowed = replace(catalog.scenario("rope_zero_init"), releases="transformers>=4.38")
+    monkeypatch.setattr(catalog, "scenario", lambda _: narrowed)
+    record(v4_39_0=NO)
+    facts = affected.load()["rope_zero_init"]
+    assert [fact["pins"]["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
 
 
 def test_the_pages_show_what_the_file_holds() -> None:
     for name, facts in affected.load().items():
-        text = (affected.PAGES / f"{name}.md").read_text()
+        text = (pages.FOLDER / f"{name}.md").read_text()
         assert affected.section(name, facts) in text, f"{name}: python -m harness matrix --record"

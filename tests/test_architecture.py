@@ -1,4 +1,4 @@
-"""The plan of the house: imports go down, and looking at the catalogue costs next to nothing."""
+"""The plan of the house: its rooms are its folders, imports go down, and looking costs nothing."""
 
 from __future__ import annotations
 
@@ -6,54 +6,103 @@ import ast
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = [
-    {"spec", "files"},
-    {"catalog", "records", "defect", "pins", "machine", "shims"},
-    {"config", "overlay", "launch", "rank", "grade", "releases", "report"},
-    {"run"},
-    {"suite", "bundle", "clean", "show", "evidence", "cells", "admit", "new"},
-    {"affected"},
-    {"matrix"},
-    {"bisect", "check"},
-    {"__main__", "bench", "detector_table"},
-]
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 HEAVY = {"torch", "hydra", "omegaconf", "deepspeed", "megatron", "libcst", "uv", "pip"}
+FLOORS = 8
+"""A house of more floors than that nobody keeps in mind."""
+
+FILES = [f for place in ("harness", "scenarios") for f in sorted((ROOT / place).rglob("*.py"))]
 
 
-FILES = sorted(set((ROOT / "harness").rglob("*.py")) - {ROOT / "harness" / "__init__.py"})
-UNITS = [(f.relative_to(ROOT / "harness").parts[0].removesuffix(".py"), f) for f in FILES]
-"""Every file with the module or package right under harness/ that it is part of."""
+def room(module: str) -> str:
+    """The room that a module is in: its folder, or itself right under harness/."""
+    first, *rest = module.split(".")
+    if first == "scenarios":
+        shared = rest[:1] in (["workloads"], ["oracles"])
+        return f"scenarios.{rest[0]}" if shared else "scenarios"
+    return f"harness.{rest[0]}" if rest else first
 
 
-def imported(file: Path) -> set[str]:
-    """What of the harness a file imports, at the top or inside a function."""
-    names: list[str] = []
+def module(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(file: Path) -> Iterator[str]:
+    """What of ours a file imports, at the top or inside a function: whole module names."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}: a relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return {name.split(".")[1] for name in names if name.startswith("harness.")}
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] in ("harness", "scenarios"))
 
 
-def test_every_module_has_a_floor() -> None:
-    assert {unit for unit, _ in UNITS} <= set(FLOOR) | {"detectors"}
+@cache
+def below() -> dict[str, set[str]]:
+    """Which rooms each room imports from."""
+    found: dict[str, set[str]] = {}
+    for file in FILES:
+        own = room(module(file))
+        found.setdefault(own, set()).update({room(name) for name in imported(file)} - {own})
+    return found
 
 
-@pytest.mark.parametrize(("unit", "file"), UNITS, ids=lambda part: Path(part).stem)
-def test_imports_go_down(unit: str, file: Path) -> None:
-    if unit == "detectors":
-        assert imported(file) <= {"detectors"}
-        return
-    up = {n for n in imported(file) - {unit} if FLOOR.get(n, -1) >= FLOOR[unit]}
-    assert not up, f"{file.name} imports {up}, which is no floor below"
+@cache
+def floor(name: str, above: tuple[str, ...] = ()) -> int:
+    """A room stands above all that it imports from; the ground is floor 1. The scenarios with what
+    they share are one wing, on whatever floor they need."""
+    assert name not in above, f"a circle: {' -> '.join([*above, name])}"
+    own = name.startswith("scenarios")
+    rooms = {
+        other for other in below().get(name, ()) if not (own and other.startswith("scenarios"))
+    }
+    return 1 + max((floor(other, (*above, name)) for other in rooms), default=0)
+
+
+@pytest.mark.parametrize("name", sorted(below()))
+def test_imports_go_down(name: str) -> None:
+    assert floor(name) <= FLOORS
+
+
+@pytest.mark.parametrize(
+    ("name", "rooms"),
+    [
+        ("harness.spec", set()),
+        ("harness.files", set()),
+        ("harness.knobs", set()),
+        ("harness.detectors", set()),
+        ("harness.upstream", {"harness.apex", "harness.files", "harness.spec"}),
+        ("harness.apex", set()),
+        ("scenarios.oracles", {"harness.detectors", "harness.spec"}),
+        ("scenarios", {"harness.detectors", "harness.knobs", "harness.spec",
+                       "scenarios.oracles", "scenarios.workloads"}),
+    ],
+)  # fmt: skip
+def test_the_lower_rooms_know_little(name: str, rooms: set[str]) -> None:
+    assert below()[name] <= rooms
+
+
+def test_only_the_config_imports_hydra() -> None:
+    users = {module(f) for f in FILES if "import hydra" in f.read_text() or "from hydra" in
+             f.read_text()}  # fmt: skip
+    assert users == {"harness.config"}
+
+
+def test_the_rooms_are_those_that_the_plan_names() -> None:
+    plan = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = {name for name in below() if "." in name and (ROOT / name.replace(".", "/")).is_dir()}
+    for folder in folders:
+        assert f"{folder.rpartition('.')[2]}/" in plan, f"CONTRIBUTING.md does not tell of {folder}"
 
 
 PROBE = """

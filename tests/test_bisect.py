@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bisect import Flip, Found, Search
-from harness.cells import Answer
+from harness.sweep.cells import Answer
+from harness.verbs.bisect import Flip, Found, Search
 
 ANSWERS = {
     "A": Answer.AFFECTED,

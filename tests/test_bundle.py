@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness import catalog
 from harness.__main__ import main
+from harness.spec import Defect
+from harness.upstream import overlay, pins
+from harness.upstream.defect import DefectError
+from harness.verbs import bundle
 
 USE = """\
 set -eu
@@ -18,6 +26,50 @@ python3() {{ {python} "$@"; }}
 cd {elsewhere}
 python3 -W ignore -m harness run scenario=tied_grad_reduce launch=cpu runs={elsewhere}/runs
 """
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rope_zero_init_v5", "--pins", "transformers=4.36.2"], "are about transformers>=5"),
+        (["rope_zero_init_v5", "--pins", "accelerate=1.0"], "no pin of these scenarios"),
+    ],
+)
+def test_a_release_that_no_scenario_is_about_is_a_mistake(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bundle", *words, "--out", str(tmp_path / "box")]) == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_a_release_that_is_named_what_fits_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lent: list[tuple[str, tuple[Defect, ...]]] = []
+
+    @contextmanager
+    def borrowed(
+        stack: pins.Stack, defects: tuple[Defect, ...], cache: Path
+    ) -> Iterator[overlay.Overlay]:
+        if defects and stack.pins["deepspeed"] == "0.5.0":
+            raise DefectError("it does not match")
+        lent.append((stack.pins["deepspeed"], defects))
+        yield overlay.Overlay(f"{stack.pins['deepspeed']}-{len(defects)}", tmp_path, "", "")
+
+    monkeypatch.setattr(overlay, "borrowed", borrowed)
+    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(bundle, "_fill", lambda *_: None)
+    words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
+    assert main(["bundle", *words]) == 0
+    assert ("0.5.0", ()) in lent, "as published, for a matrix on a box without a network"
+    assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in lent
+    assert "left out, of a release that --pins names: it does not match" in capsys.readouterr().out
+    own = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
+    monkeypatch.setattr(catalog, "scenario", lambda _: own)
+    assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3, (
+        "what does not fit the scenario's own release is no bundle"
+    )
 
 
 @pytest.mark.launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
@@ -11,6 +12,7 @@ import pytest
 
 import scenarios
 from harness import catalog
+from harness.files import ROOT
 from harness.spec import (
     BUGGY,
     FIXED,
@@ -23,6 +25,8 @@ from harness.spec import (
     UserError,
     Variant,
     Verdict,
+    affected,
+    unaffected,
 )
 
 
@@ -49,23 +53,27 @@ def test_what_a_scenario_and_its_variants_name_exists(name: str) -> None:
 
 @pytest.fixture
 def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose modules are scenarios, too."""
+    """The folder of an upstream, whose modules are scenarios, too."""
+    folder = tmp_path / "another_upstream"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    catalog.names.cache_clear()
-    yield tmp_path
-    catalog.names.cache_clear()
+    catalog.places.cache_clear()
+    yield folder
+    catalog.places.cache_clear()
 
 
 def test_a_module_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
     (more_scenarios / "another.py").write_text("")
     assert "another" in catalog.names()
+    assert catalog.file("another") == "scenarios/another_upstream/another.py"
 
 
 def test_private_modules_and_packages_are_no_scenarios(more_scenarios: Path) -> None:
     (more_scenarios / "_private.py").write_text("")
     (more_scenarios / "package").mkdir()
     (more_scenarios / "package" / "__init__.py").write_text("")
-    assert "workloads" not in catalog.names()
+    assert not {"copies", "regression", "workloads", "oracles"} & set(catalog.names())
     assert not {"_private", "package"} & set(catalog.names())
 
 
@@ -73,6 +81,57 @@ def test_a_module_that_lacks_a_part_is_a_mistake_of_its_author(more_scenarios: P
     (more_scenarios / "halffinished.py").write_text("def run(ctx): pass\n")
     with pytest.raises(AssertionError, match=r"halffinished.py lacks Params, SCENARIO, detect"):
         catalog.load("halffinished")
+
+
+def test_two_scenarios_of_one_name_are_a_mistake_of_the_second(more_scenarios: Path) -> None:
+    (more_scenarios / "bf16_clip.py").write_text("")
+    with pytest.raises(AssertionError, match=r"bf16_clip is in .*another_upstream.* as well"):
+        catalog.names()
+
+
+def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:
+    told = a_scenario(buggy=affected(), fixed=unaffected("2.0"), other=affected("3.0", "a third"))
+    assert [told.pins_of(v) for v in told.variants] == [{}, {"up": "2.0"}, {"up": "3.0"}]
+    assert [told.about(v) for v in told.variants] == [
+        "up 1.0 as published", "up 2.0 as published", "a third",
+    ]  # fmt: skip
+    assert [v.expect for v in told.variants.values()] == [
+        Outcome.SYMPTOM, Outcome.CLEAN, Outcome.SYMPTOM,
+    ]  # fmt: skip
+
+
+def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() -> None:
+    assert catalog.scenario("bf16_clip").watched == ("deepspeed/runtime/bf16_optimizer.py",)
+    assert catalog.scenario("sampler_shards").watched == ("accelerate/data_loader.py",)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_scenario_lies_in_the_folder_of_its_upstream_and_is_short(name: str) -> None:
+    told, file = catalog.scenario(name), ROOT / catalog.file(name)
+    assert file.parent.name == next(iter(told.pins), "torch").replace("-", "_")
+    assert len(file.read_text().splitlines()) <= 250
+    if not told.defects and told.pins:
+        assert told.watched, "the file with the bug is named nowhere: Scenario.files"
+
+
+def test_the_median_scenario_is_short() -> None:
+    lines = [len((ROOT / catalog.file(n)).read_text().splitlines()) for n in catalog.names()]
+    assert statistics.median(lines) <= 150
+
+
+def test_a_digest_sees_what_code_does_and_not_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    file = tmp_path / "ours.py"
+
+    def digest(text: str) -> str:
+        file.write_text(text)
+        return catalog.digest("ours")
+
+    first = digest('"""Says this."""\ndef f():\n    """And that."""\n    return 1\n')
+    assert digest('"""Says."""\n# more\ndef f():\n    return 1  # one\n') == first
+    assert digest("def f():\n    return 2\n") != first
 
 
 def test_an_unknown_scenario_gets_a_guess_and_the_choices() -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import affected, catalog, check, config, overlay, pins
+from harness import catalog, config
 from harness.__main__ import main
 from harness.config import RunConfig
-from harness.run import cache_folder
+from harness.machine import cache_folder
 from harness.spec import RELEASED, Inconclusive, Unsupported, UserError
+from harness.sweep import affected
+from harness.upstream import overlay, pins
+from harness.verbs import check
 from tests.made_up import YES, Upstream
 
 Capture = pytest.CaptureFixture[str]
@@ -95,6 +98,25 @@ def test_the_exit_code_says_affected_and_names_trigger_and_remedy(
     assert main([*words, "--strict"]) == 3
 
 
+def test_a_check_leaves_no_runs_where_the_user_stands_unless_it_is_told_where(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARNESS_RUNS", raising=False)
+
+    def note(each: RunConfig, wanted: object) -> check.Checked:
+        asked.append(each.runs)
+        each.runs.mkdir(exist_ok=True)
+        return check.Checked(each.scenario, "not affected", "ran", "")
+
+    monkeypatch.setattr(check, "checked", note)
+    assert check.check(["scenario=bf16_clip"]) == 0
+    assert not asked[0].exists()
+    assert check.check(["scenario=bf16_clip", f"runs={tmp_path / 'mine'}"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -114,7 +136,7 @@ def test_requirements_without_any_upstream_are_a_mistake(
     file = tmp_path / "requirements.txt"
     file.write_text("numpy\n")
     monkeypatch.setattr(pins, "required", lambda _: {"numpy": "2.0"})
-    with pytest.raises(UserError, match="names none of deepspeed, megatron-core, transformers"):
+    with pytest.raises(UserError, match=f"names none of {', '.join(catalog.upstreams())}"):
         check.check(["scenario=rope_zero_init"], file)
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness import config
 from harness.config import LaunchConfig, RunConfig, compose, quoted
 from harness.spec import UserError
-from scenarios.bf16_clip import Params
+from scenarios.deepspeed.bf16_clip import Params
 
 
 def composed(*overrides: str) -> RunConfig:
@@ -114,7 +114,7 @@ def test_a_deadline_that_never_comes_is_a_mistake(timeout: str) -> None:
         ("variant=[]", "no variant named. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
         ("scenario.steps=null", "Error merging override scenario.steps=null: field 'scenario."),
-        ("scenario.lr=0", "scenario.gradient_clipping must be at least 0, scenario.lr above 0"),
+        ("scenario.lr=0", "scenario.lr=0.0: must be above 0, finite"),
     ],
 )
 def test_a_mistake_is_told_on_one_line(override: str, told: str) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness import catalog, defect, overlay, pins
-from harness.defect import DefectError
-from harness.run import cache_folder
+from harness import catalog
+from harness.machine import cache_folder
 from harness.spec import Defect
-from scenarios.bf16_clip import DEFECT
+from harness.upstream import defect, overlay, pins
+from harness.upstream.defect import DefectError
+from scenarios.deepspeed.bf16_clip import DEFECT
 
 pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
 

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog, detector_table
-from harness.detector_table import DETECTORS
+from harness import catalog
+from harness.files import ROOT
+from harness.verbs import detector_table
+from harness.verbs.detector_table import DETECTORS
 
 RECORDED = Path(__file__).parent / "recorded"
 
 
 def test_each_detector_is_used_by_the_scenarios_that_are_said_to_be_its() -> None:
-    folder = Path(detector_table.__file__).parent / "detectors"
+    folder = ROOT / "harness" / "detectors"
     assert {f.stem for f in folder.glob("*.py")} - {"__init__"} == set(DETECTORS)
     for name, detector in DETECTORS.items():
         for scenario in detector.scenarios:
-            assert folder / f"{name}.py" in catalog.sources(f"scenarios.{scenario}")
+            assert folder / f"{name}.py" in catalog.sources(catalog.places()[scenario])
 
 
 @pytest.fixture

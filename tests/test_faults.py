@@ -25,12 +25,13 @@ from typing import Any
 import psutil
 import pytest
 
-import harness.launch as launching
-from harness import catalog, machine, overlay, pins
+import harness.trial.launch as launching
+from harness import catalog, machine
 from harness.__main__ import INTERRUPTED, main
-from harness.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
-from harness.run import cache_folder
+from harness.machine import cache_folder
 from harness.spec import ExitCode, Lane
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness.upstream import overlay, pins
 
 ROOT = Path(__file__).parent.parent
 BUGGY_ALONE = ("run", "scenario=bf16_clip", "variant=buggy", "launch=cpu")
@@ -40,7 +41,7 @@ PATIENCE = 240
 
 SITECUSTOMIZE = """\
 import os, sys
-if "harness.rank" in sys.orig_argv and os.environ.get("RANK") in os.environ.get("FAULTY", ""):
+if "harness.trial.rank" in sys.orig_argv and os.environ.get("RANK") in os.environ.get("FAULTY", ""):
     exec(os.environ["FAULT"])
 """
 """Put into an overlay's site, it makes a rank misbehave before the harness's own code runs."""
@@ -217,7 +218,7 @@ def cache(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     with overlay.borrowed(stack, scenario.variants["buggy"].defects, theirs):
         for variant in ("buggy", "fixed"):
             copy(theirs, ours, keys[variant])
-            site = ours / "overlays" / keys[variant] / "site"
+            site = ours / "overlays" / keys[variant] / "site-packages"
             (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
     return ours
 
@@ -447,7 +448,7 @@ def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(
     for key in (keys["buggy"], keys["fixed"]):
         copy(cache, place.cache, key)
     lost = "deepspeed/runtime/bf16_optimizer.py"
-    (place.cache / "overlays" / keys["buggy"] / "site" / lost).unlink()
+    (place.cache / "overlays" / keys["buggy"] / "site-packages" / lost).unlink()
     done = command(place, *BUGGY_ALONE)
     assert done.code == ExitCode.INCONCLUSIVE
     assert lost in done.complaint

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from harness.grade import grade
-from harness.records import VERDICT_FILE
+from harness import spec
 from harness.spec import Outcome, Verdict
-from scenarios import fp16_overflow, fp16_overflow_stage0
-from scenarios.fp16_overflow import expected_skips
+from harness.trial.grade import grade
+from harness.trial.records import VERDICT_FILE, read_records
+from scenarios.deepspeed import fp16_overflow, fp16_overflow_stage0
+from scenarios.oracles.loss_scale import expected_skips, overflowed
 from tests.recording import Recording
 
 RECORDED = Path(__file__).parent / "recorded" / "fp16_overflow_cpu"
@@ -82,7 +83,7 @@ TAMPERINGS: dict[Callable[[Records], None], str] = {
     another_step: "the ranks do not agree",
     no_exception: "raised on ranks [0] alone",
     another_minimum: "rank 1: 13 skipped steps, where the loss scaler allows 12",
-    no_setup: "rank 1: 13 skipped steps, where the loss scaler allows None",
+    no_setup: "rank 1 told of no dynamic loss scaler",
 }
 
 
@@ -152,16 +153,55 @@ def test_bf16_that_never_passed_the_limit_proves_nothing(overflow: Recording) ->
     assert "not exercised" in overflow.trial("fixed").reason
 
 
-def test_bf16_that_stopped_early_proves_nothing(overflow: Recording) -> None:
-    with overflow.records("fixed", rank=1) as records:
-        records.remove(steps(records)[-1])
-    assert "not exercised" in overflow.trial("fixed").reason
+def stopped(records: Records) -> None:
+    records.remove(steps(records)[-1])
 
 
-def test_bf16_that_skipped_a_step_proves_nothing(overflow: Recording) -> None:
+def skipped_once(records: Records) -> None:
+    steps(records)[-1]["skipped"] = 1
+
+
+UNWELL: dict[Callable[[Records], None], str] = {
+    stopped: "rank 1 did not take all of its steps, but 89",
+    skipped_once: "1 steps were skipped, though every loss was finite",
+}
+
+
+@pytest.mark.parametrize("scenario", ["fp16_overflow", "fp16_overflow_stage0"])
+@pytest.mark.parametrize("tamper", UNWELL, ids=lambda tamper: tamper.__name__)
+def test_bf16_that_did_not_live_through_the_overflow_proves_nothing(
+    tamper: Callable[[Records], None], scenario: str, overflow: Recording
+) -> None:
     with overflow.records("fixed", rank=1) as records:
-        steps(records)[-1]["skipped"] = 1
-    assert "not exercised" in overflow.trial("fixed").reason
+        tamper(records)
+    with overflow.run() as run:
+        run["scenario"] = scenario
+    trial = overflow.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert UNWELL[tamper] in trial.reason
+
+
+def test_a_skipped_step_where_nothing_overflowed_is_what_loss_scaling_is_for(
+    overflow: Recording,
+) -> None:
+    on_both_ranks(overflow, "control", skipped_once)
+    assert overflow.trial("control").outcome is Outcome.CLEAN
+
+
+@pytest.mark.parametrize(("variant", "met"), [("buggy", True), ("fixed", True), ("control", False)])
+def test_the_trigger_is_met_whatever_came_of_it(
+    variant: str, met: bool, overflow: Recording
+) -> None:
+    exercise = overflowed(read_records(overflow.folder / variant, 2))
+    assert exercise.met is met
+    assert ("passed 65504 at step" in exercise.text) is met
+    assert "nan" not in exercise.text
+
+
+def test_nothing_recorded_is_nothing_exercised() -> None:
+    exercise = overflowed(spec.Records({}))
+    assert not exercise
+    assert exercise.text == "no step was recorded"
 
 
 def test_a_control_that_came_near_spoils_the_reproduction(overflow: Recording) -> None:
@@ -247,7 +287,9 @@ def test_to_the_silent_sibling_the_exception_is_the_cure(overflow: Recording) ->
     as_the_sibling(overflow)
     trial = overflow.trial("buggy")
     assert trial.outcome is Outcome.CLEAN
-    assert fp16_overflow.TEXT in trial.reason
+    assert "layer 0 scores passed 65504 at step 76" in trial.reason
+    assert trial.wrong_detectors is not None
+    assert trial.wrong_detectors["the run ends with an exception"]
 
 
 def test_to_the_silent_sibling_a_nan_alone_is_not_enough(overflow: Recording) -> None:
@@ -279,6 +321,9 @@ def test_steps_skipped_at_the_minimum_for_ever_are_the_siblings_symptom(
     trial = overflow.trial("buggy")
     assert trial.outcome is Outcome.SYMPTOM
     assert "nothing was raised" in trial.reason
+    assert trial.finding is not None
+    assert trial.finding.magnitude == 18
+    assert trial.finding.unit == "steps skipped with the loss scale at its minimum"
     assert trial.wrong_detectors is not None
     assert not trial.wrong_detectors["the run ends with an exception"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.grade import grade
-from harness.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.spec import Inconclusive, Outcome, Verdict
+from harness.trial.grade import grade
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from tests.recording import RECORDED, Recording
 
 FILE = "deepspeed/runtime/bf16_optimizer.py"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import suite
-from harness.__main__ import ACTIONS, main
+from harness.__main__ import main
 from harness.config import RunConfig
 from harness.spec import RunResult, Verdict
+from harness.sweep import suite
+from harness.verbs import verbs
 from tests.recording import RECORDED, Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +33,7 @@ def own_place(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    (["rnu"], ["no verb 'rnu'", "mean run?", "list, show"]),
+    (["rnu"], ["no verb 'rnu'", "mean run?", "list, matrix"]),
     (["run"], ["scenario=NAME", "bf16_clip"]),
     (["run", "scenario=bf16"], ["no scenario 'bf16'", "Choices: bf16_clip"]),
     ([*RUN, "sed=1"], ["no key 'sed'", "mean seed?", "variant, seed, date"]),
@@ -50,7 +51,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "+foo=1"], ["no key 'foo'", "variant"]),
     ([*RUN, "+scenario.foo=1"], ["no key 'scenario.foo'", "scenario.lr"]),
     ([*RUN, "+pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed"]),
-    ([*RUN, "scenario.lr=nan"], ["scenario.lr above 0"]),
+    ([*RUN, "scenario.lr=nan"], ["scenario.lr=nan: must be above 0, finite"]),
     (["run", "--multirun", BUG, "seed=1,2", "sed=1"], ["no key 'sed'", "mean seed?"]),
     (["run", "--multirun", BUG, "variant=bugy,fxed"], ["no variant 'bugy'", "buggy, fixed"]),
     (["show"], ["scenario"]),
@@ -86,8 +87,9 @@ def test_without_a_verb_the_verbs_are_shown(capsys: Capture) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for verb in ACTIONS:
+    for verb in verbs():
         assert out.count(f"\n  {verb} ") == 2
+        assert verbs()[verb], f"{verb} has no line that tells what it does"
 
 
 def test_a_recorded_run_is_graded_with_the_exit_code_of_its_verdict(

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from harness import overlay, pins
 from harness.files import locked
-from harness.overlay import DamagedOverlay, Overlay, borrowed
-from harness.pins import Stack
 from harness.spec import Defect, Inconclusive
+from harness.upstream import overlay, pins
+from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
+from harness.upstream.pins import Stack
 
 STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
 CODE = "def one():\n    return 1\n"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog, pins
-from harness.pins import Stack
+from harness import catalog
 from harness.spec import Companion, Inconclusive, Scenario, Unsupported, UserError
+from harness.upstream import pins
+from harness.upstream.pins import Stack
 
 STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
 PINS = dict(STACK.pins)
@@ -111,6 +112,25 @@ def test_trouble_with_the_network_is_inconclusive_and_names_the_way_out(told: st
     assert isinstance(error, Inconclusive)
     assert "no network and nothing in the cache for deepspeed==0.15.4" in str(error)
     assert "bundle" in str(error)
+
+
+def test_a_certificate_that_was_refused_is_told_apart_and_the_way_out_is_named() -> None:
+    error = pins._explained(
+        "error: Failed to fetch: `INDEX/deepspeed/`\n  cause: error sending request\n"
+        "  cause: client error (Connect)\n  cause: invalid peer certificate: UnknownIssuer",
+        PINS,
+    )
+    assert isinstance(error, Inconclusive)
+    assert "certificate was refused while looking for deepspeed==0.15.4" in str(error)
+    assert "SSL_CERT_FILE" in str(error)
+
+
+def test_a_package_that_does_not_exist_is_a_mistake_but_not_one_that_another_asks_for() -> None:
+    told = "Because {} was not found in the package registry and you require ..."
+    error = pins._explained(unsatisfiable(told.format("deepseed")), {"deepseed": "1.0"})
+    assert isinstance(error, UserError)
+    assert str(error) == "no package 'deepseed' in the index"
+    assert isinstance(pins._explained(unsatisfiable(told.format("hjson")), PINS), Inconclusive)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from harness import records
-from harness.records import (
+from harness.spec import Inconclusive, Records
+from harness.trial import records
+from harness.trial.records import (
     EXIT_FILE,
     RUN_FILE,
     BrokenRecords,
     Exit,
     Recorder,
-    Records,
     create_run_folder,
     last_record,
     merged,
@@ -26,7 +26,6 @@ from harness.records import (
     read_records,
     write_json,
 )
-from harness.spec import Inconclusive
 
 RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["save", "load"]}}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import pins, releases
 from harness.spec import Inconclusive, UserError
+from harness.upstream import pins, releases
 
 KNOWN = ["5.1.0", "5.0.1", "5.0.0", "4.36.10", "4.36.2", "4.35.0", "4.34.1", "4.34.0", "4.9.0"]
 

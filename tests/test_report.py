@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from harness.report import (
     print_header,
     print_trial,
     print_verdict,
+    releases,
     table,
     terminal,
 )
@@ -50,6 +52,40 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     out = capsys.readouterr().out
     assert "first seen: step 3; ranks 0, 1; by up to 0.1309; a, b, c and 2 more\n" in out
     assert "a wrong detector, 'the norms differ': silent\n" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"step": 2, "clock": "epoch"}, "first seen: epoch 2"),
+        ({"step": 0, "clock": "epoch"}, "first seen: before the first epoch"),
+        ({"magnitude": 0.25, "unit": "of all samples"}, "first seen: by up to 0.25 of all samples"),
+        ({"magnitude": 15.0}, "first seen: by up to 15"),
+    ],
+)
+def test_a_finding_names_its_clock_and_its_unit(
+    changes: dict[str, Any], told: str, capsys: Capture
+) -> None:
+    print_trial(terminal(), replace(SYMPTOM, finding=Finding("wrong", **changes)))
+    assert f"    {told}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pins", "told"),
+    [
+        ({"buggy": {"up": "1", "by": "3"}, "fixed": {"up": "1", "by": "3"}}, "up 1, by 3"),
+        (
+            {"buggy": {"up": "1", "by": "3"}, "fixed": {"up": "2", "by": "3"},
+             "control": {"up": "1", "by": "3"}},
+            "up 1 (buggy, control) / 2 (fixed), by 3",
+        ),
+        ({"buggy": {}, "fixed": {}}, "torch alone"),
+    ],
+)  # fmt: skip
+def test_releases_that_differ_say_whose_they_are(
+    pins: dict[str, dict[str, str]], told: str
+) -> None:
+    assert releases(pins) == told
 
 
 def test_a_wrong_detector_is_of_no_interest_without_the_symptom(capsys: Capture) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness import catalog, run
+from harness import catalog
 from harness.files import sha256
-from harness.overlay import Overlay
+from harness.trial import run
+from harness.upstream.overlay import Overlay
 
 
 def test_a_file_with_the_bug_may_be_missing_of_a_release_as_published_alone(

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 import pytest
 
 from harness import catalog, config
-from harness.records import RUN_FILE, read_json
 from harness.report import last_lines
 from harness.spec import Outcome, TrialResult, Verdict
-from harness.suite import Done, started
+from harness.sweep.suite import Done, started
+from harness.trial.records import RUN_FILE, read_json
 
 pytestmark = pytest.mark.scenario
 

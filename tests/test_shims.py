@@ -13,9 +13,10 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from harness import catalog, shims
-from harness.shims import apex, megatron, stand_ins
+from harness import apex, catalog
 from harness.spec import Lane
+from harness.upstream import shims
+from harness.upstream.shims import megatron, stand_ins
 from scenarios.workloads import fused as kernels
 
 
@@ -212,6 +213,7 @@ def with_apex(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     for name in (*names, "apex.optimizers", "apex.multi_tensor_apply"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(apex, "find_spec", find)
+    monkeypatch.setattr(apex, "_used", [])
 
 
 def test_without_apex_torchs_adamw_stands_in_and_its_kernels_raise(
@@ -242,7 +244,9 @@ def test_where_apex_is_installed_it_is_used_and_the_evidence_says_so(
     real.__file__ = "apex/__init__.py"
     real.__spec__ = ModuleSpec("apex", None, origin=real.__file__)
     monkeypatch.setitem(sys.modules, "apex", real)
-    assert apex.state() == "used"
+    assert apex.state() == "imported"
+    apex.use("FusedAdam")
+    assert apex.state() == "used: FusedAdam"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,7 @@ def test_apexs_kernels_are_for_gpus_where_it_is_installed(
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(torch.optim, "Adam", lambda *_, **__: "torch's")
     assert kernels.layer_norm(lane) is (Fused if fused else torch.nn.LayerNorm)
-    assert kernels.adam([], 1e-3, lane) == ("apex's" if fused else "torch's")
+    assert kernels.adam(lane, [], 1e-3) == ("apex's" if fused else "torch's")
 
 
 class Work:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness import catalog, config, machine, suite
+from harness import catalog, config, machine
 from harness.config import RunConfig
 from harness.machine import Gpu, leased
-from harness.records import RUN_FILE, write_json
 from harness.spec import Inconclusive, Lane, Outcome, RunResult, TrialResult, Verdict
+from harness.sweep import suite
+from harness.trial.records import RUN_FILE, write_json
 
 Capture = pytest.CaptureFixture[str]
 

@@ -18,9 +18,9 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from harness.detectors.tied import tied_copies, tied_differences
-from harness.grade import grade
-from harness.records import EXIT_FILE, VERDICT_FILE
 from harness.spec import Outcome, Verdict
+from harness.trial.grade import grade
+from harness.trial.records import EXIT_FILE, VERDICT_FILE
 from tests.recording import Recording
 
 NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from harness.grade import grade
-from harness.records import VERDICT_FILE
-from harness.spec import Outcome, Verdict
-from scenarios.tied_embedding_order import TABLES, embedding_first
-from scenarios.tied_embedding_training import never_its_own_bucket
+from harness.spec import Outcome, Records, Verdict
+from harness.trial.grade import grade
+from harness.trial.records import VERDICT_FILE, read_records
+from scenarios.megatron_core import tied_embedding_order, tied_embedding_training
+from scenarios.megatron_core.tied_embedding_order import TABLES, embedding_first
+from scenarios.megatron_core.tied_embedding_training import never_its_own_bucket
 from tests.recording import Recording
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -81,25 +82,93 @@ def test_what_nobody_steps_with_may_be_anything(copied: Copied) -> None:
     assert recording.grade().verdict is Verdict.REPRODUCED
 
 
-@pytest.mark.parametrize("how", ["equal", "zero", "same place", "not sharded"])
+WITHOUT = {
+    "equal": "the ranks' own gradients were not all different",
+    "zero": "the ranks' own gradients were not all different, or one was 0",
+    "unreduced": "not every rank was seen after embedding all-reduce",
+    "same place": "elements 0 to 128 and 0 to 128",
+    "cut elsewhere": "owned 120 and 120 elements of their copies, which have 128 and 128",
+    "not sharded": "without the distributed optimizer",
+    "no layout": "2 of 4 ranks told",
+}
+
+
+@pytest.mark.parametrize("how", WITHOUT)
 def test_without_the_trigger_a_clean_trial_says_nothing(copied: Copied, how: str) -> None:
     recording = copied(ORDER)
     for rank in range(4):
         with recording.records("fixed", rank) as records:
-            for record in records:
-                if record["kind"] == "cell" and record["when"] == "before":
-                    for piece in record["pieces"]:
-                        piece["row"] = {
-                            "equal": [1.0] + [0.0] * 7,
-                            "zero": [0.0] * 8 if rank == 3 else piece["row"],
-                        }.get(how, piece["row"])
-                if record["kind"] == "layout" and how == "same place":
-                    record["buffer"] = [0, 128]
-                if record["kind"] == "layout" and how == "not sharded":
-                    record["sharded"] = False
+            change(records, rank, how)
     trial = recording.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "not exercised" in trial.reason
+    assert WITHOUT[how] in trial.reason
+
+
+def change(records: list[dict[str, Any]], rank: int, how: str) -> None:
+    layout = next(record for record in records if record["kind"] == "layout")
+    cells = [record for record in records if record["kind"] == "cell"]
+    pieces = cells[0]["pieces"]
+    if how == "equal" or (how == "zero" and rank == 3):
+        for piece in pieces:
+            piece["row"] = [1.0 if how == "equal" else 0.0] + [0.0] * 7
+    elif how == "unreduced" and rank == 3:
+        cells[-1]["when"] = "after something else"
+    elif how == "same place":
+        layout["buffer"] = [0, 128]
+    elif how == "cut elsewhere" and rank % 2:
+        layout["owned"] = [72, 128]
+    elif how == "not sharded":
+        layout["sharded"] = False
+    elif how == "no layout" and rank > 1:
+        records.remove(layout)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "variant", "ranks", "met"),
+    [
+        (ORDER, "buggy", 4, True),
+        (ORDER, "fixed", 4, True),
+        (ORDER, "order_fix_overlap", 4, True),
+        (ORDER, "control", 4, False),
+        (TRAINING, "buggy", 4, True),
+        (TRAINING, "fixed", 4, True),
+        (TRAINING, "reference", 1, False),
+    ],
+)
+def test_the_trigger_is_met_whatever_came_of_it(
+    recorded: Path, variant: str, ranks: int, met: bool
+) -> None:
+    module = tied_embedding_order if recorded == ORDER else tied_embedding_training
+    assert module.exercised(read_records(recorded / variant, ranks)).met is met
+
+
+@pytest.mark.parametrize("module", [tied_embedding_order, tied_embedding_training])
+@pytest.mark.parametrize("ranks", [0, 4])
+def test_nothing_recorded_is_nothing_found_nor_exercised(module: Any, ranks: int) -> None:
+    records = Records({rank: [] for rank in range(ranks)})
+    assert module.detect(records) is None
+    assert not module.exercised(records)
+    assert not any(module.wrong_detectors(records).values())
+    list(module.agree(dict.fromkeys(module.SCENARIO.variants, records)))
+
+
+def test_a_finding_tells_by_how_much_and_who_misses_whom(copied: Copied) -> None:
+    finding = copied(ORDER).trial("buggy").finding
+    assert finding is not None
+    assert (finding.magnitude, finding.ranks) == (0.5, (1, 2))
+    assert finding.unit == "of a rank's gradient, half of which is right"
+    assert "rank 1 steps with (g0+g1)/2+g3/2, which misses g2\n" in finding.message
+    assert "rank 2 steps with g0/2+(g2+g3)/2, which misses g1\n" in finding.message
+
+
+def test_owners_that_miss_the_same_gradient_have_another_bug(copied: Copied) -> None:
+    recording = copied(ORDER)
+    for rank in (1, 2):
+        with recording.records("buggy", rank) as records:
+            last = [record for record in records if record["kind"] == "cell"][-1]
+            last["pieces"][0]["row"][:4] = [0.5, 0.5, 0.0, 0.5]
+    assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
 
 
 def test_the_wrong_detectors_are_silent_or_fire_on_the_fixed_release_too(copied: Copied) -> None:
@@ -123,6 +192,31 @@ def test_copies_that_part_with_their_replicas_are_another_symptom(copied: Copied
     with recording.record("buggy", "step", rank=1) as step:
         step["replicas_differ"] = ["linear.0"]
     assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
+
+
+def test_replicas_that_part_while_the_tied_copies_do_not_are_no_clean_trial(
+    copied: Copied,
+) -> None:
+    recording = copied(TRAINING)
+    with recording.record("fixed", "step", rank=1) as step:
+        step["replicas_differ"] = ["linear.0"]
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "the data-parallel replicas differ" in trial.reason
+
+
+@pytest.mark.parametrize("norm", [0.0, None])
+def test_gradients_that_do_not_differ_in_one_step_prove_nothing(
+    copied: Copied, norm: float | None
+) -> None:
+    recording = copied(TRAINING)
+    with recording.record("fixed", "step") as other:
+        alike = other["own_gradient"] if norm is None else norm
+    with recording.record("fixed", "step", rank=3) as step:
+        step["own_gradient"] = alike
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert "alike, 0 or not there in 1 of 20 steps" in trial.reason
 
 
 def test_copies_that_part_later_are_another_symptom(copied: Copied) -> None:

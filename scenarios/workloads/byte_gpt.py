@@ -5,18 +5,22 @@ keys in the model's own precision and scales by 1/sqrt(head dim) only afterwards
 hand-written attention does: the product has to fit into that precision unscaled. Fused kernels keep
 it in fp32 and would not show this.
 
-Shapes: tokens int64 [batch, sequence + 1], activations [batch, sequence, width]. Imports torch:
-import it from a scenario's ``run``.
+Shapes: tokens int64 [batch, sequence + 1], activations [batch, sequence, width]. Imports torch and
+upstream: import it from a scenario's ``run``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import deepspeed
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from harness.spec import Context
 
 Observe = Callable[[str, Tensor], None]
 """Gets the name and the value of each tensor that goes into a softmax, before any mask."""
@@ -32,6 +36,29 @@ class Shape:
     vocabulary: int = 256
     sequence: int = 64
     init: float = 0.02
+
+
+def engine(ctx: Context, lr: float, config: Mapping[str, Any], observe: Observe) -> Any:
+    """DeepSpeed's own engine, scheduler and optimizer over the model, with torch's AdamW."""
+    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
+    torch.manual_seed(ctx.seed)
+    model = ByteGPT(Shape(), observe)
+    made, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2),
+        config={**_accumulation(config), **config},
+    )
+    return made
+
+
+def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What bf16 at stage 0 accumulates gradients in: old releases refuse bf16, new ones fp32."""
+    from deepspeed.runtime import constants
+
+    if "bf16" not in config or config["zero_optimization"]["stage"]:
+        return {}
+    takes_bf16 = hasattr(constants, "DDP_BFLOAT16")
+    return {} if takes_bf16 else {"data_types": {"grad_accum_dtype": "fp32"}}
 
 
 class ByteGPT(nn.Module):

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from harness.spec import Context
 
 SIZE = 4_000_000
 """Bytes of text at most."""
@@ -40,6 +44,21 @@ class Corpus:
         """Random pieces of the text as int64 [sequences, length], drawn with ``generator``."""
         starts = torch.randint(len(self.data) - length, (sequences,), generator=generator)
         return torch.stack([self.data[s : s + length] for s in starts.tolist()]).long()
+
+    def batches(self, ctx: Context, sequences: int, length: int) -> Iterator[Tensor]:
+        """This rank's share of one batch after another, on its device, without end.
+
+        Each rank draws the whole batch, so that it does not depend on how many ranks there are.
+        """
+        generator = torch.Generator().manual_seed(ctx.seed)
+        while True:
+            whole = self.batch(sequences, length, generator)
+            yield whole.chunk(ctx.world_size)[ctx.rank].to(ctx.device)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What to record of it."""
+        return {"sha256": self.sha256, "bytes": len(self.data), "files": self.files}
 
 
 def standard_library(size: int = SIZE) -> Corpus:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.shims import apex
 from harness.spec import Lane
+from harness import apex
 
 
 def layer_norm(lane: Lane) -> type[nn.Module]:
@@ -22,16 +22,18 @@ def layer_norm(lane: Lane) -> type[nn.Module]:
         return nn.LayerNorm
     from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]
 
+    apex.use("MixedFusedLayerNorm")
     found: type[nn.Module] = MixedFusedLayerNorm
     return found
 
 
-def adam(parameters: Iterable[nn.Parameter], lr: float, lane: Lane) -> Any:
+def adam(lane: Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:
     """Adam without weight decay."""
     if not _fused(lane):
         return torch.optim.Adam(parameters, lr=lr)
     from apex.optimizers import FusedAdam  # type: ignore[import-not-found]
 
+    apex.use("FusedAdam")
     return FusedAdam(parameters, lr=lr, adam_w_mode=False)
 
 

@@ -11,20 +11,27 @@ torch and upstream: import it from a scenario's ``run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import deepspeed
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
-from megatron.core import tensor_parallel
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from harness.spec import Lane
+from harness.spec import Context, Lane
+from scenarios.workloads import bf16
 from scenarios.workloads.fused import layer_norm
+
+Optimizer = Callable[[Iterable[nn.Parameter]], Any]
 
 FIRST_BLOCK = 3
 """The index of the first transformer block among the pipeline's layers."""
@@ -58,6 +65,46 @@ def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
     blocks = [LayerSpec(Block, shape, config, lane) for _ in range(shape.blocks)]
     norm = LayerSpec(layer_norm(lane), shape.hidden)
     return [_as_is, tied(), _transpose, *blocks, _transpose, norm, tied(forward_fn=_logits)]
+
+
+def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """DeepSpeed's pipeline engine and BF16_Optimizer over the model, all ranks tensor-parallel.
+
+    ``optimizer`` gets the parameters and makes torch's; ``config`` goes to DeepSpeed besides what
+    asks for bf16. Returns the engine and the process group of the replicas.
+    """
+    width = ctx.world_size
+    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=width)
+    torch.manual_seed(ctx.seed)
+    module = deepspeed.PipelineModule(
+        layers(Shape(), parallel_config(width), ctx.lane),
+        topology=PipeModelDataParallelTopology(num_pp=1, num_mp=width, num_dp=1),
+        loss_fn=loss,
+        partition_method="uniform",
+        activation_checkpoint_interval=0,
+    )
+    made, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer(module.parameters()),
+        config={**bf16.config(ctx.pins), **config},
+    )
+    group = parallel_state.get_tensor_model_parallel_group()
+    theirs = dist.get_process_group_ranks(made.grid.get_slice_parallel_group())
+    assert isinstance(made.optimizer, BF16_Optimizer), type(made.optimizer)
+    assert theirs == dist.get_process_group_ranks(group), "grid and parallel_state disagree"
+    return made, group
+
+
+def config(size: int, clipping: float) -> dict[str, Any]:
+    """DeepSpeed's config for one micro-batch of ``size`` sequences a step."""
+    return {
+        "train_micro_batch_size_per_gpu": size,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": clipping,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1_000_000,
+    }
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:

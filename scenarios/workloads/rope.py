@@ -6,10 +6,9 @@ are those of the report, since its figures count the elements of these buffers.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
+from transformers.models.llama.modeling_llama import (  # type: ignore[import-not-found]
+    LlamaRotaryEmbedding,
+)
 
-from harness.detectors.buffers import Difference, buffer_differences, difference
+from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
+from harness.spec import Context
+from scenarios.oracles import buffers
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
 """The model's dtype under each precision of the DeepSpeed config. A config without bf16 and fp16
 means fp32 to DeepSpeed, whatever the model is: that was the report's comparison."""
+
+LENGTHS = (257, 258, 300, 1024)
+"""Of how many tokens the greatest difference of logits is recorded, besides of all."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,34 @@ class Shape:
     logits so small that the wrong positions hardly move them."""
 
 
-def init_distributed(backend: str) -> None:
+def init_distributed(ctx: Context) -> None:
     """Open the process group through DeepSpeed, which zero.Init would do for itself otherwise."""
-    deepspeed.init_distributed(dist_backend=backend)
+    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
 
 
-def config(shape: Shape) -> LlamaConfig:
-    return LlamaConfig(
+def built(
+    precision: str, contexts: Iterable[AbstractContextManager[Any]]
+) -> tuple[LlamaForCausalLM, dict[str, str]]:
+    """The model, built in these contexts, the outermost first; and the dtypes that constructors
+    made there of the float32 that they were asked for."""
+    with ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        model = build(precision)
+        made = {
+            "arange": torch.arange(3, dtype=torch.float32),
+            "ones": torch.ones(3, dtype=torch.float32),
+        }
+    return model, {name: str(value.dtype).removeprefix("torch.") for name, value in made.items()}
+
+
+def build(
+    precision: str, device: torch.device | str | None = None, shape: Shape | None = None
+) -> LlamaForCausalLM:
+    """The model, under its own default dtype; without ``device``, zero.Init chooses one."""
+    where = nullcontext() if device is None else torch.device(device)
+    shape = shape or Shape()
+    config = LlamaConfig(
         num_hidden_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -58,15 +86,13 @@ def config(shape: Shape) -> LlamaConfig:
         max_position_embeddings=shape.positions,
         initializer_range=shape.init,
     )
-
-
-def build(
-    shape: Shape, precision: str, device: torch.device | str | None = None
-) -> LlamaForCausalLM:
-    """The model, under its own default dtype; without ``device``, zero.Init chooses one."""
-    where = nullcontext() if device is None else torch.device(device)
     with _default_dtype(DTYPES[precision]), where:
-        return LlamaForCausalLM(config(shape))
+        return LlamaForCausalLM(config)
+
+
+def tiny(precision: str) -> LlamaForCausalLM:
+    """A model of one layer, built plainly on the CPU: its buffers are those of every layer."""
+    return build(precision, "cpu", Shape(layers=1))
 
 
 def zero_init(precision: str) -> AbstractContextManager[Any]:
@@ -78,48 +104,31 @@ def zero_init(precision: str) -> AbstractContextManager[Any]:
     return deepspeed.zero.Init(config_dict_or_path=settings)
 
 
-def casts() -> dict[str, str]:
-    """What has become, just now, of the dtype that a constructor was asked for: float32."""
-    made = {
-        "arange": torch.arange(3, dtype=torch.float32),
-        "ones": torch.ones(3, dtype=torch.float32),
-    }
-    return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in made.items()}
-
-
-def sharded(model: nn.Module) -> tuple[int, int]:
-    """How many parameters zero.Init has taken over, and how many there are."""
+def compare_buffers(
+    ctx: Context, model: LlamaForCausalLM, precision: str, casts: Mapping[str, str], **more: Any
+) -> None:
+    """Record how the buffers differ from those of ``tiny``, for ``scenarios.oracles.buffers``."""
     parameters = list(model.parameters())
-    return sum(hasattr(parameter, "ds_id") for parameter in parameters), len(parameters)
+    ctx.record(
+        "buffers",
+        lane=ctx.lane,
+        precision=precision,
+        casts=casts,
+        sharded=sum(map(_sharded, parameters)),
+        parameters=len(parameters),
+        compared={name: list(buffer.shape) for name, buffer in model.named_buffers()},
+        differing=buffers.facts(buffer_differences(model, tiny(precision))),
+        parted=_parted(model, ctx.device),
+        **more,
+    )
 
 
-def differing(model: nn.Module, reference: nn.Module) -> list[dict[str, Any]]:
-    """The buffers that are not the reference's, as facts to record."""
-    return [facts(found) for found in buffer_differences(model, reference)]
+def _sharded(parameter: nn.Parameter) -> bool:
+    """Whether zero.Init has taken it over."""
+    return hasattr(parameter, "ds_id")
 
 
-def turned(
-    model: LlamaForCausalLM, reference: LlamaForCausalLM, device: torch.device
-) -> list[dict[str, Any]]:
-    """How the cosines and sines differ that the rotary embeddings of transformers 5 give out, for
-    every position; ``reference`` lies on the CPU."""
-    answers = []
-    for each, where in ((model, device), (reference, torch.device("cpu"))):
-        positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
-        like = torch.empty(0, dtype=torch.bfloat16, device=where)
-        answers.append([t[0] for t in each.model.rotary_emb(like, positions)])
-    named = zip(("cos", "sin"), *answers, strict=True)
-    differences = [difference(name, ours, theirs) for name, ours, theirs in named]
-    return [facts(found) for found in differences if found is not None]
-
-
-def facts(found: Difference) -> dict[str, Any]:
-    """A difference as JSON values."""
-    told = dataclasses.asdict(found)
-    return {k: str(v) if isinstance(v, torch.dtype) else v for k, v in told.items()}
-
-
-def parted(model: nn.Module, device: torch.device) -> list[str]:
+def _parted(model: nn.Module, device: torch.device) -> list[str]:
     """The buffers that differ between ranks: a check that this bug passes."""
     if dist.get_world_size() == 1:
         return []
@@ -127,83 +136,72 @@ def parted(model: nn.Module, device: torch.device) -> list[str]:
     return [found.name for found in replica_differences(named)]
 
 
-def references(shape: Shape, precision: str, device: torch.device) -> dict[str, LlamaForCausalLM]:
-    """Models of the same weights on ``device``, built plainly: on the CPU, and where there is one
-    on the GPU. Their frequencies may be an ulp apart, and either is right."""
-    built = {kind: build(shape, precision, kind) for kind in dict.fromkeys(["cpu", device.type])}
-    first = next(iter(built.values())).to(device)
-    for other in built.values():
-        other.to(device).load_state_dict(first.state_dict())
-    return built
+def turned(model: LlamaForCausalLM, device: torch.device) -> list[dict[str, Any]]:
+    """How the cosines and sines differ that the rotary embeddings of transformers 5 give out, for
+    every position, from those of ``tiny``."""
+    answers = []
+    for each, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
+        positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
+        like = torch.empty(0, dtype=torch.bfloat16, device=where)
+        answers.append([t[0] for t in each.model.rotary_emb(like, positions)])
+    named = zip(("cos", "sin"), *answers, strict=True)
+    differences = [difference(name, ours, theirs) for name, ours, theirs in named]
+    return buffers.facts(found for found in differences if found is not None)
 
 
-def logits(
-    model: LlamaForCausalLM, references: Mapping[str, LlamaForCausalLM], tokens: Tensor
-) -> dict[str, Any]:
-    """Give all the same weights, see that they have, and compare what they answer to ``tokens``.
+def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
+    """Give the bf16 model and references the same weights, see that they have, and record how
+    their logits of one random sequence differ.
 
-    Compared is with the reference that agrees for longest. ``first`` is the first position, from
-    0, at which any logit differs, or None; ``after`` counts the positions from there on, and
-    ``differing`` those of them that differ.
+    The references are built plainly, on the CPU and where there is one on the GPU. Their
+    frequencies may be an ulp apart, and either is right.
     """
-    _move(model, tokens.device)
-    _give(model, next(iter(references.values())))
+    torch.manual_seed(ctx.seed)
+    kinds = dict.fromkeys(["cpu", ctx.device.type])
+    references = {kind: build("bf16", kind).to(ctx.device) for kind in kinds}
+    first = next(iter(references.values()))
+    for other in references.values():
+        other.load_state_dict(first.state_dict())
+    _move(model, ctx.device)
+    _give(model, first)
+    tokens = _tokens(length, ctx.seed).to(ctx.device)
     with _gathered(model), torch.no_grad():
-        unequal = sorted({name for each in references.values() for name in _unequal(model, each)})
-        ours = model(input_ids=tokens, use_cache=False).logits
-        distances = {
-            kind: (ours - reference(input_ids=tokens, use_cache=False).logits)
-            .abs().float().amax(dim=(0, 2)).cpu()
-            for kind, reference in references.items()
-        }  # fmt: skip
-    length = tokens.shape[1]
-    best = max(distances, key=lambda kind: _agreeing(distances[kind]))
-    first, distance = _first(distances[best]), distances[best]
-    return {
-        "tokens": length,
-        "parameters": len(list(model.parameters())),
-        "unequal_parameters": unequal,
-        "reference": best,
-        "first": first,
-        "after": 0 if first is None else length - first,
-        "differing": int(distance.count_nonzero()),
-        "greatest": {str(n): float(distance[:n].max()) for n in _lengths(length)},
-    }
+        unequal = {name for each in references.values() for name in _unequal(model, each)}
+        theirs = {kind: _logits(each, tokens) for kind, each in references.items()}
+        answer = buffers.diverging(_logits(model, tokens), theirs, LENGTHS)
+    parameters = len(list(model.parameters()))
+    ctx.record("logits", parameters=parameters, unequal_parameters=sorted(unequal), **answer)
 
 
-def _first(distance: Tensor) -> int | None:
-    positions = distance.nonzero()
-    return int(positions[0]) if len(positions) else None
+def _logits(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
 
 
-def _agreeing(distance: Tensor) -> int:
-    first = _first(distance)
-    return len(distance) if first is None else first
+def _tokens(length: int, seed: int) -> Tensor:
+    """One random sequence ``[1, length]``, the same on every rank and device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(Shape.vocabulary, (1, length), generator=generator)
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
     """All to ``device``; of a sharded model its buffers alone, for zero.Init has its shards."""
-    if not any(sharded(model)[:1]):
+    if not any(map(_sharded, model.parameters())):
         model.to(device)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def tokens(shape: Shape, length: int, seed: int, device: torch.device) -> Tensor:
-    """One random sequence ``[1, length]``, the same on every rank and device."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(shape.vocabulary, (1, length), generator=generator).to(device)
-
-
 @contextmanager
-def unwrapped_arange(kind: type[nn.Module]) -> Iterator[None]:
-    """The thread's remedy: the constructor of ``kind`` gets torch's own arange for its duration.
+def unwrapped_arange() -> Iterator[None]:
+    """The thread's remedy: the rotary embedding's constructor gets torch's own arange.
 
     Entered before zero.Init, which wraps the constructors that it finds.
     """
     from deepspeed.runtime.zero import partition_parameters
 
+    kind = LlamaRotaryEmbedding
     constructor = kind.__init__
 
     def construct(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -222,9 +220,9 @@ def unwrapped_arange(kind: type[nn.Module]) -> Iterator[None]:
         kind.__init__ = constructor  # type: ignore[method-assign]
 
 
-def copy_buffers(model: LlamaForCausalLM, tiny: LlamaForCausalLM) -> None:
+def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> None:
     """The thread's remedy: overwrite every layer's buffers with those of a small healthy model."""
-    healthy = dict(tiny.model.layers[0].named_buffers())
+    healthy = dict(healthy_model.model.layers[0].named_buffers())
     for layer in model.model.layers:
         for name, buffer in layer.named_buffers():
             buffer.copy_(healthy[name])
@@ -244,10 +242,6 @@ def load_buffers(model: nn.Module, healthy: nn.Module) -> list[str]:
     return sorted(saved)
 
 
-def _lengths(longest: int) -> list[int]:
-    return [length for length in (257, 258, 300, 1024, longest) if length <= longest]
-
-
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -259,7 +253,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _gathered(model: nn.Module, modifier: int | None = None) -> AbstractContextManager[Any]:
-    parameters = [p for p in model.parameters() if hasattr(p, "ds_id")]
+    parameters = list(filter(_sharded, model.parameters()))
     return deepspeed.zero.GatheredParameters(
         parameters, modifier_rank=modifier, enabled=bool(parameters)
     )

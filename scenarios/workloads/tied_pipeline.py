@@ -14,7 +14,7 @@ vocabulary]. Imports torch and upstream: import it from a scenario's ``run``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +28,12 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
-from harness.detectors.state import (
-    MASTER,
-    Change,
-    changes_since,
-    dump_state,
-    read_dump,
-    state_changes,
-    state_of,
-)
 from harness.detectors.tied import tied_copies, tied_differences
+from scenarios.oracles import copies
 from scenarios.workloads import bf16
 
 if TYPE_CHECKING:
-    from harness.rank import Context
-
-TAG = "saved"
+    from harness.spec import Context
 
 
 @dataclass(frozen=True)
@@ -178,9 +168,11 @@ def _config(training: Training, pins: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Trainer:
-    """Steps of an engine, each written down as a record ``step``."""
+    """The engine over a model of this shape; its steps are each written down as a record."""
 
-    def __init__(self, ctx: Context, made: Any, shape: Shape, training: Training) -> None:
+    def __init__(self, ctx: Context, training: Training, shape: Shape = SHAPE) -> None:
+        with ctx.phase("init"):
+            made = engine(ctx, shape, training)
         self.ctx, self.engine, self.training = ctx, made, training
         self.data = _data(shape, training, ctx.seed, ctx.device)
         self.gradients = TiedGradients(made)
@@ -199,10 +191,15 @@ class Trainer:
             **self.gradients.facts(),
         )
 
+    def copies(self) -> dict[str, dict[str, float]]:
+        """How far the tied copies are apart now, as for ``scenarios.oracles.resume``."""
+        masters = drift(self.engine, masters=self.training.bf16)
+        return {"tied": drift(self.engine), "tied_masters": masters}
+
 
 def drift(made: Any, masters: bool = False) -> dict[str, float]:
     """The greatest difference between the stages' copies of each tied weight that has any."""
-    return {d.name: d.greatest for d in tied_differences(tied_copies(made.module, masters))}
+    return copies.facts(tied_differences(tied_copies(made.module, masters)))
 
 
 class TiedGradients:
@@ -265,49 +262,6 @@ class TiedGradients:
         # A list first: every rank must make every collective call.
         found = [replica_differences([("", gradient)], group) for _, _, group in self.copies]
         return any(found)
-
-
-def save(ctx: Context, trainer: Trainer, steps: int) -> None:
-    """Train, dump the state, save; then one step more without an interruption."""
-    for number in range(1, steps + 1):
-        trainer.step(number)
-    ctx.record("drift", steps, tied=drift(trainer.engine, masters=trainer.training.bf16))
-    dump_state(ctx.folder / "before", trainer.engine)
-    trainer.engine.save_checkpoint(str(ctx.folder / "checkpoints"), tag=TAG)
-    trainer.step(steps + 1)
-    dump_state(ctx.folder / "uninterrupted", trainer.engine)
-
-
-def load(ctx: Context, trainer: Trainer, steps: int, optimizer_states: bool = True) -> None:
-    """Load what another process saved, compare with its dump; then the same one step more."""
-    before = read_dump(ctx.folder / "before", ctx.rank)
-    fresh = {name: tensor.cpu().clone() for name, tensor in state_of(trainer.engine).items()}
-    trained = {change.name: change for change in state_changes(fresh, before)}
-    path, _ = trainer.engine.load_checkpoint(
-        str(ctx.folder / "checkpoints"), tag=TAG, load_optimizer_states=optimizer_states
-    )
-    assert path is not None, "load_checkpoint found nothing to load"
-    changes = changes_since(ctx.folder / "before", trainer.engine)
-    now = {name: tensor.cpu() for name, tensor in state_of(trainer.engine).items()}
-    reset = {c.name for c in changes} - {c.name for c in state_changes(fresh, now)}
-    ctx.record(
-        "loaded",
-        steps,
-        compared=len(before),
-        masters=sum(name.endswith(MASTER) for name in before),
-        trained={name: [change.before, change.after] for name, change in trained.items()},
-        changed=[_facts(change) | {"reset": change.name in reset} for change in changes],
-        optimizer_states=optimizer_states,
-        tied=drift(trainer.engine),
-        tied_masters=drift(trainer.engine, masters=trainer.training.bf16),
-    )
-    trainer.step(steps + 1)
-    later = changes_since(ctx.folder / "uninterrupted", trainer.engine)
-    ctx.record("later", steps + 1, changed=[_facts(change) for change in later])
-
-
-def _facts(change: Change) -> dict[str, Any]:
-    return asdict(change) | {"place": list(change.place)}
 
 
 def _norm(value: Any) -> float | None:

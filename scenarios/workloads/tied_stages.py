@@ -16,8 +16,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from importlib import metadata
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import Tensor, nn
 
-from harness.spec import Lane
-
-if TYPE_CHECKING:
-    from harness.rank import Context
+from harness.detectors.replicas import replica_differences
+from harness.detectors.tied import tied_differences
+from harness.spec import Context, Lane
 
 STAGES = 2
 
@@ -186,8 +185,6 @@ def zero_gradients(ddp: Any) -> None:
 
 
 def _release() -> str:
-    from importlib import metadata
-
     return metadata.version("megatron-core")
 
 
@@ -239,9 +236,34 @@ def tied_weight(ddp: Any) -> Any:
     return ddp.module.shared_embedding_or_output_weight()
 
 
-def embedding_group() -> Any:
-    """The ranks that hold the copies which must stay equal to this rank's."""
-    return parallel_state.get_embedding_group()
+def apart(tensor: Tensor) -> float:
+    """How far a tensor of this rank's is from the other copy's at most; 0 where bitwise equal.
+
+    A collective call of the ranks in the embedding group.
+    """
+    differences = tied_differences([("", tensor, parallel_state.get_embedding_group())])
+    return max((each.greatest for each in differences), default=0.0)
+
+
+def drifted(ddp: Any) -> list[str]:
+    """The parameters whose data-parallel replicas are not bitwise equal; a collective call."""
+    group = parallel_state.get_data_parallel_group()
+    return [each.name for each in replica_differences(ddp.module.named_parameters(), group)]
+
+
+def loss_with(module: Any, row: Tensor) -> Tensor:
+    """A loss whose gradient has ``row``, [hidden], in each row of the tied weight.
+
+    The embedding is looked up, or the logits are made, by upstream's own layers. Every linear layer
+    gets a gradient of ones, so that it takes part in the reductions.
+    """
+    if module.pre_process:
+        vocabulary = module.shared_embedding_or_output_weight().shape[0]
+        every = torch.arange(vocabulary, device=row.device)[None]
+        loss = (module.embedding.word_embeddings(every) * row).sum()
+    else:
+        loss = module.output_layer(row[None, None])[0].sum()
+    return loss + sum(weight.sum() for weight in module.linear)
 
 
 @dataclass(frozen=True)
@@ -325,26 +347,22 @@ def _forward(data: Iterator[tuple[Tensor, Tensor]], model: Any) -> Any:
 
 
 def _optimizer(make: Callable[..., Any], settings: Any, ddp: Any) -> Any:
-    import inspect
-
     if "no_weight_decay_cond" in inspect.signature(make).parameters:
         return make(settings, [ddp], no_weight_decay_cond=None)
     return make(settings, [ddp])
 
 
-def reference(ctx: Context, shape: Shape, lr: float) -> SimpleNamespace:
-    """The same model in plain torch, with one tied weight; ``step(data)`` gives the mean loss."""
+def train_alone(ctx: Context, shape: Shape, data: Batch, lr: float, steps: int) -> None:
+    """Train the same model in plain torch, with one tied weight; write down what came of it."""
     initial = weights(shape, ctx.seed)
     tied = nn.Parameter(initial.tied.clone().to(ctx.device))
     linear = [nn.Parameter(weight.clone().to(ctx.device)) for weight in initial.linear]
     optimizer = torch.optim.AdamW([tied, *linear], lr=lr, weight_decay=0.0)
-
-    def step(data: Batch) -> float:
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
         scores = F.linear(blocks(F.embedding(data.tokens, tied), linear), tied)
         loss = F.cross_entropy(scores.flatten(0, -2), data.labels.flatten())
         loss.backward()
         optimizer.step()
-        return float(loss)
-
-    return SimpleNamespace(step=step, tied=tied)
+        ctx.record("step", step, loss=float(loss))
+    ctx.record("weight", values=tied.flatten().tolist())

@@ -1,0 +1,122 @@
+"""Which releases were found to be affected: kept with the scenarios, and shown in their pages.
+
+``scenarios/affected.json`` holds, by scenario, a cell for each combination of releases that was
+asked: ``python -m harness matrix ... --record`` writes it. Never edited by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.files import ROOT, write_whole
+from harness.sweep.cells import Answer, Cell
+from harness.upstream import pins
+
+FILE = ROOT / "scenarios" / "affected.json"
+FACTS = ("answer", "reason", "step", "lane", "python", "torch", "date")
+
+Fact = Mapping[str, Any]
+
+
+def record(cells: Iterable[Cell]) -> None:
+    """Add cells to the file, in the place of older ones of the same releases.
+
+    A certain answer is never replaced by an uncertain one. Of the scenarios that are recorded, what
+    they no longer cover goes.
+    """
+    facts = {name: list(told) for name, told in load().items()}
+    for cell in cells:
+        told = facts.setdefault(cell.scenario, [])
+        same = next((old for old in told if old["pins"] == cell.pins), None)
+        if same and Answer(same["answer"]).certain and not cell.answer.certain:
+            continue
+        told[:] = [old for old in told if old is not same] + [_fact(cell)]
+        told.sort(key=_order)
+    for scenario, told in facts.items():
+        scope = catalog.scenario(scenario)
+        told[:] = [fact for fact in told if pins.covers(scope, fact["pins"])]
+    write_whole(FILE, json.dumps(dict(sorted(facts.items())), indent=1) + "\n")
+
+
+def load() -> dict[str, list[Fact]]:
+    """The recorded facts by scenario, oldest releases first; none where there is no file."""
+    if not FILE.is_file():
+        return {}
+    found: dict[str, list[Fact]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def _fact(cell: Cell) -> Fact:
+    told = cell.to_json()
+    first = (cell.reason.splitlines() or [""])[0]
+    return {"pins": dict(cell.pins)} | {k: told[k] for k in FACTS} | {"reason": first}
+
+
+def _order(fact: Fact) -> list[Version]:
+    return [Version(version) for version in fact["pins"].values()]
+
+
+def known(scenario: str, package: str, version: str) -> tuple[Answer, str] | None:
+    """What is recorded of a release: its own answer, or that of both its neighbours.
+
+    None where there is nothing, the neighbours differ, or it is newer than all that were asked.
+    """
+    facts = [f for f in load().get(scenario, ()) if Answer(f["answer"]).certain]
+    by_release: dict[Version, set[str]] = {}
+    for fact in facts:
+        by_release.setdefault(Version(fact["pins"][package]), set()).add(fact["answer"])
+    asked = Version(version)
+    older = max((v for v in by_release if v <= asked), default=None)
+    newer = min((v for v in by_release if v >= asked), default=None)
+    if older is None or newer is None:
+        return None
+    answers = by_release[older] | by_release[newer]
+    if len(answers) != 1:
+        return None
+    (answer,) = answers
+    between = f"as {older} and {newer} were" if older != newer else "as recorded"
+    return Answer(answer), f"{answer}, {between}"
+
+
+def section(scenario: str, facts: Sequence[Fact]) -> str:
+    """The generated section: which releases answered what, those alike in one row."""
+    package = _asked(scenario, facts)
+    lines = [
+        "## Affected releases", "",
+        "As released, no defect put in; each a run of its own "
+        f"(`python -m harness matrix scenario={scenario} ... --record`).", "",
+        f"| {package} | | with | lane | Python | torch | when | why |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for alike, group in itertools.groupby(facts, key=lambda fact: _alike(package, fact)):
+        members = list(group)
+        releases = ", ".join(fact["pins"][package] for fact in members)
+        answer, *others = alike
+        why = members[-1]["reason"] if not Answer(answer).certain else ""
+        cells = [releases, f"**{answer}**", *others, _cell(why)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _asked(scenario: str, facts: Sequence[Fact]) -> str:
+    """The package that the rows go by: the one of which most releases were asked."""
+    pins = catalog.scenario(scenario).pins
+    return max(pins, key=lambda name: len({fact["pins"][name] for fact in facts}))
+
+
+def _alike(package: str, fact: Fact) -> tuple[str, ...]:
+    """What facts must have in common to share a row, the answer first."""
+    others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
+    places = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
+    return (fact["answer"], others, *places)
+
+
+def _cell(text: str, widest: int = 160) -> str:
+    cut = text if len(text) <= widest else text[: widest - 4] + " ..."
+    return cut.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,271 @@
+"""Cells: the answer of one release to one scenario, asked by running it as published, and stored.
+
+A cell is a run of the variant ``released``. Its answer is kept in the cache under a digest of all
+that it depends on: the overlay, the scenario's parameters, the lane, torch, and our own code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness import catalog, machine
+from harness.config import RunConfig
+from harness.files import write_whole
+from harness.machine import cache_folder
+from harness.report import last_lines, terminal
+from harness.spec import (
+    RELEASED,
+    ExitCode,
+    HarnessError,
+    Lane,
+    Outcome,
+    RunResult,
+    Unsupported,
+    UserError,
+)
+from harness.trial.records import RUN_FILE, Exit, read_json
+from harness.trial.run import chosen_pins, run, stack_of
+from harness.upstream import overlay, pins
+
+FORMAT = 1
+"""Raised whenever an older cell should not be believed any more."""
+
+
+class Answer(str, Enum):
+    """Whether a release has the bug."""
+
+    AFFECTED = "affected"
+    NOT_AFFECTED = "not affected"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def certain(self) -> bool:
+        return self in (Answer.AFFECTED, Answer.NOT_AFFECTED)
+
+
+ANSWERS = {
+    Outcome.SYMPTOM: Answer.AFFECTED,
+    Outcome.CLEAN: Answer.NOT_AFFECTED,
+    Outcome.INCONCLUSIVE: Answer.INCONCLUSIVE,
+    Outcome.UNSUPPORTED: Answer.UNSUPPORTED,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one run of a scenario on released code said."""
+
+    scenario: str
+    pins: Mapping[str, str]
+    answer: Answer
+    reason: str
+    """The finding, how the trigger was exercised, or why there is no answer."""
+    lane: str
+    python: str
+    torch: str | None
+    date: str
+    """The day (ISO) it ran."""
+    seconds: float = 0.0
+    """Wall seconds of the trial."""
+    step: int | None = None
+    """The first step at which the symptom showed; 0: before the first."""
+    run: str | None = None
+    """The run folder; None where it came to none."""
+    log: tuple[str, ...] = ()
+    """Of an inconclusive cell, the end of the first failing rank's log."""
+    stored: bool = False
+    """Whether it was read from the cache."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(told: Mapping[str, Any]) -> Cell:
+        return Cell(**{**told, "answer": Answer(told["answer"]), "log": tuple(told["log"])})
+
+
+def answers(
+    configs: Sequence[RunConfig], *, again: bool = False, jobs: int | None = None
+) -> Iterator[tuple[int, Cell]]:
+    """Ask many releases; yields the place of each in ``configs`` with its cell, as they end.
+
+    Overlays are made meanwhile, ahead of the runs. As many runs go at once as ``jobs``, or as the
+    cores or GPUs have room for. Leaving early ends what still runs; what was answered is stored.
+    """
+    stop, cache_ = threading.Event(), cache_folder()
+    with (
+        ThreadPoolExecutor(1, "overlay") as makers,
+        ThreadPoolExecutor(jobs or room(configs[0]), "cell") as runners,
+    ):
+        try:
+            waiting: dict[Future[Cell], int] = {}
+            for place, config in enumerate(configs):
+                made = makers.submit(_make_overlay, config, cache_, again)
+                asked = runners.submit(_ask_after, made, config, cache_, again, stop)
+                waiting[asked] = place
+            yield from _as_they_end(waiting)
+        except BaseException:
+            stop.set()
+            for pool in (makers, runners):
+                pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _as_they_end(waiting: Mapping[Future[Cell], int]) -> Iterator[tuple[int, Cell]]:
+    for future in as_completed(waiting):
+        yield waiting[future], future.result()
+
+
+def room(config: RunConfig) -> int:
+    """How many runs of a scenario this machine has room for at once."""
+    told, facts = catalog.scenario(config.scenario), machine.facts()
+    ranks = told.ranks_of(RELEASED)
+    if _lane(config) is Lane.GPU:
+        return max(1, len(facts["gpus"]) // ranks)
+    return max(1, facts["cpus"] // (ranks * config.launch.threads))
+
+
+def _make_overlay(config: RunConfig, cache: Path, again: bool) -> None:
+    """Have the overlay ready; what hinders it, the run will meet again and tell."""
+    with suppress(HarnessError):
+        stack = stack_of(config, RELEASED, cache)
+        if again or _read(cache, _key(config, stack)) is None:
+            with overlay.borrowed(stack, (), cache):
+                pass
+
+
+def _ask_after(
+    made: Future[None], config: RunConfig, cache: Path, again: bool, stop: threading.Event
+) -> Cell:
+    made.result()
+    return ask(config, cache, again=again, stop=stop)
+
+
+def ask(
+    config: RunConfig, cache: Path, *, again: bool = False, stop: threading.Event | None = None
+) -> Cell:
+    """The answer of the release that ``config`` pins: the stored one, else by running it."""
+    try:
+        key = _key(config, stack_of(config, RELEASED, cache))
+        stored = None if again else _read(cache, key)
+        if stored:
+            return replace(stored, stored=True)
+        result, folder = run(config, terminal(io.StringIO()), stop)
+    except UserError:
+        raise
+    except HarnessError as error:
+        return _unanswered(config, error)
+    cell = _cell(config, result, folder)
+    if _lasting(cell, folder):
+        _store(cache, key, cell)
+    return cell
+
+
+def _unanswered(config: RunConfig, error: HarnessError) -> Cell:
+    unsupported = error.exit_code == ExitCode.UNSUPPORTED
+    answer = Answer.UNSUPPORTED if unsupported else Answer.INCONCLUSIVE
+    here = machine.facts()
+    return Cell(
+        config.scenario, chosen_pins(config, RELEASED), answer, str(error),
+        str(_lane(config) or ""), here["python"], here["torch"], _today(),
+    )  # fmt: skip
+
+
+def _cell(config: RunConfig, result: RunResult, folder: Path) -> Cell:
+    (trial,) = result.trials
+    told = read_json(folder / RUN_FILE)
+    unclear = trial.outcome is Outcome.INCONCLUSIVE
+    return Cell(
+        config.scenario,
+        told["trials"][RELEASED]["pins"],
+        ANSWERS[trial.outcome],
+        trial.reason,
+        told["lane"],
+        told["machine"]["python"],
+        told["machine"]["torch"],
+        _today(),
+        round(trial.seconds, 2),
+        trial.finding.step if trial.finding else None,
+        str(folder),
+        tuple(last_lines(folder, trial)) if unclear else (),
+    )
+
+
+def _lasting(cell: Cell, folder: Path) -> bool:
+    """Whether asking again would give the same: not after a deadline, or for what was refused."""
+    if cell.answer is Answer.INCONCLUSIVE:
+        ended = [Exit.read(file.parent) for file in folder.glob(f"{RELEASED}/**/exit.json")]
+        return not any(e.timed_out or e.interrupted or e.survivors for e in ended)
+    return cell.answer.certain
+
+
+def _lane(config: RunConfig) -> Lane | None:
+    told = catalog.scenario(config.scenario)
+    try:
+        return machine.choose_lane(told, told.ranks_of(RELEASED), config.launch.lane)
+    except Unsupported:
+        return None
+
+
+def _key(config: RunConfig, stack: pins.Stack) -> str:
+    content = [
+        FORMAT,
+        config.scenario,
+        overlay.key(stack),
+        asdict(config.params),
+        config.seed,
+        config.launch.threads,
+        str(_lane(config)),
+        machine.facts()["torch"],
+        code(config.scenario),
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+
+
+@cache
+def code(scenario: str) -> str:
+    """A digest of our own code that a scenario's answer depends on."""
+    ours = ("harness.trial.rank", "harness.trial.launch", "harness.trial.grade")
+    return catalog.digest(catalog.places()[scenario], *ours)
+
+
+def _file(cache: Path, key: str) -> Path:
+    return cache / "cells" / f"{key}.json"
+
+
+def _read(cache: Path, key: str) -> Cell | None:
+    try:
+        return Cell.from_json(json.loads(_file(cache, key).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not whole: it is asked again
+
+
+def _store(cache: Path, key: str, cell: Cell) -> None:
+    _file(cache, key).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(_file(cache, key), json.dumps(cell.to_json(), indent=1) + "\n")
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def exit_code(cells: Sequence[Cell]) -> int:
+    """0 where every release that can run here has answered; 3 where one is inconclusive."""
+    unclear = any(cell.answer is Answer.INCONCLUSIVE for cell in cells)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

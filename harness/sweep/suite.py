@@ -1,0 +1,153 @@
+"""Several scenarios in one command: side by side where the machine bears it, and one table.
+
+On a box with GPUs every run leases its own, the widest scenarios first; on the CPU they run one
+after another unless ``jobs`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from harness import catalog, machine
+from harness.config import RunConfig
+from harness.report import summary, summary_row, terminal
+from harness.spec import ExitCode, HarnessError, Lane, RunResult, UserError, Verdict
+from harness.trial.records import RUN_FILE, read_json
+from harness.trial.run import run
+
+NOTES = "HARNESS_EXIT_CODES"
+"""Names the folder where each job of a command notes its exit code: a multirun's launcher may run
+its jobs in other processes."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """One scenario of several, run to its end."""
+
+    result: RunResult
+    seconds: float
+    folder: Path | None
+    """None where there was nothing to grade."""
+
+    def row(self) -> list[str]:
+        """Its line of the table, see ``report.summary``."""
+        told = read_json(self.folder / RUN_FILE) if self.folder else None
+        return summary_row(self.result, told, self.seconds)
+
+
+def run_and_note(configs: list[RunConfig]) -> None:
+    """Run what one composed config selects, and note the exit code for the command."""
+    if len(configs) == 1:
+        code = run(configs[0])[0].exit_code
+    else:
+        code = run_all(configs)
+    (Path(os.environ[NOTES]) / uuid.uuid4().hex).write_text(str(code))
+
+
+@contextmanager
+def noted_exit_codes() -> Iterator[list[int]]:
+    """Collect the exit codes that jobs note meanwhile; the list is filled on leaving."""
+    codes: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[NOTES] = folder
+        try:
+            yield codes
+            codes += [int(note.read_text()) for note in Path(folder).iterdir()]
+        finally:
+            del os.environ[NOTES]
+
+
+def run_all(configs: Sequence[RunConfig]) -> int:
+    """Run several scenarios, print each as one block and then the table; the exit code of all.
+
+    0 when everything that this machine supports came out as expected; with ``strict``, an
+    unsupported scenario is a failure.
+    """
+    console = terminal()
+    started = time.monotonic()
+    done = {d.result.scenario: d for d in _side_by_side(configs, console)}
+    console.print()
+    console.print(summary([done[c.scenario].row() for c in configs]))
+    console.print(f"{len(done)} scenarios in {time.monotonic() - started:.0f} s")
+    codes = [d.result.exit_code for d in done.values()]
+    if not configs[0].strict:
+        codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
+    return ExitCode.worst(codes)
+
+
+def _side_by_side(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
+    """Run the widest first, as many at once as ``jobs`` or the GPUs allow; yields as they end."""
+    jobs = _jobs(configs)
+    if jobs == 1:
+        yield from (_run_one(c, console, threading.Event()) for c in _widest_first(configs))
+        return
+    with started(configs) as running:
+        for future in as_completed(running.values()):
+            block, done = future.result()
+            console.print(block, end="")
+            yield done
+
+
+@contextmanager
+def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
+    """Start runs of several scenarios, and give out what each will come to, by scenario.
+
+    A future holds what the run printed and how it ended. The widest are started first, as many at
+    once as ``jobs`` or the GPUs allow; leaving the context ends those that still run.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(_jobs(configs)) as pool:
+        try:
+            yield {c.scenario: pool.submit(_run_in_block, c, stop) for c in _widest_first(configs)}
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _jobs(configs: Sequence[RunConfig]) -> int:
+    """How many run at once: as asked, else one on the CPU and as many as there are GPUs."""
+    gpus = 0 if configs[0].launch.lane == Lane.CPU.value else len(machine.gpus())
+    return configs[0].jobs or max(1, gpus)
+
+
+def _widest_first(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    return sorted(configs, key=_width, reverse=True)
+
+
+def _width(config: RunConfig) -> int:
+    told = catalog.scenario(config.scenario)
+    return max(told.ranks_of(variant) for variant in config.variants)
+
+
+def _run_in_block(config: RunConfig, stop: threading.Event) -> tuple[str, Done]:
+    """Run one scenario with its output kept together, to be printed when it is over."""
+    block = io.StringIO()
+    done = _run_one(config, terminal(block), stop)
+    return block.getvalue(), done
+
+
+def _run_one(config: RunConfig, console: Console, stop: threading.Event) -> Done:
+    started = time.monotonic()
+    try:
+        result, folder = run(config, console, stop)
+    except UserError:
+        raise
+    except HarnessError as error:
+        console.print(f"{config.scenario}: {error}")
+        lost = {ExitCode.UNSUPPORTED: Verdict.UNSUPPORTED}.get(
+            error.exit_code, Verdict.INCONCLUSIVE
+        )
+        result, folder = RunResult(config.scenario, lost, (str(error),), ()), None
+    return Done(result, time.monotonic() - started, folder)

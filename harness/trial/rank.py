@@ -1,0 +1,167 @@
+"""What one rank does: read run.json, set up, call the scenario, write records, leave.
+
+Started by torchrun as ``python -m harness.trial.rank RUN VARIANT ACT``. It never sees Hydra, and it
+imports torch and upstream itself, so that the time each takes can be recorded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness import apex, catalog
+from harness.files import sha256
+from harness.spec import Context, Lane
+from harness.trial.records import RUN_FILE, Recorder, read_json, records_file
+from harness.upstream import shims
+
+STARTED = time.time()
+"""When this process began to run Python, before it imported torch."""
+
+ORPHAN_GRACE = 60
+"""Seconds past the deadline after which a rank ends itself, should its harness be gone."""
+
+PEER_GRACE = 10
+"""Seconds a rank waits, before it leaves, for the others to finish their records."""
+
+
+def main(run_folder: Path, variant: str, act: str) -> None:
+    """Run one rank of one trial, or of one act of it, to the end of its records."""
+    run = read_json(run_folder / RUN_FILE)
+    trial, folder = run["trials"][variant], run_folder / variant / act
+    rank = int(os.environ["RANK"])
+    _dump_stacks(folder, rank, run["launch"]["timeout"])
+    recorder = Recorder(folder, rank)
+    context = _context(run, trial, run_folder / variant, act, recorder)
+    context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
+    _set_up_torch(context)
+    context.seconds["torch"] = time.time() - STARTED
+    recorder.record("start", pid=os.getpid(), **_environment(context.lane))
+    with context.phase("upstream"):
+        uses = shims.install(trial["shims"])
+        for module in trial["modules"].values():
+            importlib.import_module(module)
+    _settle()
+    catalog.load(run["scenario"]).run(context)
+    _finish_kernels(context.lane)
+    recorder.record("upstream", **_upstream(trial))
+    recorder.record("shims", uses=dict(uses))
+    recorder.record("phases", seconds=context.seconds, ended=time.time())
+    recorder.close()
+
+
+def _context(
+    run: dict[str, Any], trial: dict[str, Any], folder: Path, act: str, recorder: Recorder
+) -> Context:
+    params = catalog.load(run["scenario"]).Params(**trial["params"])
+    return Context(
+        params=params,
+        seed=run["seed"],
+        rank=recorder.rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        lane=Lane(run["lane"]),
+        device=None,
+        pins=trial["pins"],
+        folder=folder,
+        act=act,
+        record=recorder.record,
+    )
+
+
+def _dump_stacks(folder: Path, rank: int, timeout: float) -> None:
+    # The file must stay open for the life of the process: the handler writes to its descriptor.
+    file = (folder / f"stack_rank_{rank}.txt").open("w")
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    faulthandler.dump_traceback_later(timeout + ORPHAN_GRACE, exit=True, file=file)
+
+
+def _set_up_torch(context: Context) -> None:
+    import torch
+
+    if context.lane is Lane.GPU:
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        context.device = torch.device("cuda", local)
+    else:
+        context.device = torch.device("cpu")
+    random.seed(context.seed)
+    torch.manual_seed(context.seed)
+
+
+def _environment(lane: Lane) -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+    }
+    if lane is Lane.GPU:
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def _settle() -> None:
+    # DeepSpeed collects garbage four times while it initialises, each time through every module
+    # that was imported. Nothing imported ever dies: set it aside.
+    gc.collect()
+    gc.freeze()
+
+
+def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
+    """Which upstream code really ran: the module file and version of every pin, watched files, and
+    what NVIDIA's apex was to it."""
+    modules = {}
+    for name, imported in trial["modules"].items():
+        module = sys.modules[imported]
+        file = getattr(module, "__file__", None) or next(iter(module.__path__))
+        modules[name] = {"version": metadata.version(name), "file": file}
+    files = {file: _loaded(file) for file in trial["files"]}
+    return {"modules": modules, "files": files, "apex": apex.state()}
+
+
+def _loaded(file: str) -> dict[str, str] | None:
+    module = sys.modules.get(file.removesuffix(".py").replace("/", "."))
+    if module is None or not module.__file__:
+        return None
+    return {"path": module.__file__, "sha256": sha256(Path(module.__file__))}
+
+
+def _finish_kernels(lane: Lane) -> None:
+    if lane is Lane.GPU:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def leave(folder: Path) -> None:
+    """End this process at once, when all ranks are done.
+
+    Tearing down NCCL and torch's modules takes longer than the training. Until a peer has finished
+    too, though, its kernels may still read this rank's memory.
+    """
+    files = [records_file(folder, n) for n in range(int(os.environ["WORLD_SIZE"]))]
+    deadline = time.monotonic() + PEER_GRACE
+    while time.monotonic() < deadline and not all(file.exists() for file in files):
+        time.sleep(0.01)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(main)(Path(sys.argv[1]), *sys.argv[2:])
+    leave(Path(*sys.argv[1:]))

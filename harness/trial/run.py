@@ -1,0 +1,292 @@
+"""A run, from its config to its verdict: the steps in their order.
+
+``run`` is what the command line, pytest and everything else calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import catalog, machine
+from harness.config import RunConfig
+from harness.report import (
+    Progress,
+    print_failure,
+    print_header,
+    print_trial,
+    print_verdict,
+    terminal,
+)
+from harness.spec import RELEASED, Lane, RunResult, Scenario, Unsupported
+from harness.trial.grade import grade, grade_trial
+from harness.trial.launch import launch
+from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, last_record, write_json
+from harness.upstream import overlay, pins, shims
+from harness.upstream.overlay import Overlay
+
+
+@dataclass
+class Job:
+    """One run on its way through the steps; each step adds what the next ones need."""
+
+    config: RunConfig
+    scenario: Scenario
+    cache: Path
+    console: Console
+    progress: Progress
+    kept: ExitStack
+    """Holds the overlays until the run is over."""
+    stop: threading.Event
+    started: float = field(default_factory=time.monotonic)
+    lane: Lane = Lane.CPU
+    overlays: dict[str, Overlay] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why a variant cannot run here."""
+    stacks: dict[str, pins.Stack] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    """The content of run.json."""
+    folder: Path = Path()
+    result: RunResult | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by step."""
+
+
+def run(
+    config: RunConfig, console: Console | None = None, stop: threading.Event | None = None
+) -> tuple[RunResult, Path]:
+    """Run the variants that the config names; the result, and the run folder with the evidence.
+
+    Setting ``stop`` ends the run from another thread, as Ctrl-C does from the terminal. Raises
+    HarnessError where there is nothing to grade: a mistake of the user's, no room on the disk, no
+    network and no overlay.
+    """
+    console = console or terminal()
+    with ExitStack() as kept, Progress(console) as progress:
+        job = Job(
+            config, catalog.scenario(config.scenario), machine.cache_folder(), console, progress,
+            kept, stop or threading.Event(),
+        )  # fmt: skip
+        for name, step in STEPS:
+            start = time.monotonic()
+            step(job)
+            job.seconds[name] = time.monotonic() - start
+    assert job.result is not None
+    return job.result, job.folder
+
+
+def resolve(job: Job) -> None:
+    """Decide the lane, and each variant's pins as of their day."""
+    config, scenario = job.config, job.scenario
+    most = max(scenario.ranks_of(v) for v in config.variants)
+    try:
+        job.lane = machine.choose_lane(scenario, most, config.launch.lane)
+    except Unsupported as error:
+        job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
+        job.refusals = {variant: str(error) for variant in config.variants}
+    for variant in config.variants:
+        if variant in job.refusals:
+            chosen = chosen_pins(config, variant)
+            job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
+        else:
+            job.stacks[variant] = stack_of(config, variant, job.cache)
+            if not pins.covers(scenario, job.stacks[variant].pins):
+                job.refusals[variant] = f"this scenario is about {scenario.releases} only"
+
+
+def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
+    """The releases that a variant runs on: the user's choice, the variant's, the scenario's."""
+    scenario = catalog.scenario(config.scenario)
+    return pins.complete(scenario, {**config.pins, **scenario.pins_of(variant)})
+
+
+def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
+    """These releases, as of their day."""
+    scenario = catalog.scenario(config.scenario)
+    if config.installed:
+        found = {name: metadata.version(name) for name in scenario.pins}
+        return pins.Stack(found, time.strftime("%Y-%m-%d"), *pins.here())
+    return pins.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+
+
+def prepare(job: Job) -> None:
+    """Borrow an overlay for each variant, made now where there is none yet."""
+    for variant in job.config.variants:
+        if variant in job.refusals:
+            continue
+        defects = job.scenario.variant(variant).defects
+        stack = job.stacks[variant]
+        if job.config.installed:
+            job.overlays[variant] = overlay.installed(stack.pins)
+            continue
+        if overlay.is_made(stack, defects, job.cache):
+            job.progress.say("checking the overlays")
+        else:
+            job.progress.say(f"making the overlay of {stack} for {variant}")
+        try:
+            lent = overlay.borrowed(stack, defects, job.cache)
+            job.overlays[variant] = job.kept.enter_context(lent)
+        except Unsupported as error:
+            job.refusals[variant] = str(error)
+
+
+def write_down(job: Job) -> None:
+    """Make the run folder: run.json is all that the ranks get to see."""
+    config = job.config
+    job.record = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "command": config.command,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "lane": job.lane,
+        "seed": config.seed,
+        "params": asdict(config.params),
+        "launch": asdict(config.launch),
+        "source": machine.source(),
+        "machine": machine.facts(),
+        "environment": machine.environment(),
+        "trials": {variant: _trial(job, variant) for variant in config.variants},
+    }
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
+    job.folder = create_run_folder(config.runs, name, job.record)
+    print_header(job.console, job.record)
+
+
+def _trial(job: Job, variant: str) -> dict[str, Any]:
+    told = job.scenario.variant(variant)
+    stack = job.stacks[variant]
+    trial: dict[str, Any] = {
+        "about": job.scenario.about(variant),
+        "expect": told.expect,
+        "triggers": told.triggers,
+        "ranks": job.scenario.ranks_of(variant),
+        "acts": list(job.scenario.acts),
+        "params": {**asdict(job.config.params), **told.params},
+        "pins": dict(stack.pins),
+        "date": stack.date,
+    }
+    if variant in job.refusals:
+        return trial | {"unsupported": job.refusals[variant]}
+    lent = job.overlays[variant]
+    return trial | {
+        "modules": {name: pins.import_name(name) for name in stack.pins},
+        "shims": [point.name for point in shims.needed(stack.pins, job.lane)],
+        "overlay": {
+            "key": lent.key,
+            "site": str(lent.site),
+            "made": lent.made,
+            "lock": lent.lock.splitlines(),
+            "defects": [defect.name for defect in told.defects],
+            "diff": lent.diff.splitlines(),
+        },
+        "files": _watched(job.scenario, variant, lent),
+    }
+
+
+def _watched(scenario: Scenario, variant: str, lent: Overlay) -> dict[str, str]:
+    """The hashes of the files with the bug in them, which every rank must have loaded.
+
+    A release that is asked as published may lack one. Of any other variant, a missing file is kept
+    without a hash: nobody can have loaded it, and the trial proves nothing.
+    """
+    files = scenario.watched
+    if variant == RELEASED:
+        files = tuple(file for file in files if lent.has(file))
+    return {file: lent.hash_of(file) if lent.has(file) else "" for file in files}
+
+
+def launch_trials(job: Job) -> None:
+    """Run the trials one after another, each graded on the terminal as soon as it is over."""
+    module = catalog.load(job.config.scenario)
+    with _devices(job) as devices:
+        for variant, trial in job.record["trials"].items():
+            if variant not in job.refusals:
+                _launch_acts(job, variant, trial, devices)
+            result, _ = grade_trial(module, job.folder / variant, trial)
+            print_trial(job.console, result)
+            print_failure(job.console, job.folder, result)
+
+
+@contextmanager
+def _devices(job: Job) -> Iterator[list[str]]:
+    """The numbers of the GPUs that are this run's alone while it lasts; none on the CPU lane."""
+    runnable = [v for v in job.config.variants if v not in job.refusals]
+    if job.lane is Lane.CPU or not runnable:
+        yield []
+        return
+
+    def wait() -> None:
+        _say(job, "waiting for GPUs that another run is using")
+        time.sleep(0.2)
+
+    most = max(job.scenario.ranks_of(v) for v in runnable)
+    with machine.leased(most, job.cache / "gpus", wait) as lent:
+        yield [gpu.number for gpu in lent]
+
+
+def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any], devices: Sequence[str]) -> None:
+    """Launch the acts of a trial in their order; one that fails is the last."""
+    for act in trial["acts"]:
+        ended = launch(
+            job.folder, variant, act, ranks=trial["ranks"], lane=job.lane,
+            site=job.overlays[variant].site, extensions=_extensions(job, variant),
+            timeout=job.config.launch.timeout,
+            threads=job.config.launch.threads, devices=devices, tick=_ticker(job, variant, act),
+        )  # fmt: skip
+        if ended.code or ended.timed_out:
+            return
+
+
+def _extensions(job: Job, variant: str) -> Path:
+    """Where ranks keep what they compile: a folder for each stack, as they break each other's."""
+    return job.cache / "extensions" / job.overlays[variant].key
+
+
+def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
+    def tick() -> None:
+        last = last_record(job.folder / variant / act, 0) or {}
+        step = last.get("step")
+        _say(job, f"running {variant} {act}".rstrip(), f"step {step}" if step else "")
+
+    return tick
+
+
+def _say(job: Job, what: str, detail: str = "") -> None:
+    if job.stop.is_set():
+        raise KeyboardInterrupt
+    job.progress.say(what, detail)
+
+
+def judge(job: Job) -> None:
+    """Grade the whole run from its folder, and store the verdict beside the records."""
+    start = time.monotonic()
+    job.result = grade(job.folder)
+    now = time.monotonic()
+    taken = {**job.seconds, "grade": now - start, "total": now - job.started}
+    write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": taken})
+
+
+def tell(job: Job) -> None:
+    """Print the verdict."""
+    assert job.result is not None
+    print_verdict(job.console, job.result, time.monotonic() - job.started, job.folder)
+
+
+STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (
+    ("resolve", resolve),
+    ("overlay", prepare),
+    ("write", write_down),
+    ("launch", launch_trials),
+    ("grade", judge),
+    ("report", tell),
+)
+"""The whole of a run, on one screen."""

@@ -1,0 +1,1 @@
+"""Other people's code: pinned, edited, made to run here."""

@@ -1,0 +1,76 @@
+"""Defects: edits of upstream source by syntax, which match exactly once or stop."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.spec import Defect, Inconclusive
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+
+class DefectError(Inconclusive):
+    """An edit did not match exactly once: this release is not the code that it was made for."""
+
+
+def apply(defect: Defect, site: Path, release: str) -> str:
+    """Put a defect into the tree under ``site`` and return what it changed, as a unified diff.
+
+    ``release`` is for messages: ``deepspeed==0.19.8``. The file is replaced, not written to, so
+    that a hard link to it elsewhere keeps the pristine text.
+    """
+    path = site / defect.file
+    if not path.is_file():
+        raise DefectError(f"{defect.name}: {release} has no file {defect.file}")
+    before = path.read_text(encoding="utf-8")
+    after = edited(defect, before, release)
+    path.unlink()
+    path.write_text(after, encoding="utf-8")
+    # It is told from stale bytecode by second and size alone, and both may be the same.
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()
+    return diff(defect.file, before, after)
+
+
+def edited(defect: Defect, source: str, release: str) -> str:
+    """The source with the defect in it; raises DefectError unless it matches exactly once."""
+    import libcst as cst
+
+    where = f"{defect.name}: {release}, {defect.file}"
+    module = cst.parse_module(source)
+    scopes = _scopes(module, defect.scope.split("."))
+    if len(scopes) != 1:
+        raise DefectError(f"{where}: {len(scopes)} definitions of {defect.scope}, expected one")
+    edits = list(defect.edit(scopes[0]))
+    if len(edits) != 1:
+        raise DefectError(f"{where}: the edit matches {len(edits)} times in {defect.scope}")
+    old, new = edits[0]
+    changed = module.deep_replace(old, new)
+    assert isinstance(changed, cst.Module)
+    if changed.code == source:
+        raise DefectError(f"{where}: the edit of {defect.scope} changes nothing")
+    return changed.code
+
+
+def _scopes(node: cst.CSTNode, names: list[str]) -> list[cst.CSTNode]:
+    import libcst.matchers as m
+
+    if not names:
+        return [node]
+    name, *inner = names
+    definition = m.OneOf(m.ClassDef(name=m.Name(name)), m.FunctionDef(name=m.Name(name)))
+    return [found for d in m.findall(node, definition) for found in _scopes(d, inner)]
+
+
+def diff(file: str, before: str, after: str, old: str = "released", new: str = "defect") -> str:
+    """The change of one file as a unified diff, from ``old/file`` to ``new/file``."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"{old}/{file}",
+        f"{new}/{file}",
+    )
+    return "".join(lines)

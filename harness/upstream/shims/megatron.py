@@ -1,0 +1,139 @@
+"""What megatron-core's releases need on a box without a GPU, or without NVIDIA's apex.
+
+Those that change torch answer megatron-core's own code alone: DeepSpeed, which runs it in other
+scenarios, and torch itself see nothing of them. Torch is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from harness import apex
+from harness.spec import Lane, Point
+from harness.upstream.shims import stand_ins
+
+BOTH = (Lane.CPU, Lane.GPU)
+CPU = (Lane.CPU,)
+
+
+def _eager_compile(count: Callable[[], None]) -> None:
+    import torch
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        count()
+        return (lambda function: function) if model is None else model
+
+    torch.compile = compile  # type: ignore[assignment]
+
+
+def _current_device(count: Callable[[], None]) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "current_device", count, lambda _: torch.device("cpu"))
+
+
+def _synchronize(count: Callable[[], None]) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "synchronize", count, lambda *_, **__: None)
+
+
+def _current_stream(count: Callable[[], None]) -> None:
+    import torch
+
+    _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
+
+
+def _type_names(count: Callable[[], None]) -> None:
+    import torch
+
+    def named(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = original(tensor, *args, **kwargs)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    _for_megatron(torch.Tensor, "type", count, named)
+
+
+def _for_megatron(owner: Any, name: str, count: Callable[[], None], answer: Any) -> None:
+    stand_ins.answered_in("megatron", owner, name, count, answer)
+
+
+def _apex_optimizers(count: Callable[[], None]) -> None:
+    if apex.installed():
+        return
+    import torch
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("a fused kernel of NVIDIA's apex, which is not installed here")
+
+    stand_ins.module("apex", count)
+    stand_ins.module(
+        "apex.optimizers", count, FusedAdam=torch.optim.AdamW, FusedSGD=torch.optim.SGD
+    )
+    stand_ins.module("apex.multi_tensor_apply", count, multi_tensor_applier=refuse)
+    kernels = dict.fromkeys(("multi_tensor_l2norm", "multi_tensor_scale"), refuse)
+    stand_ins.module("amp_C", count, **kernels)
+
+
+def _pkg_resources(count: Callable[[], None]) -> None:
+    import packaging.version
+
+    if find_spec("pkg_resources") is None:
+        stand_ins.module("pkg_resources", count, packaging=packaging)
+
+
+POINTS = (
+    Point(
+        "megatron-core.current_device", "megatron-core", ">=0.4", CPU,
+        "it allocates its buffers on torch.cuda.current_device(): to megatron-core, that is the "
+        "CPU here",
+        _current_device,
+    ),
+    Point(
+        "megatron-core.synchronize", "megatron-core", ">=0.4", CPU,
+        "it waits for the GPU around its pipeline's messages: there is nothing to wait for",
+        _synchronize,
+    ),
+    Point(
+        "megatron-core.current_stream", "megatron-core", ">=0.19", CPU,
+        "it asks for the GPU's stream when it reduces gradients: there is one that does nothing",
+        _current_stream,
+    ),
+    Point(
+        "megatron-core.cuda_literal", "megatron-core", ">=0.4", CPU,
+        "it makes tensors with the literal device 'cuda': they are made on the CPU",
+        partial(stand_ins.made_on_cpu, "megatron"),
+    ),
+    Point(
+        "megatron-core.tensor_cuda", "megatron-core", ">=0.4", CPU,
+        "it moves tied weights with Tensor.cuda(): they stay where they are",
+        partial(stand_ins.tensor_cuda, "megatron"),
+    ),
+    Point(
+        "megatron-core.cuda_type_names", "megatron-core", ">=0.4", CPU,
+        "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that is "
+        "the name reported to them: this shim says something untrue",
+        _type_names,
+    ),
+    Point(
+        "megatron-core.pkg_resources", "megatron-core", ">=0.7,<0.9", BOTH,
+        "they import the package packaging through pkg_resources, which setuptools has dropped",
+        _pkg_resources,
+    ),
+    Point(
+        "megatron-core.apex_optimizers", "megatron-core", ">=0.6,<0.10", BOTH,
+        "they import NVIDIA's apex for their optimizers: where it is missing, torch's AdamW and "
+        "SGD stand in for FusedAdam and FusedSGD, and its other kernels raise if they are called; "
+        "where it is installed it is used, and this counts nothing",
+        _apex_optimizers,
+    ),
+    Point(
+        "megatron-core.eager_compile", "megatron-core", ">=0.5", CPU,
+        "its functions under torch.compile run as written: loading the compiler takes each rank "
+        "longer than the whole training",
+        _eager_compile,
+    ),
+)  # fmt: skip

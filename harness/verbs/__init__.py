@@ -1,0 +1,50 @@
+"""The verbs of the command line, a module each, whose ``main(arguments)`` returns the exit code.
+
+A module's docstring is the verb's help, its first line what the list of all verbs says of it; its
+arguments stand in its ``main``. What takes long to import is imported by the verb that needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import pkgutil
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from harness.spec import UserError
+
+
+@cache
+def verbs() -> dict[str, str]:
+    """Every verb and what it does, in one line: read off the files, none of which is imported."""
+    return {m.name: _summary(m.name) for m in pkgutil.iter_modules(__path__)}
+
+
+def _summary(verb: str) -> str:
+    source = Path(__path__[0], f"{verb}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+class Arguments(argparse.ArgumentParser):
+    """A verb's arguments, told by its module's docstring; a complaint is one line."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            prog=f"python -m harness {module.rpartition('.')[2]}",
+            description=sys.modules[module].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
+    """A package and its version from one word; raises UserError where it is none."""
+    name, found, version = word.removeprefix("pins.").partition(sign)
+    if not (found and name and version):
+        raise UserError(f"'{word}' is no pin: write one like {like}")
+    return name, version

@@ -1,0 +1,166 @@
+"""whether a scenario may be in the catalogue: run often enough to say
+
+    python -m harness admit scenario=bf16_clip
+
+A scenario is believed when it says the same three times, and with another seed; when its controls
+are clean; and when nothing fires where nothing is wrong. One that does not is named flaky: nothing
+is tried again in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from harness import catalog, config
+from harness.config import RunConfig
+from harness.report import table, terminal
+from harness.spec import BUGGY, FIXED, ExitCode, Outcome, RunResult, TrialResult, UserError, Verdict
+from harness.trial.grade import grade_trial
+from harness.trial.records import RUN_FILE, read_json
+from harness.trial.run import run
+from harness.verbs import Arguments, pages
+
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One condition, and whether it holds."""
+
+    name: str
+    passed: bool
+    why: str
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    return admit(parser.parse_intermixed_args(arguments).overrides)
+
+
+def admit(words: Sequence[str]) -> int:
+    """Run a scenario often enough to judge it and print each gate; 0 if it may come in."""
+    first, console = _config(words), terminal()
+    runs = [run(each, console) for each in _repeats(first)]
+    repeats = [result for result, _ in runs]
+    if repeats[0].verdict is Verdict.UNSUPPORTED:
+        console.print(f"{first.scenario}: cannot be judged on this machine")
+        return ExitCode.UNSUPPORTED
+    other = run(_narrow(replace(first, seed=first.seed + 1)), console)[0]
+    found = [*gates(first.scenario, repeats, other), claimed(runs[0][1])]
+    _tell(console, first.scenario, found)
+    passed = all(gate.passed for gate in found)
+    return ExitCode.AS_EXPECTED if passed else ExitCode.NOT_AS_EXPECTED
+
+
+def _config(words: Sequence[str]) -> RunConfig:
+    for word in words:
+        if word.startswith("variant="):
+            raise UserError(f"admit runs all variants: leave {word} out")
+    composed = config.compose([*words, "variant=all"])
+    missing = {BUGGY, FIXED} - set(composed.variants)
+    if missing:
+        raise UserError(f"{composed.scenario} has no variant {' and '.join(sorted(missing))}")
+    return composed
+
+
+def _repeats(first: RunConfig) -> Iterator[RunConfig]:
+    """All variants once, then buggy and fixed alone."""
+    yield first
+    for _ in range(REPEATS - 1):
+        yield _narrow(first)
+
+
+def _narrow(asked: RunConfig) -> RunConfig:
+    return replace(asked, variants=(BUGGY, FIXED))
+
+
+def gates(scenario: str, repeats: Sequence[RunResult], other: RunResult) -> Iterator[Gate]:
+    """Each condition, of the runs with one seed, the first with all variants, and of another's."""
+    told = catalog.scenario(scenario)
+    yield _same(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
+    yield _same(FIXED, Outcome.CLEAN, "is clean, the trigger exercised", repeats)
+    others = [t for t in repeats[0].trials if t.variant not in (BUGGY, FIXED)]
+    wrong = [f"{t.variant} {t.outcome}, expected {t.expected}" for t in others if not t.as_expected]
+    all_told = ", ".join(f"{t.variant} {t.outcome}" for t in others)
+    yield Gate("the other variants are as expected", not wrong, "; ".join(wrong) or all_told)
+    controls = [name for name, variant in told.variants.items() if not variant.triggers]
+    yield Gate("a control leaves the trigger off", bool(controls), ", ".join(controls) or "none")
+    yield Gate("the verdict is the same with another seed", *_verdict(other))
+    yield _quiet([*repeats, other])
+    disagreements = {reason for result in [*repeats, other] for reason in result.reasons}
+    yield Gate("its variants agree where they must", not disagreements, "; ".join(disagreements))
+    yield Gate("its page is up to date", *_paged(scenario))
+
+
+def _paged(scenario: str) -> tuple[bool, str]:
+    page = pages.FOLDER / f"{scenario}.md"
+    current = page.is_file() and page.read_text(encoding="utf-8") == pages.page(scenario)
+    return current, f"docs/scenarios/{page.name}" + ("" if current else ": python -m harness pages")
+
+
+def claimed(folder: Path) -> Gate:
+    """What ``exercised`` says of buggy's own records, with ``detect`` silenced.
+
+    The trigger was exercised there, so it must say so; and a reader must not find in it that
+    nothing is wrong.
+    """
+    told = read_json(folder / RUN_FILE)
+    module = catalog.load(told["scenario"])
+    silent = ModuleType(module.__name__)
+    vars(silent).update(vars(module))
+    vars(silent)["detect"] = lambda records: None
+    result, _ = grade_trial(silent, folder / BUGGY, told["trials"][BUGGY])
+    name = "with detect silenced, buggy would be clean: its trigger was exercised"
+    return Gate(name, result.outcome is Outcome.CLEAN, result.reason)
+
+
+def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
+    """Whether a variant came out as expected every time; flaky where it did not always."""
+    outcomes = [trial.outcome for trial in _trials(repeats, variant)]
+    name = f"{variant} {about}, {REPEATS} times"
+    told = ", ".join(map(str, outcomes))
+    if set(outcomes) == {expected}:
+        return Gate(name, True, told + _steps(repeats, variant))
+    return Gate(name, False, told if len(set(outcomes)) == 1 else f"flaky: {told}")
+
+
+def _steps(repeats: Sequence[RunResult], variant: str) -> str:
+    """Where repeats saw the symptom at different steps: no fault, but worth knowing."""
+    seen = [t.finding.step for t in _trials(repeats, variant) if t.finding]
+    return f" (at steps {', '.join(map(str, seen))})" if len(set(seen)) > 1 else ""
+
+
+def _trials(results: Sequence[RunResult], variant: str) -> list[TrialResult]:
+    return [trial for result in results for trial in result.trials if trial.variant == variant]
+
+
+def _verdict(result: RunResult) -> tuple[bool, str]:
+    reasons = "; ".join(result.reasons)
+    return (
+        result.verdict is Verdict.REPRODUCED,
+        f"{result.verdict}{': ' if reasons else ''}{reasons}",
+    )
+
+
+def _quiet(results: Sequence[RunResult]) -> Gate:
+    clean = [t for r in results for t in r.trials if t.expected is Outcome.CLEAN]
+    alarms = [f"{t.variant}: {t.finding.message.splitlines()[0]}" for t in clean if t.finding]
+    why = "; ".join(alarms) or f"0 false alarms in {len(clean)} trials"
+    return Gate("every detector is quiet where nothing is wrong", not alarms, why)
+
+
+def _tell(console: Console, scenario: str, found: Sequence[Gate]) -> None:
+    rows = [["passed" if g.passed else "FAILED", g.name, g.why] for g in found]
+    console.print()
+    console.print(table("", ["", "gate", ""], rows))
+    passed = all(gate.passed for gate in found)
+    console.print(
+        f"{scenario}: {'admitted' if passed else 'not admitted'}",
+        style="bold green" if passed else "bold red",
+    )

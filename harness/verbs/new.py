@@ -1,0 +1,143 @@
+"""write a scenario module that runs and says that it is unfinished, and its page
+
+python -m harness new my_bug --pin deepspeed==0.19.8
+"""
+
+from __future__ import annotations
+
+import keyword
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import scenarios
+from harness import catalog
+from harness.files import write_whole
+from harness.machine import cache_folder
+from harness.report import terminal
+from harness.spec import ExitCode, UserError
+from harness.upstream import pins as upstream
+from harness.verbs import Arguments, pages, pin
+
+TEMPLATE = '''\
+"""UNFINISHED: say what goes wrong, in one sentence.
+
+Then who was hit, what it cost, and the root cause. ``python -m harness show {name}`` prints this,
+and the page is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.knobs import Knobs, knob
+from harness.spec import Context, Exercise, Finding, Records, Scenario, affected, unaffected
+
+
+@dataclass
+class Params(Knobs):
+    steps: int = knob(3, least=1, about="of training")
+
+
+SCENARIO = Scenario(
+    title="UNFINISHED: what goes wrong, in one sentence",
+    report=("where it was reported: a link or a citation",),
+    fix="the pull request or release that fixed it",
+    symptom="the documented symptom, in the words of the report",
+    trigger="what a run must do to meet it",
+    remedy="what a user who is affected can do",
+    pins={pins},
+    date="{today}",
+    ranks=2,
+    variants={{
+        # A release that has the bug, affected("0.29.3"), or a defect that puts it back.
+        "buggy": affected(about="the bug"),
+        "fixed": unaffected(about="the fix"),
+        "control": unaffected(about="the bug, its trigger off", triggers=False),
+    }},
+)
+
+
+def run(ctx: Context) -> None:
+    """Drive the real library, and write down facts; torch and upstream are imported in here."""
+    import torch
+    import torch.distributed as dist
+
+    with ctx.phase("init"):
+        dist.init_process_group(ctx.lane.backend)
+    with ctx.phase("steps"):
+        for step in range(1, ctx.params.steps + 1):
+            value = torch.full((1,), float(ctx.rank), device=ctx.device)
+            dist.all_reduce(value)
+            ctx.record("step", step, sum=float(value))
+
+
+def detect(records: Records) -> Finding | None:
+    """The documented symptom, or nothing. It must not know the variant."""
+    steps = records.of("step")
+    # Until this looks for the symptom, every trial is inconclusive, and that is the truth.
+    return Finding(f"UNFINISHED: detect() looks at none of {{len(steps)}} steps", documented=False)
+
+
+def exercised(records: Records) -> Exercise:
+    """Whether the trigger was exercised, and how, or why not: else a clean trial proves nothing."""
+    return Exercise(False, "UNFINISHED: exercised() does not look")
+'''
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("name", help="like bf16_clip")
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="NAME==VERSION",
+        help="an upstream release; the first is the one whose bug it is; repeatable",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    new(options.name, options.pin)
+    return ExitCode.AS_EXPECTED
+
+
+def new(name: str, pins: Sequence[str] = ()) -> None:
+    """Write the module and the page of a scenario, whole or not at all.
+
+    Raises UserError for a name in use, and for a release that does not exist.
+    """
+    plain = name.isidentifier() and name == name.lower() and not name.startswith("_")
+    if not plain or keyword.iskeyword(name):
+        raise UserError(f"'{name}' is no name for a scenario: write one like bf16_clip")
+    if name in ("all", *catalog.names()):
+        raise UserError(f"there is a scenario '{name}' already, or the name is taken")
+    chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in pins)
+    for package, version in chosen.items():
+        upstream.released(package, version, cache_folder())  # raises where there is none
+    file = Path(scenarios.__path__[0]) / folder(chosen) / f"{name}.py"
+    _make_package(file.parent, next(iter(chosen), "torch"))
+    write_whole(file, TEMPLATE.format(name=name, pins=_literal(chosen), today=today()))
+    catalog.places.cache_clear()
+    pages.write([name])
+    terminal().print(
+        f"{catalog.file(name)} and docs/scenarios/{name}.md: unfinished, but it runs:\n"
+        f"  python -m harness run scenario={name}\n"
+        f"  python -m harness pages {name}             # after each change of its text\n"
+        f"  python -m harness admit scenario={name}    # once it is finished\n"
+        "CONTRIBUTING.md goes through its parts."
+    )
+
+
+def folder(pins: Mapping[str, str]) -> str:
+    """The folder of the scenarios of an upstream: that of the first pin, or torch's."""
+    return next(iter(pins), "torch").replace("-", "_")
+
+
+def _make_package(place: Path, package: str) -> None:
+    place.mkdir(exist_ok=True)
+    if not (place / "__init__.py").exists():
+        write_whole(place / "__init__.py", f'"""Bugs of {package}, one module each."""\n')
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def _literal(pins: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'"{name}": "{version}"' for name, version in pins.items()) + "}"

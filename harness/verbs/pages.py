@@ -1,0 +1,211 @@
+"""write docs/scenarios/ and README's table of bugs from the code and the recorded runs
+
+    python -m harness pages
+    python -m harness pages bf16_clip
+
+A page is made of the scenario's docstring, its metadata, knobs, functions and releases, and of the
+evidence of it. By hand is only what stands between the marks "by hand", which is kept as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from harness import catalog
+from harness.files import ROOT, write_whole
+from harness.knobs import knobs, meaning
+from harness.report import releases, terminal
+from harness.spec import ExitCode, Outcome, Scenario
+from harness.sweep import affected
+from harness.verbs import Arguments
+
+FOLDER = ROOT / "docs" / "scenarios"
+EVIDENCE = ROOT / "docs" / "evidence"
+README = ROOT / "README.md"
+BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
+TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
+NOTE = (
+    "<!-- Made by `python -m harness pages`. Write between the marks below, and nowhere else. -->"
+)
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("scenario", nargs="*", help="whose pages to write (default: all)")
+    options = parser.parse_args(arguments)
+    write(options.scenario or catalog.names())
+    terminal().print(
+        f"{len(options.scenario or catalog.names())} pages in docs/scenarios, README.md"
+    )
+    return ExitCode.AS_EXPECTED
+
+
+def write(names: Iterable[str]) -> None:
+    """Bring the pages of scenarios, and README's table, up to date."""
+    made = {name: page(name) for name in names}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        write_whole(FOLDER / f"{name}.md", text)
+    if README.is_file():
+        write_whole(README, with_table(README.read_text(encoding="utf-8")))
+
+
+def page(name: str) -> str:
+    """A scenario's page, with the part by hand that it has."""
+    told, module = catalog.scenario(name), catalog.load(name)
+    parts = [
+        f"# {name}",
+        NOTE,
+        f"`python -m harness run scenario={name}`",
+        *_story(catalog.story(name)),
+        _facts(told),
+        f"## Variants\n\n{_variants(told)}",
+        f"## Knobs\n\n{_knobs(module)}",
+        f"## What is asked\n\n{_questions(module, name)}",
+        _by_hand(name),
+        *_evidence(name),
+        *_affected(name),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _story(docstring: str) -> Iterator[str]:
+    """The docstring's paragraphs in Markdown."""
+    for paragraph in docstring.split("\n\n"):
+        yield _markdown(paragraph)
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"``([^`]+)``", r"`\1`", text)
+
+
+def _facts(told: Scenario) -> str:
+    chosen = {v: {**told.pins, **told.pins_of(v)} for v in told.variants}
+    rows = {
+        "report": "<br>".join(map(_linked, told.report)),
+        "fix": _linked(told.fix),
+        "documented symptom": told.symptom,
+        "only with": told.trigger,
+        "remedy": told.remedy,
+        "releases": releases(chosen),
+        "runs on": f"{told.ranks} rank{'s' * (told.ranks > 1)}; {' or '.join(told.lanes)}",
+    }
+    return _table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"(https://[^\s)]+[^\s).,;])", r"<\1>", text)
+
+
+def _variants(told: Scenario) -> str:
+    rows = [
+        [f"`{name}`", told.about(name), "trigger off" if not v.triggers else "", str(v.expect)]
+        for name, v in told.variants.items()
+    ]
+    return _table(["variant", "", "", "expected"], rows)
+
+
+def _knobs(module: Any) -> str:
+    found = knobs(module.Params)
+    if not found:
+        return "None."
+    rows = [[f"`scenario.{k.name}={k.default}`", meaning(k)] for k in found]
+    return _table(["knob and default", ""], rows)
+
+
+def _questions(module: Any, name: str) -> str:
+    """What detect and exercised ask, and which other checks were seen to be blind."""
+    lines = [f"- *Is it there?* {_doc(module.detect)}", f"- *Was it put to the test?* "
+             f"{_doc(module.exercised)}"]  # fmt: skip
+    blind = _blind(name)
+    if blind:
+        lines += [
+            "",
+            "Other checks, and what they did in the buggy variant of the newest evidence:",
+            "",
+        ]
+        lines += [f"- {check}: {'fired' if fired else 'silent'}" for check, fired in blind.items()]
+    return "\n".join(lines)
+
+
+def _doc(function: Any) -> str:
+    return _markdown(" ".join((inspect.getdoc(function) or "").split()))
+
+
+def _blind(name: str) -> Mapping[str, bool]:
+    for _, kept in _kept(name):
+        for trial in kept["result"]["trials"]:
+            if trial["variant"] == "buggy" and trial["wrong_detectors"]:
+                found: Mapping[str, bool] = trial["wrong_detectors"]
+                return found
+    return {}
+
+
+def _by_hand(name: str) -> str:
+    file = FOLDER / f"{name}.md"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    _, begin, rest = text.partition(BY_HAND)
+    kept = rest.partition(END)[0].strip("\n") if begin else ""
+    return "\n".join([BY_HAND, *([kept] if kept else []), END])
+
+
+def _kept(name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The evidence of a scenario by its name, newest first."""
+    found = []
+    for file in EVIDENCE.glob(f"{name}*.json"):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["scenario"] == name:
+            found.append((file.stem, kept))
+    return sorted(found, key=lambda pair: str(pair[1]["started"]), reverse=True)
+
+
+def _evidence(name: str) -> Iterator[str]:
+    kept = _kept(name)
+    if kept:
+        yield "## Recorded runs"
+    for stem, run in kept:
+        chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
+        where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
+        yield (
+            f"[{stem}](../evidence/{stem}.md): {releases(chosen)}; {where}, torch "
+            f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
+        )
+        yield _table(["variant", "outcome", "what was found"], map(_trial, run["result"]["trials"]))
+
+
+def _trial(trial: Mapping[str, Any]) -> list[str]:
+    lines = trial["reason"].splitlines() or [""]
+    told = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
+    return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), told]
+
+
+def _affected(name: str) -> Iterator[str]:
+    facts = affected.load().get(name)
+    if facts:
+        yield affected.section(name, facts)
+
+
+def _table(columns: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(text) for text in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def with_table(readme: str) -> str:
+    """README with its table of bugs made anew, between its marks."""
+    before, _, rest = readme.partition(TABLE)
+    assert TABLE_END in rest, "README.md has lost the marks of its table of bugs"
+    told = {name: catalog.scenario(name) for name in catalog.names()}
+    rows = [
+        [f"[`{name}`](docs/scenarios/{name}.md)", next(iter(each.pins), "torch"), each.title]
+        for name, each in told.items()
+    ]
+    table = _table(["scenario", "upstream", "the bug"], rows)
+    return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"

@@ -1,0 +1,20 @@
+"""run a scenario's variants, and say what they showed
+
+    python -m harness run scenario=bf16_clip
+    python -m harness run scenario=bf16_clip scenario.lr=0.5 variant=all launch=gpu seed=3
+    python -m harness run scenario=all
+
+The arguments are Hydra's: overrides, --multirun, --cfg job, --help.
+"""
+
+from __future__ import annotations
+
+from harness import config
+from harness.spec import ExitCode
+from harness.sweep.suite import noted_exit_codes, run_and_note
+
+
+def main(arguments: list[str]) -> int:
+    with noted_exit_codes() as codes:
+        config.run(arguments, run_and_note)
+    return ExitCode.worst(codes)

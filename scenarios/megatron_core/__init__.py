@@ -1,0 +1,1 @@
+"""Bugs of megatron-core, one module each."""

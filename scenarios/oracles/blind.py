@@ -1,0 +1,55 @@
+"""The checks that everybody has, and that most of these bugs pass: each with whether it fired.
+
+They read records ``step`` with ``loss`` and ``grad_norm``; add theirs to one's own with ``|``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from harness.spec import Records
+
+Fired = Mapping[str, bool]
+
+
+def norm(records: Records) -> dict[str, bool]:
+    """The norm is all-reduced, so it agrees whatever the gradients are."""
+    norms: dict[int, set[float]] = {}
+    for step in records.of("step"):
+        norms.setdefault(step["step"], set()).add(step["grad_norm"])
+    return {
+        "the global gradient norm differs between ranks": any(len(n) > 1 for n in norms.values())
+    }
+
+
+def loss_rises(records: Records) -> dict[str, bool]:
+    """A training that is wrong learns nevertheless."""
+    return {"the loss rises": any(after > before for before, after in pairwise(_losses(records)))}
+
+
+def loss_not_finite(records: Records) -> dict[str, bool]:
+    """What every training script looks at."""
+    return {"a loss is not finite": not all(map(math.isfinite, _losses(records)))}
+
+
+def _losses(records: Records) -> Sequence[float]:
+    return [float(step["loss"]) for step in records.of("step", 0) if step["loss"] is not None]
+
+
+def loss_ends_higher(records: Records) -> dict[str, bool]:
+    """A training with the wrong steps may still get somewhere."""
+    losses = _losses(records)
+    higher = len(losses) > 1 and not losses[-1] < losses[0]
+    return {"the loss at the end is not below that at the start": higher}
+
+
+def loss_unlike_reference(records: Records, tolerance: float = 1e-3) -> dict[str, bool]:
+    """The loss comes from before what is wrong; ``tolerance`` is a fraction."""
+    steps = [step for step in records.of("step") if step["loss"] is not None]
+    unlike = any(
+        not abs(step["loss"] - step["reference_loss"]) <= tolerance * step["reference_loss"]
+        for step in steps
+    )
+    return {"the loss is not that of plain torch with the same weights": unlike}

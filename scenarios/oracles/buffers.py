@@ -1,0 +1,262 @@
+"""Are a model's buffers those of a reference, and the logits that follow from them?
+
+The reference is of the same class and weights, built where nothing interferes. A rank records
+``buffers`` for each model: ``lane``, ``precision``, the names ``compared``, what of these is
+``differing``, and what is ``turned``: values that the model computes from its buffers and that
+differ. How it was built is told by ``sharded`` of ``parameters``, and by ``casts``: the dtypes of
+what constructors made that were asked for float32. A record ``logits`` has what the reference and a
+model answered to the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.spec import Exercise, Finding, Lane, Record, Records
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Difference = Mapping[str, Any]
+"""What is recorded of a buffer that is not the reference's."""
+
+ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
+"""How far buffers may be from a reference built on the CPU: a GPU's own arithmetic moved cosines
+in bf16 by up to 2**-8."""
+
+UNIT = "from the reference"
+
+CASTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""What zero.Init makes of a float32 that a constructor is asked for, by its precision."""
+
+
+class Figures(NamedTuple):
+    """What ``assert_close`` says of a buffer; None where the report, or we, did not look."""
+
+    mismatched: int
+    greatest: float | None = None
+    place: tuple[int, ...] | None = None
+    relative: float | None = None
+    relative_place: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+EQUAL = Figures(0)
+
+
+@dataclass(frozen=True)
+class Documented:
+    """What the bug does, in figures."""
+
+    figures: Mapping[Lane, Mapping[tuple[str, str], Figures]]
+    """By lane, precision and the end of a buffer's name. What is not named may be anything."""
+    first: int
+    """The first position, from 0, whose logits are wrong; so are all after it."""
+
+
+def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
+    """What to record of the differences that ``harness.detectors.buffers`` has found."""
+    dtypes = ("dtype", "expected_dtype")
+    return [{k: str(v) if k in dtypes else v for k, v in asdict(d).items()} for d in differences]
+
+
+def diverging(
+    ours: Tensor, references: Mapping[str, Tensor], lengths: Iterable[int]
+) -> dict[str, Any]:
+    """What to record of a model's logits, [batch, positions, vocabulary], and of references'.
+
+    Compared is with the reference that agrees for longest. ``first`` is the first position, from
+    0, at which any logit differs, or None; ``after`` counts the positions from there on, and
+    ``differing`` those of them that differ. ``greatest`` has the greatest difference within the
+    first so many positions, for each of ``lengths`` and for all.
+    """
+    apart = {
+        name: (ours - theirs).abs().float().amax(dim=(0, 2)).cpu()
+        for name, theirs in references.items()
+    }
+    best = max(apart, key=lambda name: _agreeing(apart[name]))
+    distance, length = apart[best], len(apart[best])
+    first = _agreeing(distance)
+    return {
+        "tokens": length,
+        "reference": best,
+        "first": None if first == length else first,
+        "after": length - first,
+        "differing": int(distance.count_nonzero()),
+        "greatest": {str(n): float(distance[:n].max()) for n in [*lengths, length] if n <= length},
+    }
+
+
+def _agreeing(distance: Tensor) -> int:
+    """For how many positions there is no difference; NaN is one."""
+    places = distance.nonzero()
+    return int(places[0]) if len(places) else len(distance)
+
+
+def beyond(difference: Difference, rounding: float) -> bool:
+    """Whether a difference is more than rounding: another dtype is, and NaN is."""
+    return difference["dtype"] != difference["expected_dtype"] or not (
+        difference["greatest"] <= rounding
+    )
+
+
+def unlike_reference(records: Records, documented: Documented) -> Finding | None:
+    """Some buffer or logit is not the reference's; documented where all figures are."""
+    built, answers = records.of("buffers"), records.of("logits")
+    wrong = [
+        (_precision(record), difference)
+        for record in built
+        for difference in _found(record)
+        if beyond(difference, ROUNDING[Lane(record["lane"])])
+    ]
+    if not wrong and all(answer["first"] is None for answer in answers):
+        return _other_weights(records)
+    doubts = [doubt for record in built for doubt in _unlike(record, documented.figures)]
+    doubts += [doubt for answer in answers for doubt in _diverging_unlike(answer, documented.first)]
+    alike: dict[tuple[str, str], Difference] = {}
+    for precision, difference in wrong:  # the layers repeat it, and so do the ranks
+        alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
+    lines = [_told(precision, difference) for (precision, _), difference in alike.items()]
+    named = {name for record in built for name in record["compared"]}
+    return Finding(
+        message="\n".join([*dict.fromkeys(doubts), *lines, *map(_diverges, answers[:1])]),
+        parameters=tuple(dict.fromkeys(d["name"] for _, d in wrong if d["name"] in named)),
+        step=0,  # buffers are wrong as soon as the model is built
+        ranks=records.ranks,
+        magnitude=max((difference["greatest"] for _, difference in wrong), default=None),
+        unit=UNIT,
+        documented=bool(wrong and answers) and not doubts,
+    )
+
+
+def _precision(record: Record) -> str:
+    return str(record.get("precision", "bf16"))
+
+
+def _found(record: Record) -> Sequence[Difference]:
+    return [*record["differing"], *record.get("turned", ())]
+
+
+def _unlike(
+    record: Record, documented: Mapping[Lane, Mapping[tuple[str, str], Figures]]
+) -> Iterator[str]:
+    """What a rank's buffers of one precision have, where the report has something else."""
+    found = {difference["name"]: _figures(difference) for difference in _found(record)}
+    compared = dict.fromkeys([*record["compared"], *found])
+    for (precision, buffer), figures in documented[Lane(record["lane"])].items():
+        if precision != _precision(record):
+            continue
+        names = [name for name in compared if name.endswith(buffer)]
+        if not names:
+            yield f"{precision}: nothing called {buffer} was compared"
+        for name in names:
+            told = zip(Figures._fields, found.get(name, EQUAL), figures, strict=True)
+            odd = [
+                f"{field.replace('_', ' ')} is {seen}, where {wanted} is documented"
+                for field, seen, wanted in told
+                if wanted is not None and seen != wanted
+            ]
+            if odd:
+                yield f"{precision} {name}: {', '.join(odd)}"
+
+
+def _figures(difference: Difference) -> Figures:
+    return Figures(
+        difference["mismatched"],
+        difference["greatest"],
+        tuple(difference["place"][-2:]),  # some releases have more dimensions, of size 1
+        difference["relative"],
+        tuple(difference["relative_place"][-2:]),
+        difference["dtype"],
+    )
+
+
+def _diverging_unlike(answer: Record, first: int) -> Iterator[str]:
+    """What the logits did, where the first wrong position should part them for good."""
+    yield from _unequal(answer)
+    if answer["first"] is None:
+        yield f"the logits of {answer['tokens']} tokens are the same nevertheless"
+    elif answer["first"] != first:
+        yield f"the logits differ from position {answer['first']} on, and not from {first}"
+    elif answer["differing"] != answer["after"]:
+        yield f"{answer['after'] - answer['differing']} later positions have equal logits again"
+
+
+def _unequal(answer: Record) -> Iterator[str]:
+    if answer["unequal_parameters"]:
+        yield f"the weights are not the reference's: {', '.join(answer['unequal_parameters'])}"
+
+
+def _other_weights(records: Records) -> Finding | None:
+    """Equal logits of models whose weights differ prove nothing."""
+    odd = dict.fromkeys(line for answer in records.of("logits") for line in _unequal(answer))
+    return Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
+
+
+def _told(precision: str, difference: Difference) -> str:
+    seen, elements = _figures(difference), difference["elements"]
+    dtypes = f"{difference['dtype']}, where the reference is {difference['expected_dtype']}; "
+    return (
+        f"{precision} {difference['name']}: "
+        f"{dtypes if difference['dtype'] != difference['expected_dtype'] else ''}"
+        f"{seen.mismatched} of {elements} elements ({seen.mismatched / elements:.1%}) differ, by "
+        f"up to {seen.greatest:g} at {seen.place}, relatively by up to {seen.relative:g} at "
+        f"{seen.relative_place}"
+    )
+
+
+def _diverges(answer: Record) -> str:
+    if answer["first"] is None:
+        return f"the logits of {answer['tokens']} tokens are the same"
+    greatest = max(answer["greatest"].values())
+    aside = "" if answer["unequal_parameters"] else "; the weights are bitwise equal"
+    return (
+        f"the logits of {answer['tokens']} tokens differ from position {answer['first']} on, by up "
+        f"to {greatest:.3g}{aside}"
+    )
+
+
+def under_zero_init(records: Records, asked: str) -> Exercise:
+    """zero.Init was at work while every model was built.
+
+    ``asked`` is the constructor that tells: of what it was asked to make in float32, zero.Init has
+    made its own precision.
+    """
+    built = records.of("buffers")
+    for record in built:
+        where, came = f"rank {record['rank']}, {_precision(record)}", record["casts"].get(asked)
+        if not record["sharded"] == record["parameters"] > 0:
+            told = f"zero.Init sharded {record['sharded']} of {record['parameters']} parameters"
+            return Exercise(False, f"{where}: {told}")
+        if came != CASTS[_precision(record)]:
+            return Exercise(False, f"{where}: torch.{asked}, asked for float32, gave {came}")
+        if not record["compared"]:
+            return Exercise(False, f"{where}: the model has no buffer")
+    if not built:
+        return Exercise(False, "no model was built")
+    came = ", ".join(dict.fromkeys(f"{r['casts'][asked]} ({_precision(r)})" for r in built))
+    return Exercise(
+        True,
+        f"zero.Init sharded all {built[0]['parameters']} parameters, and torch.{asked}, asked for "
+        f"float32, gave {came}",
+    )
+
+
+def asked_beyond(records: Records, position: int) -> Exercise:
+    """The logits of more positions were compared than those before ``position``, from 0."""
+    tokens = [answer["tokens"] for answer in records.of("logits")]
+    told = f"the logits of {min(tokens, default=0)} tokens were compared"
+    return Exercise.of(min(tokens, default=0) > position, told, told)
+
+
+def weights_differ(records: Records) -> dict[str, bool]:
+    """Buffers are none of the weights, which are right."""
+    unequal = any(answer["unequal_parameters"] for answer in records.of("logits"))
+    return {"a parameter differs from the reference's": unequal}
+
+
+def ranks_differ(records: Records) -> dict[str, bool]:
+    """Every rank is wrong in the same way."""
+    return {"a buffer differs between ranks": any(r["parted"] for r in records.of("buffers"))}

@@ -1,0 +1,246 @@
+"""Whose gradient is in which cell? A tied weight's gradient, followed through its reductions.
+
+Of four ranks, 0 and 1 are the replicas of the first pipeline stage, 2 and 3 those of the last; each
+stage has a copy of the weight. In the report's tables g0 to g3 are the ranks' own gradients, and
+every rank has a cell: what its buffer holds. The owners of a copy are the ranks whose optimizers
+step with a part of it; right is the mean over the replicas, summed over the stages.
+
+Each rank's gradient is 0 but in the column of its number, so that any row of a cell tells how much
+of g0 to g3 is in it. A record ``cell`` has the rows at a moment (``when``): equal ones in one
+piece, and those that the rank owns apart. A record ``layout`` tells which elements of the buffer
+are the copy (``buffer``), which of the copy the rank owns (``owned``), and whether its optimizer is
+``sharded``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.spec import Context, Exercise, Finding, Records
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANKS, REPLICAS = 4, 2
+BEFORE = "before"
+"""The moment at which each rank's cell has its own gradient."""
+UNIT = "of a rank's gradient, half of which is right"
+
+Piece = Mapping[str, Any]
+"""Rows of a cell that are alike: ``owned``, ``row`` (its values), and how many ``rows``."""
+
+
+def one_hot(ctx: Context, width: int) -> Tensor:
+    """The row that this rank's gradient is made of, [width].
+
+    It is 2 to the power of the rank, not 1, so that sums over all columns tell the ranks apart too.
+    """
+    import torch
+
+    row = torch.zeros(width, device=ctx.device)
+    row[ctx.rank] = 2**ctx.rank
+    return row
+
+
+def snapshot(ctx: Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
+    """Write down what this rank's gradient, [rows, width], holds at a moment."""
+    ctx.record("cell", 1, when=when, pieces=_pieces(gradient, owned))
+
+
+def after(owner: Any, name: str, look: Callable[[], None]) -> None:
+    """Have a look after each call of a function of upstream's, which itself stays as it is."""
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        look()
+        return answer
+
+    setattr(owner, name, call)
+
+
+def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
+    """The rows as coefficients of g0 to g3; the columns that follow are nobody's, and are 0."""
+    width = gradient.shape[1]
+    assert not any(edge % width for edge in owned), f"a row is cut: {owned}"
+    first, last = owned[0] // width, owned[1] // width
+    pieces: list[dict[str, Any]] = []
+    for number, values in enumerate(gradient.tolist()):
+        row = [value / 2**column for column, value in enumerate(values)]
+        found = {"owned": first <= number < last, "row": row}
+        if pieces and {**pieces[-1], "rows": 0} == {**found, "rows": 0}:
+            pieces[-1]["rows"] += 1
+        else:
+            pieces.append({**found, "rows": 1})
+    return pieces
+
+
+def incomplete(records: Records, copies: tuple[str, ...]) -> Finding | None:
+    """An owner's gradient is not the mean over the replicas, summed over the stages.
+
+    Documented where whole gradients are missing, and on the two stages different ones. ``copies``
+    are the names of the weight on the stages.
+    """
+    last = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
+    if not all(last.values()):
+        return None
+    wrong = [(n, row) for n, (cell,) in last.items() for row in _owned(cell) if row != _right(row)]
+    if not wrong:
+        return None
+    shares = [pair for _, row in wrong for pair in zip(row, _right(row), strict=True)]
+    stages = {rank // REPLICAS for rank, _ in wrong}
+    differ = len({tuple(row) for _, row in wrong}) > 1
+    lines = [
+        *(f"rank {rank} steps with {_sum(row)}{_missed(row)}" for rank, row in wrong),
+        f"every owner should step with {_sum(_right(wrong[0][1]))}; cells by stage and replica:",
+        *_told(records),
+    ]
+    return Finding(
+        message="\n".join(lines),
+        step=1,
+        parameters=copies,
+        ranks=tuple(dict.fromkeys(rank for rank, _ in wrong)),
+        magnitude=max(abs(share - right) for share, right in shares),
+        unit=UNIT,
+        documented=len(stages) > 1 and differ and all(s in (0, right) for s, right in shares),
+    )
+
+
+def _right(row: Sequence[float]) -> list[float]:
+    """(g0+g1+g2+g3)/2, in a row of that many columns."""
+    return [1 / REPLICAS] * RANKS + [0.0] * (len(row) - RANKS)
+
+
+def _cells(records: Records, rank: int) -> dict[str, list[Piece]]:
+    """What a rank held at each moment, in the order of the moments."""
+    return {record["when"]: record["pieces"] for record in records.of("cell", rank)}
+
+
+def _owned(pieces: Sequence[Piece]) -> list[list[float]]:
+    return [piece["row"] for piece in pieces if piece["owned"]]
+
+
+def _told(records: Records) -> Iterator[str]:
+    """The tables as the report prints them: a line for a stage, a column for a replica."""
+    for when in _cells(records, 0):
+        cells = [_text(when, _cells(records, rank).get(when, ())) for rank in records.ranks]
+        yield f"{when}:"
+        for stage, first in enumerate(range(0, len(cells), REPLICAS)):
+            yield f"  pp{stage}: {' | '.join(cells[first : first + REPLICAS])}"
+
+
+def _text(when: str, pieces: Sequence[Piece]) -> str:
+    """A cell in the words of the report, what the rank owns first.
+
+    Before any reduction nothing is marked as owned, as in the report.
+    """
+    own = "" if when == BEFORE else " own"
+    pieces = sorted(pieces, key=lambda piece: not piece["owned"])
+    parts = [_sum(piece["row"]) + (own if piece["owned"] else "") for piece in pieces]
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _sum(row: Sequence[float]) -> str:
+    """The coefficients of a row as a sum: (g0+g1)/2+g3/2, a stage's terms together."""
+    if not any(row):
+        return "0"
+    whole = len(set(row[:RANKS])) == 1
+    stages = [range(RANKS)] if whole else [range(REPLICAS), range(REPLICAS, RANKS)]
+    terms = [
+        _scaled([f"g{n}" for n in stage if row[n] == share], share)
+        for stage in stages
+        for share in dict.fromkeys(row[n] for n in stage if row[n])
+    ]
+    return "+".join(terms + [f"{share:g} of nobody's" for share in row[RANKS:] if share])
+
+
+def _scaled(names: Sequence[str], share: float) -> str:
+    inner = "+".join(names)
+    if share == 1:
+        return inner
+    inner = f"({inner})" if len(names) > 1 else inner
+    return f"{inner}/2" if share == 0.5 else f"{share:g}*{inner}"
+
+
+def _missed(row: Sequence[float]) -> str:
+    missed = [f"g{n}" for n, share in enumerate(row[:RANKS]) if not share]
+    return f", which misses {' and '.join(missed)}" if missed else ""
+
+
+def disagree(name: str, records: Records, documented: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The cells of the variant ``name`` that are not those documented, by moment and rank."""
+    for when, cells in documented.items():
+        for rank, cell in enumerate(cells):
+            found = _text(when, _cells(records, rank).get(when, ()))
+            if found != cell:
+                yield f"{name}, {when}: rank {rank} holds {found}, where {cell} is documented"
+
+
+def different(gradients: Sequence[Sequence[float]]) -> bool:
+    """Whether each rank has a gradient, no two alike and none 0: else nobody's can be missed."""
+    distinct = set(map(tuple, gradients))
+    return len(gradients) == RANKS == len(distinct) and all(map(any, gradients))
+
+
+def followed(records: Records, moments: Sequence[str]) -> Exercise:
+    """The ranks' gradients differed, and were seen at each of the moments."""
+    cells = [_cells(records, rank) for rank in records.ranks]
+    lacking = [when for when in (BEFORE, *moments) if not all(when in c for c in cells)]
+    if lacking or not cells:
+        return Exercise(False, f"not every rank was seen {lacking[0] if lacking else BEFORE}")
+    return Exercise.of(
+        different([_only(each[BEFORE]) for each in cells]),
+        f"all {len(cells)} ranks' own gradients differed",
+        "the ranks' own gradients were not all different, or one was 0",
+    )
+
+
+def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
+    """The row that all rows of a cell are equal to; nothing if there is no such row."""
+    rows = {tuple(piece["row"]) for piece in pieces}
+    return rows.pop() if len(rows) == 1 else ()
+
+
+def cut(records: Records) -> Exercise:
+    """The stages' copies lie at different places of their buffers, and the replicas share each.
+
+    Only so can a reduced and an unreduced part meet.
+    """
+    layouts = records.of("layout")
+    if len(layouts) != RANKS:
+        told = f"{len(layouts) or 'none'} of {RANKS} ranks told where a pipeline's copy lies"
+        return Exercise(False, told)
+    if not all(told["sharded"] for told in layouts):
+        return Exercise(False, "without the distributed optimizer each rank reduces a whole copy")
+    places, parts = ([told[key] for told in layouts] for key in ("buffer", "owned"))
+    first, last = places[0], places[-1]
+    lay = f"the tied copies lay at elements {_range(first)} and {_range(last)} of the buffers"
+    sizes = [_size(first), _size(last)]
+    owned = [sum(map(_size, parts[:REPLICAS])), sum(map(_size, parts[REPLICAS:]))]
+    return Exercise.of(
+        places == [first] * REPLICAS + [last] * REPLICAS and first != last,
+        f"{lay} of the first and the last stage",
+        f"{lay}, where each stage must have a place of its own",
+    ) & Exercise.of(
+        owned == sizes,
+        "the replicas of each stage owned one copy together",
+        f"the replicas of the two stages owned {owned[0]} and {owned[1]} elements of their copies, "
+        f"which have {sizes[0]} and {sizes[1]}",
+    )
+
+
+def _size(edges: Sequence[int]) -> int:
+    return edges[1] - edges[0]
+
+
+def _range(edges: Sequence[int]) -> str:
+    return f"{edges[0]} to {edges[1]}"
+
+
+def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
+    """What compares whole gradients: it misses the bug, or fires without it, and whether it did."""
+    return {
+        "the whole main_grad differs within the embedding group": group_differs,
+        "the sums of main_grad on ranks 1 and 2 differ (the report's own check)": sums_differ,
+    }

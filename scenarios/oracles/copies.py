@@ -1,0 +1,55 @@
+"""Are the copies of a tensor that several ranks hold equal, bit by bit, after every step?
+
+A rank writes into its record of a step, under a field of the scenario's choice, the greatest
+difference of each tensor whose copies are not: ``{"3.input_layernorm.bias": 0.131}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.spec import Finding, Records
+
+UNIT = "between the copies of a weight"
+
+
+def facts(differences: Iterable[Any]) -> dict[str, float]:
+    """What to record of a detector's differences (``harness.detectors.replicas`` or ``tied``)."""
+    return {each.name: each.greatest for each in differences}
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Copies that part."""
+
+    step: int
+    """The first step after which they differ."""
+    first: Mapping[str, float]
+    """By how much each differs then."""
+    last: Mapping[str, float]
+    """By how much each differs after the last step at which any does."""
+    last_step: int
+
+    @property
+    def greatest(self) -> float:
+        return max(self.first.values())
+
+    def finding(
+        self, lines: Iterable[str], ranks: tuple[int, ...], *, documented: bool, unit: str = UNIT
+    ) -> Finding:
+        """The finding that tells of it, in these lines."""
+        return Finding(
+            "\n".join(lines), self.step, tuple(self.first), ranks, self.greatest, unit,
+            documented=documented,
+        )  # fmt: skip
+
+
+def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
+    """When and how far the copies in a field of the steps part; None where they never do."""
+    parted = [step for step in records.of("step", rank) if step[field]]
+    if not parted:
+        return None
+    first, last = parted[0], parted[-1]
+    return Parting(first["step"], first[field], last[field], last["step"])

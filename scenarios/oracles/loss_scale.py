@@ -1,0 +1,305 @@
+"""Did fp16 training overflow, and what did DeepSpeed's loss scaler make of it?
+
+A rank writes down ``setup`` once, with the scaler's knobs as upstream holds them. Every ``step``
+has the loss, the loss scale, the count of skipped steps, and for each watched tensor its largest
+magnitude and its headroom: the bits to the largest fp16 number. ``exception`` is the documented
+one, where it ends the run. A number that JSON cannot hold is written by its name, as float() reads
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+from harness.spec import Context, Exercise, Finding, Record, Records
+
+LIMIT = 65504
+"""The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
+
+TEXT = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+"""What DeepSpeed raises, as a builtin Exception; the same from 0.12.6 to 0.19.8."""
+
+
+class Watch:
+    """Writes down what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
+
+    def __init__(self, ctx: Context, engine: Any, headroom: Any, **setup: Any) -> None:
+        self.ctx, self.engine, self.headroom = ctx, engine, headroom
+        ctx.record("setup", **setup, scaler=_knobs(engine.optimizer))
+
+    def step(self, number: int, loss: Any) -> bool:
+        """Have the engine apply its gradients; False where DeepSpeed has given up."""
+        raised = _documented(self.engine.step)
+        norm = self.engine.get_global_grad_norm()
+        readings = self.headroom.step()
+        self.ctx.record(
+            "step",
+            number,
+            loss=_json(float(loss.detach())),
+            grad_norm=None if norm is None else _json(float(norm)),
+            loss_scale=_scale(self.engine.optimizer),
+            skipped=self.engine.skipped_steps,
+            lr=self.engine.get_lr()[0],
+            largest={reading.name: _json(reading.largest) for reading in readings},
+            headroom={reading.name: _json(round(reading.bits, 3)) for reading in readings},
+        )
+        if raised is not None:
+            self.ctx.record("exception", number, type=type(raised).__name__, text=str(raised))
+        return raised is None
+
+
+def _documented(step: Callable[[], Any]) -> Exception | None:
+    """The documented exception, if that is what the step ends with; any other goes on up."""
+    try:
+        step()
+    except Exception as error:
+        if type(error) is not Exception or str(error) != TEXT:
+            raise
+        return error
+    return None
+
+
+def _knobs(optimizer: Any) -> dict[str, Any]:
+    """The loss scaler's knobs as upstream holds them; its three classes name them differently."""
+    places = (getattr(optimizer, name, None) for name in ("loss_scaler", "loss_scale_config"))
+    holder = next((place for place in places if place is not None), optimizer)
+
+    def knob(*names: str) -> Any:
+        return next((getattr(holder, name) for name in names if hasattr(holder, name)), None)
+
+    return {
+        "optimizer": type(optimizer).__name__,
+        # Before 0.8 a dynamic scaler did not say so; only it has a window.
+        "dynamic": bool(knob("dynamic", "dynamic_loss_scale", "scale_window")),
+        "initial": _scale(optimizer),
+        "minimum": knob("min_scale", "min_loss_scale"),
+        "hysteresis": knob("delayed_shift"),
+        "consecutive": knob("consecutive_hysteresis"),
+        "window": knob("scale_window"),
+    }
+
+
+def _scale(optimizer: Any) -> float:
+    """The scale of the loss; BF16_Optimizer has none."""
+    return float(getattr(optimizer, "loss_scale", 1.0))
+
+
+def _json(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def first_broken(records: Records) -> int | None:
+    """The first step at which the loss of some rank is not finite."""
+    broken = (s["step"] for s in records.of("step") if not math.isfinite(float(s["loss"])))
+    return min(broken, default=None)
+
+
+def first_overflow(records: Records) -> tuple[int, str] | None:
+    """The first step at which a watched tensor passed 65504 on some rank, and which it was."""
+    over = [
+        (step["step"], name)
+        for step in records.of("step")
+        for name, bits in step["headroom"].items()
+        if not float(bits) >= 0
+    ]
+    return min(over, key=lambda found: found[0], default=None)
+
+
+def first_warning(records: Records) -> int | None:
+    """The first step at which the headroom of a watched tensor was below the threshold."""
+    setup = records.one("setup")
+    if setup is None:
+        return None
+    low = (s["step"] for s in records.of("step") if not _least([s]) >= setup["warn_below"])
+    return min(low, default=None)
+
+
+def exceptions(records: Records) -> dict[int, Record]:
+    """What each rank recorded of the exception that ended it; empty where none was raised."""
+    return {record["rank"]: record for record in records.of("exception")}
+
+
+def skipped(records: Records) -> int:
+    """How many steps were skipped in all."""
+    return max((step["skipped"] for step in records.of("step")), default=0)
+
+
+def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
+    """The steps that were skipped although the scale was at its minimum before they began."""
+    setup, steps = records.one("setup", rank), records.of("step", rank)
+    if setup is None or not steps:
+        return []
+    start = {"skipped": 0, "loss_scale": setup["scaler"]["initial"]}
+    return [
+        step["step"]
+        for before, step in pairwise([start, *steps])
+        if step["skipped"] > before["skipped"]
+        and before["loss_scale"] == setup["scaler"]["minimum"]
+    ]
+
+
+def expected_skips(steps: Sequence[Record], scaler: Mapping[str, Any]) -> int:
+    """How many steps the loss scaler's rule has skipped when it raises.
+
+    The scale is halved log2(initial / minimum) times. Before the first time hysteresis - 1
+    overflows are let pass; that is all, unless a doubling of the scale (one more to halve) or, with
+    consecutive hysteresis, a finite step has the hysteresis begin anew.
+    """
+    halvings = math.ceil(math.log2(scaler["initial"] / scaler["minimum"]))
+    patience = (scaler["hysteresis"] or 1) - 1
+    left, passed = patience, 0
+    start = {"skipped": 0, "loss_scale": scaler["initial"]}
+    for before, step in pairwise([start, *steps]):
+        doubled = step["loss_scale"] > before["loss_scale"]
+        skips = step["skipped"] > before["skipped"]
+        halvings += doubled
+        if doubled or (scaler["consecutive"] and not skips):
+            left = patience
+        elif skips and left:
+            left -= 1
+            passed += 1
+    return halvings + passed
+
+
+def broke(records: Records) -> bool:
+    """Whether a loss was not finite, or DeepSpeed gave up."""
+    return first_broken(records) is not None or bool(exceptions(records))
+
+
+def finding(
+    records: Records,
+    doubts: Iterable[str],
+    *,
+    ranks: tuple[int, ...],
+    magnitude: float,
+    unit: str,
+    lines: Iterable[str] = (),
+) -> Finding:
+    """What happened, in order, then ``lines``; documented where there is nothing to doubt."""
+    doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
+    return Finding(
+        message="\n".join([*_told(records), *lines, *doubts]),
+        step=first_broken(records),
+        parameters=(overflow[1],) if overflow else (),
+        ranks=ranks,
+        magnitude=magnitude,
+        unit=unit,
+        documented=not doubts,
+    )
+
+
+def _told(records: Records) -> Iterator[str]:
+    broken, overflow = first_broken(records), first_overflow(records)
+    if overflow:
+        warned = first_warning(records)
+        ahead = broken - warned if broken is not None and warned is not None else None
+        before = "" if ahead is None else f", {ahead} steps before the first nan"
+        yield f"step {overflow[0]}: {overflow[1]} pass {LIMIT}; {_warning(records)}{before}"
+    if broken is not None:
+        yield f"step {broken}: the loss is not finite"
+    for raised in list(exceptions(records).values())[:1]:
+        yield (
+            f"step {raised['step']}, after {skipped(records)} skipped steps: "
+            f"{raised['type']}: {raised['text']}"
+        )
+
+
+def _warning(records: Records) -> str:
+    warned, setup = first_warning(records), records.one("setup")
+    if warned is None or setup is None:
+        return "the headroom gave no warning"
+    return f"the headroom was below {setup['warn_below']:g} bits from step {warned} on"
+
+
+def _from_elsewhere(records: Records) -> Iterator[str]:
+    overflow, broken = first_overflow(records), first_broken(records)
+    if overflow is None or (broken is not None and overflow[0] > broken):
+        yield "none of the watched tensors had overflowed"
+
+
+def cut_short(records: Records) -> Iterator[str]:
+    """The ranks that did not take all of their steps."""
+    for rank in records.ranks:
+        setup, taken = records.one("setup", rank), len(records.of("step", rank))
+        if setup is None or taken != setup["steps"]:
+            yield f"rank {rank} did not take all of its steps, but {taken}"
+
+
+def unwell(records: Records) -> Finding | None:
+    """What says, though no loss broke, that training did not go through the overflow unharmed.
+
+    Where nothing had overflowed, a skipped step is none of that: it is what loss scaling is for.
+    """
+    odd = list(cut_short(records))
+    if skipped(records) and first_overflow(records):
+        odd.append(f"{skipped(records)} steps were skipped, though every loss was finite")
+    return Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
+
+
+def overflowed(records: Records) -> Exercise:
+    """A watched tensor passed 65504, the largest fp16 number, in whichever precision."""
+    steps, overflow = records.of("step"), first_overflow(records)
+    if not steps:
+        return Exercise(False, "no step was recorded")
+    if overflow is None:
+        taken, least = max(step["step"] for step in steps), _least(steps)
+        why = f"no watched tensor passed {LIMIT} in {taken} steps"
+        return Exercise(False, f"{why}; the least headroom was {least:.1f} bits")
+    values = (float(value) for step in steps for value in step["largest"].values())
+    largest = max((value for value in values if not math.isnan(value)), default=math.nan)
+    how = f"{overflow[1]} passed {LIMIT} at step {overflow[0]}, and the largest value was"
+    return Exercise(True, f"{how} {largest:.3g}; {_warning(records)}")
+
+
+def _least(steps: Iterable[Record]) -> float:
+    bits = (float(bits) for step in steps for bits in step["headroom"].values())
+    return min(bits, default=math.inf)
+
+
+SETTLED = 40
+"""Steps after which a sudden change would be one; before, the model learns the first things."""
+
+
+def blind(records: Records) -> dict[str, bool]:
+    """What does not warn of an overflow, and whether it fired before the first nan."""
+    broken = first_broken(records) or math.inf
+    sound = [step for step in records.of("step") if step["step"] < broken]
+    by_step: dict[int, list[float]] = {}
+    for step in sound:
+        by_step.setdefault(step["step"], []).append(float(step["loss"]))
+    losses = [mean(values) for values in by_step.values()]
+    norms = [float(step["grad_norm"] or 0) for step in sound if not step["rank"]]
+    times = range(SETTLED, len(losses) + 1)
+    return {
+        "the loss rises by 0.5 (mean of ten steps)": any(
+            mean(losses[n - 10 : n]) - mean(losses[n - 20 : n - 10]) > 0.5 for n in times
+        ),
+        "the gradient norm doubles (median of ten steps)": any(
+            median(norms[n - 10 : n]) > 2 * median(norms[n - 20 : n - 10]) for n in times
+        ),
+        "one gradient norm is twice the last twenty": any(
+            norms[n - 1] > 2 * max(norms[n - 21 : n - 1]) for n in times
+        ),
+    }
+
+
+FIRST_LOSS = 0.05
+"""How far (nats) the losses of the first step, before any update, may be apart between precisions;
+measured: below 1e-3."""
+
+
+def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+    """The variants must have begun alike, and the control must have stayed far from the limit."""
+    setups = [records.one("setup") for records in trials.values()]
+    if len({setup["corpus"]["sha256"] for setup in setups if setup}) > 1:
+        yield "the variants did not train on the same text"
+    firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
+    if not all(abs(one - other) <= FIRST_LOSS for one in firsts for other in firsts):
+        yield f"the variants did not begin alike: losses {firsts} in the first step"
+    warned = first_warning(trials["control"]) if "control" in trials else None
+    if warned is not None:
+        yield f"control: the headroom went below the threshold at step {warned}"

@@ -1,0 +1,1 @@
+"""Bugs of torch itself, one module each."""

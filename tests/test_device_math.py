@@ -1,0 +1,78 @@
+"""Grading of device_math, which needs a GPU, on records that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.spec import Records
+from scenarios.torch import device_math
+from scenarios.torch.device_math import NINTH, QUOTIENT
+
+
+def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:
+    """What an H200 answered to a plain divisor; 4 and 9 of 10 powers differ."""
+    host = [f"0x{index:08x}" for index in range(10)]
+    values = {
+        "bits": {"host": host, "device": [*host[:4], "0x1", *host[5:9], "0x2"]},
+        "powers": {n: [1.0] * 9 + [NINTH[n]] for n in ("host", "device")},
+        "quotient": QUOTIENT,
+    }
+    facts = {"kind": "values", "rank": 0, "step": None, "device": device, "dtype": dtype}
+    return Records({0: [{**facts, **values, **changed}]})
+
+
+HOST = [f"0x{index:08x}" for index in range(10)]
+SAME = {"host": "0x3f666666", "device": "0x3f666666"}
+
+
+def test_the_figures_of_the_report_are_the_documented_symptom() -> None:
+    found = device_math.detect(seen())
+    assert found is not None
+    assert found.documented
+    assert "elements [4, 9] of 10 differ; the last is 7.94328212738037109375" in found.message
+    assert "9 / 10 is 0x3f666666 and 0x3f666667" in found.message
+    assert found.magnitude == pytest.approx(9.5e-7, rel=0.01)
+    assert found.unit == "between the CPU's power and the device's"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bits": {"host": HOST, "device": [*HOST[:9], "0x2"]}},
+        {"powers": {"host": [1.0] * 10, "device": [1.0] * 10}},
+        {"powers": {"host": [float("nan")] * 10, "device": [float("nan")] * 10}},
+        {"quotient": {"host": "0x3f666666", "device": "0x3f666668"}},
+        {"quotient": SAME},
+    ],
+)
+def test_other_figures_are_not_the_documented_symptom(changed: dict[str, Any]) -> None:
+    found = device_math.detect(seen(**changed))
+    assert found is not None
+    assert not found.documented
+
+
+def test_the_fourth_element_alone_proves_nothing() -> None:
+    """So it is where the divisor is a tensor."""
+    bits = {"host": HOST, "device": [*HOST[:4], "0x1", *HOST[5:]]}
+    assert device_math.detect(seen(bits=bits, quotient=SAME)) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "met"),
+    [
+        ("cuda", "torch.float32", True),
+        ("cpu", "torch.float32", False),
+        ("cuda", "torch.float64", False),
+    ],
+)
+def test_it_takes_a_gpu_and_float32(device: str, dtype: str, met: bool) -> None:
+    exercise = device_math.exercised(seen(device, dtype))
+    assert exercise.met is met
+    assert f"with those of {device.upper()}, in {dtype.removeprefix('torch.')}" in exercise.text
+
+
+def test_nothing_recorded_is_nothing_found_and_nothing_exercised() -> None:
+    assert device_math.detect(Records({})) is None
+    assert device_math.exercised(Records({})).text == "nothing was computed"

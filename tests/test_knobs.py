@@ -1,0 +1,93 @@
+"""Knobs: bounds that are checked where they stand, and told in the same words everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.knobs import Knobs, knob, knobs, meaning
+
+
+@dataclass
+class Params(Knobs):
+    lr: float = knob(0.1, above=0, about="of SGD")
+    samples: int = knob(64, least=8, multiple=8, unit="rows", about="in the dataset")
+    share: float = knob(0.5, least=0, below=1, about="of the ranks")
+    power: int = knob(12, most=16, about="of two")
+    seeding: str = knob("apart", choices=("apart", "alike"), about="of the ranks")
+    norm: bool = knob(False, about="whether there is one")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"lr": 0.0}, "scenario.lr=0.0: must be above 0, finite"),
+        ({"lr": math.nan}, "scenario.lr=nan: must be above 0, finite"),
+        ({"lr": math.inf}, "scenario.lr=inf: must be above 0, finite"),
+        ({"samples": 12}, "scenario.samples=12: must be at least 8, a multiple of 8"),
+        ({"samples": 0}, "scenario.samples=0: must be at least 8, a multiple of 8"),
+        ({"share": 1.0}, "scenario.share=1.0: must be at least 0, below 1, finite"),
+        ({"power": 17}, "scenario.power=17: must be at most 16"),
+        ({"seeding": "both"}, "scenario.seeding=both: choose apart or alike"),
+    ],
+)
+def test_a_value_beyond_its_bounds_is_refused_with_the_bounds(
+    given: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ValueError, match="scenario") as caught:
+        Params(**given)  # type: ignore[arg-type]
+    assert str(caught.value) == told
+
+
+def test_values_on_the_right_side_of_their_bounds_are_taken() -> None:
+    Params(lr=1e-9, samples=8, share=0.0, power=16, seeding="alike", norm=True)
+
+
+def test_a_knob_is_told_with_its_unit_and_its_bounds() -> None:
+    told = {each.name: meaning(each) for each in knobs(Params)}
+    assert told == {
+        "lr": "of SGD; above 0",
+        "samples": "in the dataset; in rows; at least 8; a multiple of 8",
+        "share": "of the ranks; at least 0; below 1",
+        "power": "of two; at most 16",
+        "seeding": "of the ranks; apart or alike",
+        "norm": "whether there is one",
+    }
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_parameter_of_a_scenario_says_what_it_is(name: str) -> None:
+    params = catalog.load(name).Params
+    assert issubclass(params, Knobs)
+    assert all(each.metadata.get("about") for each in knobs(params))
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "bf16_clip"], ["run", "scenario=bf16_clip", "--help"]], ids=" ".join
+)
+def test_show_and_help_print_the_knobs(
+    words: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ended: Callable[[list[str]], int],
+) -> None:
+    monkeypatch.setattr("harness.verbs.show._print_upstream", lambda *_: None)
+    assert ended(words) == 0
+    told = next(k for k in knobs(catalog.load("bf16_clip").Params) if k.name == "lr")
+    assert f"scenario.lr=1.0  {meaning(told)}" in capfd.readouterr().out
+
+
+@pytest.fixture
+def ended() -> Callable[[list[str]], int]:
+    def run(words: list[str]) -> int:
+        try:
+            return main(words)
+        except SystemExit as done:  # Hydra's --help
+            return int(done.code or 0)
+
+    return run

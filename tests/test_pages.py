@@ -1,0 +1,75 @@
+"""Pages and README's table, made of the code and of recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.verbs import pages
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for pages, and a README, of the test's own."""
+    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
+    monkeypatch.setattr(pages, "README", tmp_path / "README.md")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
+    text = (pages.FOLDER / f"{name}.md").read_text()
+    assert text == pages.page(name), "python -m harness pages"
+
+
+def test_readme_has_every_bug_in_its_table() -> None:
+    text = pages.README.read_text()
+    assert text == pages.with_table(text), "python -m harness pages"
+
+
+def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
+    text = pages.page("sampler_shards")
+    told = catalog.scenario("sampler_shards")
+    for part in (
+        "# sampler_shards\n",
+        "A prepared DataLoader with `shuffle=True` is shuffled whole on every rank",
+        f"| documented symptom | {told.symptom} |",
+        f"| remedy | {told.remedy} |",
+        "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
+        "| `fixed` | accelerate 0.30.0 as published |  | clean |",
+        "| `control` | 0.29.3, the ranks seeded alike | trigger off | clean |",
+        "| `scenario.samples=64` | in the dataset; at least 8; a multiple of 8 |",
+        "*Is it there?* In some epoch the union over the ranks is not the dataset",
+    ):
+        assert part in text
+
+
+def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> None:
+    pages.write(["device_math"])
+    page = own / "pages" / "device_math.md"
+    mine = f"{pages.BY_HAND}\n## Mine\n\nAnd not the code's.\n{pages.END}"
+    page.write_text(page.read_text().replace(f"{pages.BY_HAND}\n{pages.END}", mine) + "astray\n")
+    pages.write(["device_math"])
+    assert mine in page.read_text()
+    assert "astray" not in page.read_text()
+
+
+def test_readmes_table_is_replaced_and_nothing_else(own: Path) -> None:
+    readme = own / "README.md"
+    readme.write_text(f"before\n\n{pages.TABLE}\nstale\n{pages.TABLE_END}\n\nafter\n")
+    assert main(["pages", "bf16_clip"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n\n")
+    assert text.endswith("\n\nafter\n")
+    assert "stale" not in text
+    for name in catalog.names():
+        assert text.count(f"(docs/scenarios/{name}.md)") == 1
+
+
+def test_a_page_of_no_scenario_is_a_mistake(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pages", "bf16_clop"]) == 2
+    assert "did you mean bf16_clip?" in capsys.readouterr().err
+    assert not list(own.iterdir())
