@@ -1,0 +1,112 @@
+"""A streaming dataset with .map() skips rows when it is resumed from a checkpoint.
+
+The state says that all of an Arrow chunk has been seen, when one row of it has come out of map().
+What was left of the chunk at the checkpoint is never trained on, in silence. It needs no second
+rank: every resume of every run that streams loses up to a chunk.
+
+Root cause: since 3.3.0 map() formats Arrow tables in a ``FormattedExamplesIterable``, which takes a
+whole table and yields its rows: the position below it is the table's end from the first row on.
+map() put a ``RebatchedArrowExamplesIterable``, which hands on one row at a time, before it only
+where the dataset has a format, and not where it is the features that ask for formatting. The fix
+does so in both cases. filter() has the same flaw of its own, and kept it until 5.0.1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context, Exercise, Finding, Records, Scenario, affected, unaffected,
+)  # fmt: skip
+from scenarios.oracles import coverage
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(40, least=2, about="in the stream")
+    shards: int = knob(2, least=1, about="the Arrow tables that they come in, one after another")
+    before: int = knob(7, least=1, unit="rows", about="taken before the checkpoint")
+    transform: str = knob(
+        "map", choices=("none", "map", "batched", "filter"), about="of the stream"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.before >= self.rows:
+            raise ValueError("scenario.before must be below scenario.rows")
+
+
+SCENARIO = Scenario(
+    title="a resumed streaming dataset with .map() skips the rest of an Arrow chunk",
+    report=(
+        "`.map()` on a streaming IterableDataset silently skips examples after load_state_dict",
+        "https://github.com/huggingface/datasets/issues/8145",
+        "https://github.com/huggingface/datasets/issues/7630",
+    ),
+    fix="https://github.com/huggingface/datasets/pull/8147 (4.8.5); filter(): "
+    "https://github.com/huggingface/datasets/pull/8360 (5.0.1)",
+    symptom="after load_state_dict it jumps forward by up to one Arrow read chunk",
+    trigger="an IterableDataset with .map() that is resumed in the middle of an Arrow table",
+    remedy="use datasets 4.8.5 or later (for filter() 5.0.1), or map in the collator",
+    pins={"datasets": "4.8.4"},
+    date="2026-04-13",
+    files=("datasets/iterable_dataset.py",),
+    releases="datasets>=2.20",  # those before keep no state
+    ranks=1,
+    variants={
+        "buggy": affected(),
+        "fixed": unaffected("4.8.5"),
+        "control": unaffected(about="4.8.4 without map()", params={"transform": "none"},
+            triggers=False),
+        "batched": affected(about="4.8.4 with a batched map()", params={"transform": "batched"}),
+        "filter": affected("4.8.5", about="the release that mended map(): filter() still skips",
+            params={"transform": "filter"}),
+    },
+)  # fmt: skip
+
+
+def run(ctx: Context) -> None:
+    """Take some rows, carry the state over into a new dataset, and take all that is left."""
+    params = ctx.params
+    dataset = _dataset(params)
+    rows = iter(dataset)
+    before = [int(next(rows)["id"]) for _ in range(params.before)]
+    state = json.loads(json.dumps(dataset.state_dict()))  # as through a file
+    resumed = _dataset(params)
+    resumed.load_state_dict(state)
+    after = [int(row["id"]) for row in resumed]
+    whole = [int(row["id"]) for row in _dataset(params)]
+    ctx.record("resume", before=before, after=after, whole=whole, transform=params.transform)
+
+
+def _dataset(params: Params) -> Any:
+    """A stream of numbered rows, as it is made at the start of each process."""
+    from datasets import Dataset
+
+    stream = Dataset.from_dict({"id": list(range(params.rows))})
+    stream = stream.to_iterable_dataset(num_shards=params.shards)
+    transforms = {
+        "none": lambda: stream,
+        "map": lambda: stream.map(dict),
+        "batched": lambda: stream.map(dict, batched=True, batch_size=4),
+        "filter": lambda: stream.filter(bool),
+    }
+    return transforms[params.transform]()
+
+
+def detect(records: Records) -> Finding | None:
+    """The rows before the checkpoint and after it are not those of a run that goes on."""
+    return coverage.skipped(records)
+
+
+def exercised(records: Records) -> Exercise:
+    """A stream with a transform was resumed, in the middle."""
+    transform = next((r["transform"] for r in records.of("resume")), "none")
+    told = f"the stream had the transform {transform}"
+    return coverage.resumed(records) & Exercise.of(transform != "none", told, told)
+
+
+wrong_detectors = coverage.resume_blind
