@@ -20,7 +20,9 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,10 +41,13 @@ ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
 COMPRESSION = (
     {"id": lzma.FILTER_X86},
-    {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 28},
+    {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27},
 )
-"""Releases of one package are alike: a window of 256 MB, and files of one name side by side, halve
+"""Releases of one package are alike: a window of 128 MB, and files of one name side by side, halve
 the archive. The box needs that much memory to unpack it."""
+STREAMS = 4
+"""How many streams an archive is at most cut into, which as many cores compress side by side; a
+reader of xz takes them as one. Each costs the likeness of what was cut apart."""
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 """What runs there. What makes overlays (uv, pip, LibCST) stays here."""
@@ -231,12 +236,30 @@ def _files(folder: Path) -> Iterator[Path]:
 def _archive(archive: Path, files: Mapping[str, Path]) -> None:
     """Write an archive of files, each content once, those that are alike side by side."""
     stored: dict[str, str] = {}
-    with (
-        lzma.open(archive, "wb", filters=list(COMPRESSION)) as packed,
-        tarfile.open(fileobj=packed, mode="w|") as tar,
-    ):
-        for name in sorted(files, key=_kind):
-            _add(tar, files[name], name, stored)
+    with tempfile.TemporaryFile(dir=archive.parent) as plain:
+        with tarfile.open(fileobj=plain, mode="w") as tar:
+            for name in sorted(files, key=_kind):
+                _add(tar, files[name], name, stored)
+        with archive.open("wb") as packed:
+            packed.writelines(_streams(plain.fileno()))
+
+
+def _streams(file: int) -> Iterator[bytes]:
+    """A file's content in xz, as several streams that are compressed side by side."""
+    size, count = os.fstat(file).st_size, min(STREAMS, os.cpu_count() or 1)
+    edges = [size * n // count for n in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:  # lzma lets other threads run
+        yield from pool.map(partial(_stream, file), edges, edges[1:])
+
+
+def _stream(file: int, start: int, end: int) -> bytes:
+    compressor = lzma.LZMACompressor(filters=list(COMPRESSION))
+    at, packed = start, []
+    while at < end:
+        read = os.pread(file, min(end - at, 1 << 22), at)
+        packed.append(compressor.compress(read))
+        at += len(read)
+    return b"".join([*packed, compressor.flush()])
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str, stored: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ is a release with the filter moved back to where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -230,6 +230,4 @@ def exercised(records: Records) -> Exercise:
 wrong_detectors = blind.norm
 
 
-def agree(trials: Mapping[str, Records]) -> Iterator[str]:
-    """Two ranks of the fixed release must train as one rank does."""
-    yield from agreement.losses(trials, LOSS_TOLERANCE, "one rank")
+agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")

@@ -19,8 +19,8 @@ variant is a release that sums ``weight.grad`` again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
@@ -148,17 +148,8 @@ def _applied(step: Record) -> str:
 def exercised(records: Records) -> Exercise:
     """The stages' own gradients differed, and gathered in a buffer beside ``weight.grad``."""
     steps = records.of("step")
-    parted = [step for step in steps if step.get("parted")]
     buffered = [step for step in steps if step.get("buffered")]
-    norms = " and ".join(f"{s['own']:.4g}" for s in parted if s["step"] == 1)
-    apart = Exercise.of(
-        0 < len(parted) == len(steps),
-        f"the stages' own gradients of the tied weight differed in each step (norms {norms} at "
-        "step 1)",
-        f"the stages' own gradients of a tied weight differed in {len(parted)} of {len(steps)} "
-        "records of a step",
-    )
-    return apart & Exercise.of(
+    return copies.gradients_parted(records) & Exercise.of(
         len(buffered) == len(steps),
         "they gathered in a buffer beside weight.grad",
         "they gathered in weight.grad itself, which the step reads",
@@ -175,6 +166,4 @@ def wrong_detectors(records: Records) -> dict[str, bool]:
     )
 
 
-def agree(trials: Mapping[str, Records]) -> Iterator[str]:
-    """Two stages of the fixed release must train as one stage does."""
-    yield from agreement.losses(trials, LOSS_TOLERANCE, "one stage")
+agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one stage")

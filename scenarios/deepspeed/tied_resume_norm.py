@@ -132,15 +132,9 @@ def detect(records: Records) -> Finding | None:
         return None
     shown = [one for one in changed if not one.master] or changed
     reset = [one for one in changed if one.reset and _beside_the_tied_weight(one.name)]
-    return Finding(
-        message="\n".join([*map(str, shown), *(resume.later(records, one) for one in reset)]),
-        step=records.of("loaded")[0]["step"],
-        parameters=tuple(one.name for one in shown),
-        ranks=tuple(sorted({one.rank for one in shown})),
-        magnitude=max(one.greatest for one in shown),
-        unit="between before the save and after the load",
-        documented=reset == changed and {one.rank for one in reset} == {max(records.ranks)},
-    )
+    documented = reset == changed and {one.rank for one in reset} == {max(records.ranks)}
+    lines = [*map(str, shown), *(resume.later(records, one) for one in reset)]
+    return resume.finding(records, shown, lines, documented=documented)
 
 
 def _beside_the_tied_weight(name: str) -> bool:

@@ -32,7 +32,7 @@ from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.deepspeed.tied_grad_reduce import DEFECT as REDUCE_DEFECT
-from scenarios.oracles import resume
+from scenarios.oracles import copies, resume
 
 
 @dataclass
@@ -135,15 +135,8 @@ def detect(records: Records) -> Finding | None:
         return None
     weight = [one for one in changed if one.name == WEIGHT]
     lines = [*map(str, changed), _drifted(drifted), *([str(resume.losses(records))] * bool(weight))]
-    return Finding(
-        message="\n".join(lines),
-        step=records.of("loaded")[0]["step"],
-        parameters=tuple(one.name for one in changed),
-        ranks=tuple(sorted({one.rank for one in changed})),
-        magnitude=max((one.greatest for one in changed), default=None),
-        unit="between before the save and after the load",
-        documented=bool(drifted) and {one.rank for one in weight} == {max(records.ranks)},
-    )
+    documented = bool(drifted) and {one.rank for one in weight} == {max(records.ranks)}
+    return resume.finding(records, changed, lines, documented=documented)
 
 
 def _drifted(tied: Mapping[str, float]) -> str:
@@ -156,15 +149,8 @@ def _drifted(tied: Mapping[str, float]) -> str:
 
 def exercised(records: Records) -> Exercise:
     """The stages' own gradients differed in every step, and the saved weight had been trained."""
-    steps = records.of("step")
-    parted = [step for step in steps if step.get("parted")]
-    return Exercise.of(
-        0 < len(parted) == len(steps),
-        f"the stages' own gradients of the tied weight differed in all {len(steps)} records of a "
-        "step",
-        f"the stages' own gradients of a tied weight differed in {len(parted)} of {len(steps)} "
-        "records of a step",
-    ) & resume.trained(records, lambda name: name == WEIGHT, records.ranks)
+    trained = resume.trained(records, lambda name: name == WEIGHT, records.ranks)
+    return copies.gradients_parted(records) & trained
 
 
 def wrong_detectors(records: Records) -> dict[str, bool]:

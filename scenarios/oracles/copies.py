@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.spec import Finding, Records
+from harness.spec import Exercise, Finding, Records
 
 UNIT = "between the copies of a weight"
 
@@ -53,3 +53,16 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
         return None
     first, last = parted[0], parted[-1]
     return Parting(first["step"], first[field], last[field], last["step"])
+
+
+def gradients_parted(records: Records) -> Exercise:
+    """The ranks' own gradients of the copies, which are to be summed, differed in every step."""
+    steps = records.of("step")
+    parted = [step for step in steps if step.get("parted")]
+    norms = " and ".join(f"{step['own']:.4g}" for step in parted if step["step"] == 1)
+    told = "the stages' own gradients of the tied weight differed in"
+    return Exercise.of(
+        0 < len(parted) == len(steps),
+        f"{told} each step (norms {norms} at step 1)",
+        f"{told} {len(parted)} of {len(steps)} records of a step",
+    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from harness.spec import Context, Exercise, Record, Records
+from harness.spec import Context, Exercise, Finding, Record, Records
 
 ACTS = ("train", "resume")
 TAG = "saved"
@@ -22,20 +22,12 @@ JUMP = 0.05
 """By how much (nats) a loss must be above that without a restart to be seen in a log."""
 
 
-class Trainer(Protocol):
-    """What trains: ``engine`` saves and loads checkpoints as DeepSpeed's does."""
+def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
+    """Do the act that this is; ``steps`` are those before the save.
 
-    engine: Any
-
-    def step(self, number: int) -> None:
-        """Take a step, counted from 1, and record it."""
-
-    def copies(self) -> dict[str, dict[str, float]]:
-        """How far copies of one weight are apart: ``tied``, and ``tied_masters`` in fp32."""
-
-
-def run(ctx: Context, trainer: Trainer, steps: int, optimizer_states: bool = True) -> None:
-    """Do the act that this is; ``steps`` are those before the save."""
+    ``trainer.engine`` saves and loads as DeepSpeed's does, ``trainer.step(number)`` takes a step
+    and records it, ``trainer.copies()`` tells how far copies are apart: ``tied``, ``tied_masters``.
+    """
     with ctx.phase(ctx.act):
         if ctx.act == "train":
             _save(ctx, trainer, steps)
@@ -43,7 +35,7 @@ def run(ctx: Context, trainer: Trainer, steps: int, optimizer_states: bool = Tru
             _load(ctx, trainer, steps, optimizer_states)
 
 
-def _save(ctx: Context, trainer: Trainer, steps: int) -> None:
+def _save(ctx: Context, trainer: Any, steps: int) -> None:
     from harness.detectors.state import dump_state
 
     for number in range(1, steps + 1):
@@ -55,7 +47,7 @@ def _save(ctx: Context, trainer: Trainer, steps: int) -> None:
     dump_state(ctx.folder / "uninterrupted", trainer.engine)
 
 
-def _load(ctx: Context, trainer: Trainer, steps: int, optimizer_states: bool) -> None:
+def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> None:
     from harness.detectors.state import changes_since, read_dump, state_changes, state_of
 
     before = read_dump(ctx.folder / "before", ctx.rank)
@@ -120,6 +112,21 @@ def changed(records: Records) -> list[Changed]:
         for c in one["changed"]
     ]
     return [c for c in found if not c.master or masters_loaded(records)]
+
+
+def finding(
+    records: Records, shown: Sequence[Changed], lines: Sequence[str], *, documented: bool
+) -> Finding:
+    """The finding of these tensors, of which the load should have brought back all."""
+    return Finding(
+        message="\n".join(lines),
+        step=records.of("loaded")[0]["step"],
+        parameters=tuple(one.name for one in shown),
+        ranks=tuple(sorted({one.rank for one in shown})),
+        magnitude=max((one.greatest for one in shown), default=None),
+        unit="between before the save and after the load",
+        documented=documented,
+    )
 
 
 def masters_loaded(records: Records) -> bool:
