@@ -97,8 +97,7 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
     for alike, group in itertools.groupby(facts, key=lambda fact: _alike(package, fact)):
         members = list(group)
         releases = ", ".join(fact["pins"][package] for fact in members)
-        answer, *others = alike
-        why = members[-1]["reason"] if not Answer(answer).certain else ""
+        answer, *others, why = alike
         cells = [releases, f"**{answer}**", *others, _cell(why)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -114,7 +113,8 @@ def _alike(package: str, fact: Fact) -> tuple[str, ...]:
     """What facts must have in common to share a row, the answer first."""
     others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
     places = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
-    return (fact["answer"], others, *places)
+    why = "" if Answer(fact["answer"]).certain else fact["reason"]
+    return (fact["answer"], others, *places, why)
 
 
 def _cell(text: str, widest: int = 160) -> str:

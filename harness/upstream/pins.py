@@ -136,11 +136,12 @@ def stack(
     if day is None and pins[scenario.subject] == scenario.pins[scenario.subject]:
         day = scenario.date
     if day is None:
-        day = _own_day(scenario.subject, pins[scenario.subject], python, cache)
+        day = own_day(scenario.subject, pins[scenario.subject], python, cache)
     return Stack(dict(pins), day, python, platform)
 
 
-def _own_day(name: str, version: str, python: str, cache: Path) -> str:
+def own_day(name: str, version: str, python: str, cache: Path) -> str:
+    """The day (ISO) that a release is resolved for: when its dependencies had settled."""
     own = date.fromisoformat(released(name, version, cache)) + GRACE
     first = date.fromisoformat(FIRST_DAY.get(python, LATER_PYTHONS))
     return min(max(own, first), date.today()).isoformat()

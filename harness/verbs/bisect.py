@@ -20,8 +20,9 @@ from harness.config import RunConfig
 from harness.machine import cache_folder
 from harness.report import Progress, terminal
 from harness.spec import ExitCode, UserError
+from harness.sweep import affected
 from harness.sweep.cells import Answer, Cell, ask
-from harness.verbs import Arguments
+from harness.verbs import Arguments, pages
 from harness.verbs.matrix import STYLES, Sweep, asked, short
 
 Ask = Callable[[int], Answer]
@@ -102,15 +103,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="ask anew what is stored")
     parser.add_argument(
+        "--record", action="store_true", help="keep the answers in scenarios/affected.json"
+    )
+    parser.add_argument(
         "--apart", type=int, metavar="N",
         help="first ask every N-th release (default: about the square root of their number)",
     )  # fmt: skip
     options = parser.parse_intermixed_args(arguments)
-    return bisect(options.overrides, again=options.again, apart=options.apart)
+    return bisect(
+        options.overrides, again=options.again, apart=options.apart, record=options.record
+    )
 
 
-def bisect(words: Sequence[str], *, again: bool = False, apart: int | None = None) -> int:
-    """Find where a scenario's answer flips along one range of releases; the exit code."""
+def bisect(
+    words: Sequence[str], *, again: bool = False, apart: int | None = None, record: bool = False
+) -> int:
+    """Find where a scenario's answer flips along one range of releases; the exit code.
+
+    With ``record`` the answers are kept in the repository, see ``affected``.
+    """
     sweep, console = asked("bisect", words), terminal()
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
@@ -128,6 +139,9 @@ def bisect(words: Sequence[str], *, again: bool = False, apart: int | None = Non
         search = Search(len(releases), _asker(sweep, cells, console, progress, again), apart)
         found = search.run()
     _tell(console, name, releases, cells, found)
+    if record:
+        affected.record(cells.values())
+        pages.write([sweep.scenario])
     return ExitCode.AS_EXPECTED if any(c.answer.certain for c in cells.values()) else (
         ExitCode.INCONCLUSIVE)  # fmt: skip
 
@@ -163,7 +177,9 @@ def _tell(
     ends = [*(flip.before for flip in found.flips), clear[-1]] if clear else []
     for start, end in zip(starts, ends, strict=True):
         answer = cells[start].answer
-        console.print(f"{name} {releases[start]} to {releases[end]}: {answer}",
+        mute = [n for n in cells if start < n < end and not cells[n].answer.certain]
+        but = f", but for {', '.join(releases[n] for n in sorted(mute))}: no answer" if mute else ""
+        console.print(f"{name} {releases[start]} to {releases[end]}: {answer}{but}",
                       style=STYLES[answer])  # fmt: skip
     for flip in found.flips:
         between = releases[flip.before + 1 : flip.after]

@@ -22,8 +22,9 @@ from harness.verbs import Arguments, pages, pin
 TEMPLATE = '''\
 """UNFINISHED: say what goes wrong, in one sentence.
 
-Then who was hit, what it cost, and the root cause. ``python -m harness show {name}`` prints this,
-and the page is made of it.
+Then who was hit, what it cost, and the root cause. The page begins with this, and so does
+
+    python -m harness show {name}
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SCENARIO = Scenario(
     trigger="what a run must do to meet it",
     remedy="what a user who is affected can do",
     pins={pins},
-    date="{today}",
+    date="{day}",
     ranks=2,
     variants={{
         # A release that has the bug, affected("0.29.3"), or a defect that puts it back.
@@ -108,15 +109,19 @@ def new(name: str, pins: Sequence[str] = ()) -> None:
     if name in ("all", *catalog.names()):
         raise UserError(f"there is a scenario '{name}' already, or the name is taken")
     chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in pins)
-    for package, version in chosen.items():
-        upstream.released(package, version, cache_folder())  # raises where there is none
+    days = [
+        upstream.own_day(package, version, upstream.here()[0], cache_folder())  # raises if none
+        for package, version in chosen.items()
+    ]
     file = Path(scenarios.__path__[0]) / folder(chosen) / f"{name}.py"
     _make_package(file.parent, next(iter(chosen), "torch"))
-    write_whole(file, TEMPLATE.format(name=name, pins=_literal(chosen), today=today()))
+    day = days[0] if days else time.strftime("%Y-%m-%d")
+    write_whole(file, TEMPLATE.format(name=name, pins=_literal(chosen), day=day))
     catalog.places.cache_clear()
     pages.write([name])
     terminal().print(
-        f"{catalog.file(name)} and docs/scenarios/{name}.md: unfinished, but it runs:\n"
+        f"{catalog.file(name)}, docs/scenarios/{name}.md and a row in README.md: it is "
+        "unfinished, but it runs:\n"
         f"  python -m harness run scenario={name}\n"
         f"  python -m harness pages {name}             # after each change of its text\n"
         f"  python -m harness admit scenario={name}    # once it is finished\n"
@@ -133,10 +138,6 @@ def _make_package(place: Path, package: str) -> None:
     place.mkdir(exist_ok=True)
     if not (place / "__init__.py").exists():
         write_whole(place / "__init__.py", f'"""Bugs of {package}, one module each."""\n')
-
-
-def today() -> str:
-    return time.strftime("%Y-%m-%d")
 
 
 def _literal(pins: Mapping[str, str]) -> str:
