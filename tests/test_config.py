@@ -93,6 +93,16 @@ def test_the_command_says_how_to_run_it_again() -> None:
     assert command == "python -m harness run scenario=bf16_clip pins.deepspeed='0.10' seed=3"
 
 
+def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None:
+    pin = "pins.accelerate=0.34.0"
+    with pytest.raises(UserError, match=r"pins\.accelerate changes nothing: fixed") as caught:
+        compose(["scenario=sampler_shards", "variant=fixed", pin])
+    assert str(caught.value).endswith("To ask another one: variant=released")
+    for variant in ("released", "[buggy,fixed]"):
+        asked = compose(["scenario=sampler_shards", f"variant={variant}", pin])
+        assert asked.pins == {"accelerate": "0.34.0"}
+
+
 @pytest.mark.parametrize("date", ["2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1"])
 def test_a_day_that_is_none_is_a_mistake(date: str) -> None:
     with pytest.raises(UserError, match="is no day: write one like 2024-03-15"):

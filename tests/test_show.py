@@ -1,0 +1,53 @@
+"""The verb show: of a bug that two releases tell, what changed between them, made when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.spec import Defect
+from harness.upstream import overlay, pins
+from harness.verbs import show
+
+FILE = "accelerate/data_loader.py"
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlays of two releases that are made up; 1.15.0 has no such file."""
+    texts = {"0.29.3": "generator = None\n", "0.30.0": "generator = synchronised\n"}
+
+    @contextmanager
+    def borrowed(
+        stack: pins.Stack, defects: tuple[Defect, ...], cache: Path
+    ) -> Iterator[overlay.Overlay]:
+        site = tmp_path / stack.pins["accelerate"]
+        if stack.pins["accelerate"] in texts:
+            (site / FILE).parent.mkdir(parents=True, exist_ok=True)
+            (site / FILE).write_text(texts[stack.pins["accelerate"]])
+        yield overlay.Overlay("key", site, "", "")
+
+    monkeypatch.setattr(overlay, "borrowed", borrowed)
+    monkeypatch.setattr(pins, "released", lambda *_: "2024-05-10")
+
+
+@pytest.mark.usefixtures("releases")
+def test_what_changed_in_the_file_with_the_bug_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "sampler_shards"]) == 0
+    out = capsys.readouterr().out
+    assert "what changed from accelerate 0.29.3 to accelerate 0.30.0" in out
+    assert f"--- buggy/{FILE}" in out
+    assert "-generator = None\n+generator = synchronised\n" in out
+
+
+@pytest.mark.usefixtures("releases")
+def test_a_file_that_one_release_lacks_is_all_new(tmp_path: Path) -> None:
+    chosen = {"buggy": {"accelerate": "1.15.0"}, "fixed": {"accelerate": "0.30.0"}}
+    (text,) = show.changes(catalog.scenario("sampler_shards"), chosen, tmp_path)
+    assert "+generator = synchronised" in text
+    assert "-generator" not in text
