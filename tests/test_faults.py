@@ -309,7 +309,7 @@ def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place:
     assert outcome(place)[1].startswith("ended at its deadline after 2")
     assert "reproduced" not in done.out
     stacks = [(place.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
-    assert "harness/rank.py" in stacks[0]
+    assert "harness/trial/rank.py" in stacks[0]
     assert "sleep_for_ever" in stacks[1]
     place.assert_nothing_left()
 
@@ -374,7 +374,7 @@ def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(
     place = Place.under(tmp_path, tmp_path / "cache")
     copy(cache, place.cache, keys["fixed"])
     process = place.start(*BUGGY_ALONE)
-    aside = f"overlays/.{keys['buggy']}.*/site"
+    aside = f"overlays/.{keys['buggy']}.*/site-packages"
     until(lambda: any(place.cache.glob(aside)), "a copy of the overlay", process)
     process.send_signal(signal.SIGINT)
     done = ended(process)

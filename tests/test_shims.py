@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections import Counter
 from importlib.machinery import ModuleSpec
@@ -315,3 +316,23 @@ def test_what_requires_grad_is_gathered_into_the_same_memory_without_it(
     assert not part.requires_grad
     assert into.data_ptr() == part.data_ptr() == output.data_ptr()
     assert uses["deepspeed.gather_into_detached"] == grad
+
+
+@pytest.mark.parametrize(("beside", "hidden"), [(True, False), (False, True)])
+def test_a_transformers_from_elsewhere_is_hidden_from_accelerate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: bool, hidden: bool
+) -> None:
+    places = {"accelerate": "overlay", "transformers": "overlay" if beside else "base"}
+    for package, place in places.items():
+        folder = tmp_path / place / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    for place in ("base", "overlay"):
+        monkeypatch.syspath_prepend(str(tmp_path / place))
+    uses = shims.install(["accelerate.own_transformers"])
+    try:
+        assert (importlib.util.find_spec("transformers") is None) is hidden
+        assert uses["accelerate.own_transformers"] == hidden
+    finally:
+        sys.modules.pop("transformers", None)
