@@ -5,11 +5,9 @@ the larger of 1 and threshold / norm, where it has to be the smaller. A gradient
 goes through as it is, and one below it is scaled up to it: near the optimum, where the gradients
 are small, every step has the length lr * threshold, and the loss stops falling.
 
-Nothing failed. It was found by a maintainer; users of the discussion asked how it went unnoticed.
-Adam, which divides by the gradients' own size, hides it; ZeRO, fp16 and bf16 clip elsewhere.
-
-Root cause: a change to save waiting for the device wrote ``if clip_coef < 1`` as a maximum of
-tensors (DeepSpeed PR 4915). The fix is the minimum (PR 5150).
+Nothing failed; a maintainer found it, and users asked how it went unnoticed. Root cause: a change
+to save waiting for the device wrote ``if clip_coef < 1`` as a maximum of tensors (DeepSpeed PR
+4915). The fix is the minimum. ZeRO, fp16 and bf16 clip elsewhere.
 """
 
 from __future__ import annotations

@@ -5,12 +5,10 @@ stage applies the gradient it should, the one before it 1/GAS of that, the one b
 squared. With two stages and GAS 4, half of the model learns at a quarter of its learning rate. The
 loss that is reported is right, every gradient points the right way, and nothing fails.
 
-Reported in July 2026 of DeepSpeed 0.19.2; it is so since 0.18.3.
-
-Root cause: since 0.18.3 a hook on what a stage's forward returns divides the gradient that arrives
-there by GAS, so that ``loss.backward()`` may be called directly. In a pipeline every stage has the
-hook, and what arrives at one has been divided by the stage behind it. The fix scales on the last
-stage only.
+Reported in July 2026 of DeepSpeed 0.19.2. Root cause: since 0.18.3 a hook on what a stage's forward
+returns divides the gradient that arrives there by GAS, so that ``loss.backward()`` may be called
+directly. In a pipeline every stage has the hook, and what arrives at one has been divided by the
+stage behind it. The fix scales on the last stage only.
 
 Releases 0.16.0 to 0.18.2 have the opposite bug (DeepSpeed 7773): they never divide, and all stages
 apply GAS times the gradient. That is told apart here, as not the documented symptom.
