@@ -4,9 +4,8 @@ A prepared DataLoader with ``shuffle=True`` is shuffled whole on every rank, whi
 own batches of that order: right as long as all ranks have the same order. Where they do not, some
 samples are seen twice in an epoch and others by no rank at all. The number of batches is right.
 
-Who seeds the ranks alike, as accelerate's examples do, never meets it. Who seeds each rank
-differently (``set_seed(seed, device_specific=True)``), or not at all, trains on 45 to 52 of 64
-samples an epoch.
+Who seeds the ranks alike does not meet it. Who seeds each rank differently, with
+``set_seed(seed, device_specific=True)``, trained here on 45 to 52 of 64 samples an epoch.
 
 Root cause: 0.25.0 made each rank's SeedableRandomSampler start from ``torch.initial_seed()``, which
 is the rank's own. From 0.26.0 torch's RandomSampler is the default, whose generator is None: it

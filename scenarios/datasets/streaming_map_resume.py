@@ -2,7 +2,7 @@
 
 The state says that all of an Arrow chunk has been seen, when one row of it has come out of map().
 What was left of the chunk at the checkpoint is never trained on, in silence. It needs no second
-rank: every resume of every run that streams loses up to a chunk.
+rank: a resume in the middle of a chunk loses the rest of it.
 
 Root cause: since 3.3.0 map() formats Arrow tables in a ``FormattedExamplesIterable``, which takes a
 whole table and yields its rows: the position below it is the table's end from the first row on.

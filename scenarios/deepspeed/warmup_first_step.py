@@ -5,9 +5,9 @@ when they are made. So the first step uses the rate that the optimizer was confi
 usually the highest, or its default of 1e-3; the second starts the warmup: 0.1, 0, 0.025 where
 0, 0, 0.025 is right.
 
-Who fine-tunes a whole model with Adam is hit worst: the one large step, which warmup is there to
-prevent, throws the model off, and nothing shows it. The rate that the engine reports after a step
-is the next step's, so that no log has the rate of the first.
+The one large step, which a warmup is there to prevent, may throw the model off, and nothing shows
+it. The rate that the engine reports after a step is the next step's, so that no log has the rate of
+the first.
 
 Root cause: WarmupLR (WarmupDecayLR with it) and WarmupCosineLR leave the optimizer's groups as they
 are in ``__init__``, unlike LRRangeTest and OneCycle. The fix sets them there (PR 6597).
