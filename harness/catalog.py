@@ -1,8 +1,8 @@
 """Which scenarios there are. Imports no torch, no Hydra and no upstream, so listing is quick.
 
 Every public module in a folder of an upstream, ``scenarios/deepspeed/``, is one scenario: there is
-no second list, and its name is the module's. Such a module holds ``Params``, ``SCENARIO``, ``run``,
-``detect`` and ``exercised``; see CONTRIBUTING.md.
+no second list, and its name is the module's. Such a module holds ``Params``, ``SCENARIO``,
+``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import scenarios
 from harness.files import ROOT
 from harness.spec import Scenario, UserError
 
-PARTS = ("Params", "SCENARIO", "run", "detect", "exercised")
+PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 SHARED = ("workloads", "oracles")
 """The folders that hold no scenarios, but what several of them train and judge by."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,24 @@ def write_whole(path: Path, text: str) -> None:
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most ``most`` bytes.
+
+    Raises OSError for anything else: a link, a FIFO, a device, a folder, or more than that. It is
+    for what a stranger may have put there, and waits for nobody.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if found.st_size > most:
+            raise OSError(
+                errno.EFBIG, f"has {found.st_size} bytes, and {most} are the most", str(path)
+            )
+        return file.read(most)
 
 
 @contextmanager

@@ -315,13 +315,14 @@ class Records:
     def one(self, kind: str, rank: int = 0) -> Record | None:
         """The only record of a kind on a rank, or None."""
         found = self.of(kind, rank)
-        assert len(found) <= 1, f"rank {rank} wrote {len(found)} records of kind {kind!r}"
+        if len(found) > 1:
+            raise Inconclusive(f"rank {rank} wrote {len(found)} records of kind '{kind}'")
         return found[0] if found else None
 
 
 @dataclass
-class Context:
-    """What a scenario's ``run`` gets: its parameters, its place, and a way to write things down."""
+class Place:
+    """Where in a run a rank stands: all that decides what it is going to record."""
 
     params: Any
     """The scenario's ``Params``, with what the variant changes already in it."""
@@ -330,16 +331,22 @@ class Context:
     rank: int
     world_size: int
     lane: Lane
-    device: Any
-    """The ``torch.device`` of this rank."""
     pins: Mapping[str, str]
     """The upstream releases of this trial."""
-    folder: Path
-    """The trial's folder, shared by its ranks and acts: checkpoints go here."""
     act: str
     """Which of the scenario's acts this is; empty where it has none."""
+
+
+@dataclass
+class Context(Place):
+    """What a scenario's ``run`` gets: its parameters, its place, and a way to write things down."""
+
+    folder: Path
+    """The trial's folder, shared by its ranks and acts: checkpoints go here."""
     record: Callable[..., None]
-    """``record(kind, step=None, **facts)`` appends one record; facts must be JSON values."""
+    """``record(kind, step=None, **facts)`` appends one record that ``plan`` has promised."""
+    device: Any = None
+    """The ``torch.device`` of this rank."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager

@@ -1,26 +1,31 @@
-"""A recorded run to tamper with: what a real run on the CPU left, less its logs and checkpoints.
+"""Recorded runs to tamper with: what real runs on the CPU left, less their logs and checkpoints.
 
-Made with ``run scenario=bf16_clip variant=all``; only paths and the environment were made neutral,
-and the diff of upstream's source left out.
+Made with ``python -m tests.record``. A change of a file as such is seen by its digests. To see what
+grading makes of *records* that say something else, a change is ``sealed``: the digests are made
+anew, as if the ranks had written so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from harness.spec import RunResult, TrialResult
+from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade
-from harness.trial.records import END, EXIT_FILE, RUN_FILE
+from harness.trial.records import BEGIN, CHAIN, END, EXIT_FILE, RUN_FILE, Identity, digest, link
 
-RECORDED = Path(__file__).parent / "recorded" / "bf16_clip_cpu"
+FOLDER = Path(__file__).parent / "recorded"
+RECORDED = FOLDER / "bf16_clip_cpu"
 
 
 class Recording:
-    """A copy of the recorded run."""
+    """A copy of a recorded run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,11 +39,18 @@ class Recording:
     def rank_file(self, variant: str, rank: int = 1) -> Path:
         return self.folder / variant / f"rank_{rank}.jsonl"
 
+    def forget_digests(self, variant: str) -> None:
+        """Have exit.json say that the ranks left their files as they are now, unchanged else."""
+        folder = self.folder / variant
+        with self.exit(variant) as exit_:
+            exit_["records"] = _digests(folder)
+
     @contextmanager
     def run(self) -> Iterator[dict[str, Any]]:
-        """The content of run.json, to be changed in place."""
+        """The content of run.json, to be changed in place; sealed."""
         with _changing(self.folder / RUN_FILE) as run:
             yield run
+        seal(self.folder)
 
     @contextmanager
     def exit(self, variant: str) -> Iterator[dict[str, Any]]:
@@ -48,19 +60,77 @@ class Recording:
 
     @contextmanager
     def records(self, variant: str, rank: int = 0) -> Iterator[list[dict[str, Any]]]:
-        """A rank's records, to be changed in place; the count at their end stays right."""
+        """A rank's records, to be changed in place; sealed, and the count at their end is right.
+
+        ``variant`` may name an act as well: ``buggy/resume``.
+        """
         file = self.rank_file(variant, rank)
-        records = [json.loads(line) for line in file.read_text().splitlines()]
+        records = read(file)
         yield records
-        assert records[-1]["kind"] == END
-        records[-1]["records"] = len(records) - 1
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        if records and records[-1]["kind"] == END:
+            records[-1]["records"] = len(records) - 1
+        write(file, records)
+        seal(self.folder)
 
     @contextmanager
     def record(self, variant: str, kind: str, rank: int = 0) -> Iterator[dict[str, Any]]:
-        """The first record of a kind, to be changed in place."""
+        """The first record of a kind, to be changed in place; sealed."""
         with self.records(variant, rank) as records:
             yield next(record for record in records if record["kind"] == kind)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The records of a file without their chains."""
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k != CHAIN} for record in records]
+
+
+def write(file: Path, records: list[dict[str, Any]]) -> None:
+    """Write records, each chained to the one before it."""
+    before, lines = "", []
+    for record in records:
+        before = link(before, record)
+        lines.append(json.dumps({**record, CHAIN: before}) + "\n")
+    file.write_text("".join(lines))
+
+
+def seal(folder: Path) -> None:
+    """Make all digests of a run folder anew, and have each file say that it is of its place."""
+    run = json.loads((folder / RUN_FILE).read_text())
+    for variant, trial in run["trials"].items():
+        for act in trial.get("acts", ()):
+            if (folder / variant / act).is_dir():
+                _seal_act(folder / variant / act, _identity(run, variant, act))
+
+
+def _identity(run: dict[str, Any], variant: str, act: str) -> dict[str, Any]:
+    """Of an act, as far as a run.json that may have been spoilt still tells it."""
+    trial = run["trials"][variant]
+    of = Identity(
+        run["run"], digest(run), run["scenario"], variant, act, run["seed"],
+        digest(trial.get("params")), trial.get("ranks"),
+    )  # fmt: skip
+    return asdict(of)
+
+
+def _seal_act(folder: Path, of: dict[str, Any]) -> None:
+    for path in folder.glob("rank_*.jsonl"):
+        records = read(path)
+        if records and records[0]["kind"] == BEGIN:
+            records[0].update(of)
+        write(path, records)
+    for name, more in ((EXIT_FILE, {"records": _digests(folder)}), (MADE_FILE, {})):
+        if (folder / name).is_file():
+            with _changing(folder / name) as content:
+                content.update({"of": of, **more})
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of the files that the ranks left in a folder, by rank."""
+    return {
+        path.stem.removeprefix("rank_"): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob("rank_*.jsonl")
+    }
 
 
 @contextmanager

@@ -6,12 +6,13 @@ variant's name: ``detect`` gets records alone, and run.json says what was expect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from harness import catalog
+from harness.numbers import finite
 from harness.spec import (
     BUGGY,
     FIXED,
@@ -20,43 +21,60 @@ from harness.spec import (
     HarnessError,
     Inconclusive,
     Outcome,
-    Record,
     Records,
     RunResult,
     TrialResult,
     Verdict,
 )
-from harness.trial.records import FORMAT, RUN_FILE, Exit, merged, read_json, read_records
+from harness.trial import catalogued
+from harness.trial.proof import asked, proven
+from harness.trial.records import FORMAT, RUN_FILE, Exit, read_json
 
 
 def grade(run_folder: Path) -> RunResult:
-    """The result of a run folder, from what is in it alone."""
-    run = read_json(run_folder / RUN_FILE)
-    try:
-        form, scenario, trials = run["format"], run["scenario"], run["trials"]
-    except (KeyError, TypeError):
-        raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run") from None
-    if form != FORMAT:
-        raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
-    module = catalog.load(scenario)
-    graded = [grade_trial(module, run_folder / v, trial) for v, trial in trials.items()]
+    """The result of a run folder, from what is in it alone.
+
+    Raises Inconclusive where it is none, of an older format, or not of this catalogue.
+    """
+    run = run_of(run_folder)
+    module = catalog.load(run["scenario"])
+    graded = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
     results = [result for result, _ in graded]
     whole = {result.variant: records for result, records in graded if records is not None}
-    verdict, reasons = judge(results, _disagreements(module, whole))
-    return RunResult(scenario, verdict, reasons, tuple(results))
+    verdict, reasons = judge(results, lambda: _disagreements(module, whole))
+    return RunResult(run["scenario"], verdict, reasons, tuple(results))
+
+
+def run_of(run_folder: Path) -> dict[str, Any]:
+    """The content of run.json, if it is that of a run of this catalogue; else Inconclusive."""
+    run = read_json(run_folder / RUN_FILE)
+    form = run.get("format") if isinstance(run, dict) else None
+    if not isinstance(form, int) or isinstance(form, bool):
+        raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run")
+    if form < FORMAT:
+        raise Inconclusive(f"{run_folder} has an older format")
+    if form > FORMAT:
+        raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
+    catalogued.check(run)
+    return dict(run)
 
 
 def grade_trial(
-    module: ModuleType, folder: Path, trial: Mapping[str, Any]
+    run: Mapping[str, Any], run_folder: Path, variant: str, module: ModuleType | None = None
 ) -> tuple[TrialResult, Records | None]:
-    """One trial's result, and its records where they are proof of anything."""
-    variant = folder.name
+    """One trial's result, and its records where they are proof of anything.
+
+    ``module`` is asked instead of the scenario's own, where one is given.
+    """
+    trial, module = run["trials"][variant], module or catalog.load(run["scenario"])
     expected = Outcome(trial["expect"]) if trial["expect"] else None
-    if trial.get("unsupported"):
+    if "unsupported" in trial:
         return TrialResult(variant, Outcome.UNSUPPORTED, expected, trial["unsupported"]), None
     exits: list[Exit] = []
     try:
-        acts = {act: _proven(folder / act, trial, exits) for act in trial["acts"]}
+        records = proven(run, run_folder / variant, variant, exits)
+        outcome, reason, finding = _detected(module, records, trial)
+        fired = _wrong_detectors(module, records)
     except HarnessError as error:
         lost = TrialResult(
             variant,
@@ -67,8 +85,6 @@ def grade_trial(
             failure=exits[-1].failure if exits else None,
         )
         return lost, None
-    records = merged(acts)
-    outcome, reason, finding = _detected(module, records, trial)
     result = TrialResult(
         variant,
         outcome,
@@ -76,7 +92,7 @@ def grade_trial(
         reason,
         seconds=sum(e.seconds for e in exits),
         finding=finding,
-        wrong_detectors=_wrong_detectors(module, records),
+        wrong_detectors=fired,
         shims=_shim_uses(records),
         environment=_environment(records),
         phases=_phases(records),
@@ -84,27 +100,23 @@ def grade_trial(
     return result, records
 
 
-def _proven(folder: Path, trial: Mapping[str, Any], exits: list[Exit]) -> Records:
-    """The records of one act, if whole and of the right code; its exit is added to ``exits``."""
-    exits.append(Exit.read(folder))
-    _check_exit(exits[-1])
-    records = read_records(folder, trial["ranks"])
-    _check_upstream(records, trial)
-    return records
-
-
 def _detected(
     module: ModuleType, records: Records, trial: Mapping[str, Any]
 ) -> tuple[Outcome, str, Finding | None]:
     """The outcome of a trial that is known to have run to its end, and on the right code."""
-    finding: Finding | None = module.detect(records)
-    if finding is not None and not finding.documented:
-        why = f"not the documented symptom: {finding.message}"
-        return Outcome.INCONCLUSIVE, why, finding
-    if finding is not None:
-        return Outcome.SYMPTOM, finding.message, finding
-    outcome, reason = _unfound(module.exercised(records), trial["triggers"])
-    return outcome, reason, None
+    finding = asked(module, "detect", records)
+    if finding is None:
+        exercise = asked(module, "exercised", records)
+        if not isinstance(exercise, Exercise):
+            raise Inconclusive(f"exercised answered {exercise!r}, and no Exercise")
+        return *_unfound(exercise, trial["triggers"]), None
+    if not isinstance(finding, Finding):
+        raise Inconclusive(f"detect answered {finding!r}, and no Finding")
+    if finding.magnitude is not None and not finite(finding.magnitude):
+        raise Inconclusive(f"the finding's magnitude is {finding.magnitude}: {finding.message}")
+    if not finding.documented:
+        return Outcome.INCONCLUSIVE, f"not the documented symptom: {finding.message}", finding
+    return Outcome.SYMPTOM, finding.message, finding
 
 
 def _unfound(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
@@ -120,58 +132,13 @@ def _unfound(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
     return Outcome.CLEAN, f"nothing found; the trigger was off, as is meant here: {exercise.text}"
 
 
-def _check_exit(exit_: Exit) -> None:
-    if exit_.survivors:
-        raise Inconclusive(f"processes {exit_.survivors} would not end")
-    if exit_.interrupted:
-        raise Inconclusive("interrupted")
-    if exit_.timed_out:
-        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s")
-    if exit_.code:
-        raise Inconclusive(_crash(exit_))
+def judge(
+    results: Sequence[TrialResult], disagreements: Callable[[], list[str]]
+) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict of a scenario, and why it is not ``reproduced``.
 
-
-def _crash(exit_: Exit) -> str:
-    if exit_.failure is None:
-        return f"torchrun left with exit code {exit_.code}"
-    return f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}"
-
-
-def _check_upstream(records: Records, trial: Mapping[str, Any]) -> None:
-    """Raise Inconclusive unless every rank ran the pinned code of the trial's own overlay."""
-    site = Path(trial["overlay"]["site"])
-    for rank in records.ranks:
-        proof = records.one("upstream", rank)
-        if proof is None:
-            raise Inconclusive(f"rank {rank} did not say which upstream it ran")
-        try:
-            _check_modules(rank, proof, site, trial["pins"])
-            _check_files(rank, proof, site, trial["files"])
-        except (KeyError, TypeError, AttributeError):
-            raise Inconclusive(f"rank {rank}: its record of upstream is malformed") from None
-
-
-def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]) -> None:
-    for name, version in pins.items():
-        module = proof["modules"].get(name)
-        if module is None or site not in Path(module["file"]).parents:
-            where = module["file"] if module else "nowhere"
-            raise Inconclusive(f"rank {rank} loaded {name} from {where}, not from its overlay")
-        if module["version"] != version:
-            raise Inconclusive(f"rank {rank} ran {name} {module['version']}, not {version}")
-
-
-def _check_files(rank: int, proof: Record, site: Path, files: Mapping[str, str]) -> None:
-    for file, expected in files.items():
-        loaded = proof["files"].get(file)
-        if loaded is None:
-            raise Inconclusive(f"rank {rank} never loaded {file}, where the bug is")
-        if Path(loaded["path"]) != site / file or loaded["sha256"] != expected:
-            raise Inconclusive(f"rank {rank} ran another {file} than the one of its overlay")
-
-
-def judge(results: list[TrialResult], disagreements: list[str]) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict of a scenario, and why it is not ``reproduced``."""
+    Whether trials disagree is asked once each of them has said something.
+    """
     by_variant = {result.variant: result for result in results}
     for lost in (Outcome.UNSUPPORTED, Outcome.INCONCLUSIVE):
         reasons = tuple(f"{r.variant}: {r.reason}" for r in results if r.outcome is lost)
@@ -182,20 +149,28 @@ def judge(results: list[TrialResult], disagreements: list[str]) -> tuple[Verdict
     ]
     if not {BUGGY, FIXED} <= set(by_variant):
         return Verdict.UNJUDGED, tuple(wrong)
+    try:
+        wrong += disagreements()
+    except HarnessError as error:
+        return Verdict.INCONCLUSIVE, (str(error),)
     pair = (by_variant[BUGGY].outcome, by_variant[FIXED].outcome)
-    if pair == (Outcome.SYMPTOM, Outcome.CLEAN) and not wrong and not disagreements:
+    if pair == (Outcome.SYMPTOM, Outcome.CLEAN) and not wrong:
         return Verdict.REPRODUCED, ()
-    return Verdict.NOT_REPRODUCED, (*wrong, *disagreements)
+    return Verdict.NOT_REPRODUCED, tuple(wrong)
 
 
 def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[str]:
-    compare = getattr(module, "agree", None)
-    return list(compare(trials)) if compare else []
+    if not hasattr(module, "agree"):
+        return []
+    found: list[str] = asked(module, "agree", trials, kind=list)
+    return found
 
 
 def _wrong_detectors(module: ModuleType, records: Records) -> dict[str, bool]:
-    shown = getattr(module, "wrong_detectors", None)
-    return dict(shown(records)) if shown else {}
+    if not hasattr(module, "wrong_detectors"):
+        return {}
+    shown: dict[str, bool] = asked(module, "wrong_detectors", records, kind=dict)
+    return {name: bool(fired) for name, fired in shown.items()}
 
 
 def _shim_uses(records: Records) -> dict[str, int]:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import psutil
 
 from harness.files import ROOT
 from harness.spec import Lane
-from harness.trial.records import EXIT_FILE, Exit, write_json
+from harness.trial.records import Exit, Identity, write_exit
 
 TOKEN = "HARNESS_TRIAL"
 """The environment variable by which a trial's processes are found again, whoever their parent is:
@@ -50,10 +50,8 @@ POLL_SECONDS = 0.05
 
 def launch(
     run_folder: Path,
-    variant: str,
-    act: str = "",
+    of: Identity,
     *,
-    ranks: int,
     lane: Lane,
     site: Path,
     extensions: Path,
@@ -62,15 +60,15 @@ def launch(
     devices: Sequence[str] = (),
     tick: Callable[[], None] = lambda: None,
 ) -> Exit:
-    """Run one trial, or one act of it, to its end and write its exit.json.
+    """Run an act of a trial to its end and write its exit.json.
 
     ``timeout`` is in seconds; ``devices`` are the numbers of the GPUs to use, in the order of the
     PCI bus, empty for those that are visible; ``tick`` is called about twenty times a second
     meanwhile. Raises KeyboardInterrupt through, after everything was ended.
     """
-    folder, token = run_folder / variant / act, uuid.uuid4().hex
+    folder, token = run_folder / of.variant / of.act, uuid.uuid4().hex
     environment = rank_environment(lane, site, extensions, threads, devices) | {TOKEN: token}
-    command = torchrun(run_folder, variant, ranks, act)
+    command = torchrun(run_folder, of.variant, of.world_size, of.act)
     started = time.time()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     try:
@@ -88,7 +86,7 @@ def launch(
         with _undisturbed():
             ended = _cleaned_up(ended, token, folder)
             ended = replace(ended, seconds=time.time() - started)
-            write_json(folder / EXIT_FILE, asdict(ended))
+            write_exit(folder, ended, of)
     return ended
 
 

@@ -21,8 +21,10 @@ from typing import Any
 from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
-from harness.trial.records import RUN_FILE, Recorder, read_json, records_file
-from harness.upstream import shims
+from harness.trial import catalogued, code
+from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
+from harness.upstream import loaded, shims
+from harness.upstream.overlay import INSTALLED
 
 STARTED = time.time()
 """When this process began to run Python, before it imported torch."""
@@ -40,12 +42,14 @@ def main(run_folder: Path, variant: str, act: str) -> None:
     trial, folder = run["trials"][variant], run_folder / variant / act
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
-    recorder = Recorder(folder, rank)
-    context = _context(run, trial, run_folder / variant, act, recorder)
+    place = catalogued.place(run, variant, act, rank)
+    plan = catalog.load(run["scenario"]).plan(place)
+    recorder = Recorder(folder, rank, Identity.of(run, variant, act), plan)
+    context = Context(**vars(place), folder=run_folder / variant, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
     context.seconds["torch"] = time.time() - STARTED
-    recorder.record("start", pid=os.getpid(), **_environment(context.lane))
+    recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
         uses = shims.install(trial["shims"])
         for module in trial["modules"].values():
@@ -53,28 +57,10 @@ def main(run_folder: Path, variant: str, act: str) -> None:
     _settle()
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
-    recorder.record("upstream", **_upstream(trial))
+    recorder.record("upstream", **_upstream(run_folder, trial))
     recorder.record("shims", uses=dict(uses))
     recorder.record("phases", seconds=context.seconds, ended=time.time())
     recorder.close()
-
-
-def _context(
-    run: dict[str, Any], trial: dict[str, Any], folder: Path, act: str, recorder: Recorder
-) -> Context:
-    params = catalog.load(run["scenario"]).Params(**trial["params"])
-    return Context(
-        params=params,
-        seed=run["seed"],
-        rank=recorder.rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        lane=Lane(run["lane"]),
-        device=None,
-        pins=trial["pins"],
-        folder=folder,
-        act=act,
-        record=recorder.record,
-    )
 
 
 def _dump_stacks(folder: Path, rank: int, timeout: float) -> None:
@@ -119,19 +105,22 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code really ran: the module file and version of every pin, watched files, and
-    what NVIDIA's apex was to it."""
+def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
+    """Which upstream code really ran: the module file and version of every pin, watched files, all
+    files of the overlay that were loaded, and what NVIDIA's apex was to it."""
     modules = {}
     for name, imported in trial["modules"].items():
         module = sys.modules[imported]
         file = getattr(module, "__file__", None) or next(iter(module.__path__))
         modules[name] = {"version": metadata.version(name), "file": file}
-    files = {file: _loaded(file) for file in trial["files"]}
-    return {"modules": modules, "files": files, "apex": apex.state()}
+    files = {file: _watched(file) for file in trial["files"]}
+    overlay = trial["overlay"]
+    found = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
+    kept = {"files": len(found), "digest": code.keep(run_folder, found)}
+    return {"modules": modules, "files": files, "loaded": kept, "apex": apex.state()}
 
 
-def _loaded(file: str) -> dict[str, str] | None:
+def _watched(file: str) -> dict[str, str] | None:
     module = sys.modules.get(file.removesuffix(".py").replace("/", "."))
     if module is None or not module.__file__:
         return None

@@ -1,56 +1,163 @@
-"""The run folder: run.json, what every rank wrote down, and the verdict.
+"""The run folder: run.json, what every rank wrote down, how it ended, and the verdict.
 
 ``RUN/run.json`` is written before anything is launched and is the one file that crosses the
-process boundary. ``RUN/VARIANT/rank_N.jsonl`` holds one record a line; a rank writes it as
+process boundary. ``RUN/VARIANT/ACT/rank_N.jsonl`` holds one record a line; a rank writes it as
 ``rank_N.jsonl.part`` and renames it when it is complete, so a file under its final name is whole.
+
+A rank's first record says who it is and what it is going to record. Every record ends with its
+``chain``: a digest of itself and of the chain of the record before it, so that a line that was
+replaced, doubled or moved is seen. The first one holds the digest of run.json, and ``exit.json``
+the digests of the ranks' files: they belong together, or nothing of them is believed.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-from harness.files import write_whole
+from harness.files import read_plain, sha256, write_whole
+from harness.plan import BrokenPromise, Kind, Ledger, Plan, to_json
+from harness.shapes import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SIZE,
+    TEXT,
+    WHOLE,
+    by_name,
+    held,
+    many,
+    maybe,
+    optional,
+)
 from harness.spec import HarnessError, Inconclusive, Record, Records
 
-FORMAT = 1
+FORMAT = 2
 """Of run.json and what lies beside it; raised when an older grading could not read it."""
 
 RUN_FILE = "run.json"
 EXIT_FILE = "exit.json"
 VERDICT_FILE = "verdict.json"
-END = "end"
+BEGIN, END = "begin", "end"
+CHAIN = "chain"
+
+LARGEST = 64 << 20
+"""The most bytes that a file of a run folder may have, to be read: the largest known has 2 MB."""
+
+IDENTITY = {
+    "format": COUNT, "run": TEXT, "run_json": TEXT, "scenario": TEXT, "variant": TEXT, "act": TEXT,
+    "seed": WHOLE, "params": TEXT, "world_size": COUNT,
+}  # fmt: skip
+HOUSE: Mapping[str, Kind] = {
+    BEGIN: Kind(
+        {
+            **IDENTITY, "pid": COUNT, "host": TEXT,
+            "promised": held({"steps": by_name(many(maybe(WHOLE))), "ends": many(TEXT)}),
+        }
+    ),
+    "start": Kind(
+        {
+            "python": TEXT, "torch": TEXT, "threads": COUNT,
+            "gpu": optional(TEXT), "nccl": optional(TEXT), "cuda": optional(TEXT),
+        }
+    ),
+    "upstream": Kind(
+        {
+            "modules": by_name(held({"version": TEXT, "file": TEXT})),
+            "files": by_name(maybe(held({"path": TEXT, "sha256": TEXT}))),
+            "loaded": held({"files": COUNT, "digest": TEXT}),
+            "apex": TEXT,
+        }
+    ),
+    "shims": Kind({"uses": by_name(COUNT)}),
+    "phases": Kind({"seconds": by_name(NUMBER), "ended": NUMBER}),
+    END: Kind({"records": COUNT}),
+}  # fmt: skip
+"""What every rank records besides what its scenario has planned."""
 
 
 class BrokenRecords(HarnessError):
     """A rank's records are missing, cut short or not what they claim to be."""
 
 
-def merged(acts: Mapping[str, Records]) -> Records:
-    """The records of a trial's acts as one, each with the name of its act."""
-    ranks = {rank for records in acts.values() for rank in records.ranks}
-    return Records(
-        {
-            rank: [
-                {**record, "act": act}
-                for act, records in acts.items()
-                for record in records.by_rank.get(rank, ())
-            ]
-            for rank in sorted(ranks)
-        }
-    )
+def whole_plan(plan: Plan) -> Plan:
+    """All that a rank is going to record, by its scenario's plan."""
+    odd = set(plan) & set(HOUSE)
+    if odd:
+        raise BrokenPromise(f"'{odd.pop()}' is a record of the harness's own: name it otherwise")
+    return {**HOUSE, **plan}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which act of which trial of which run something belongs to."""
+
+    run: str
+    run_json: str
+    """The digest of run.json's content."""
+    scenario: str
+    variant: str
+    act: str
+    seed: int
+    params: str
+    """The digest of the trial's parameters."""
+    world_size: int
+    format: int = FORMAT
+
+    @staticmethod
+    def of(run: Mapping[str, Any], variant: str, act: str) -> Identity:
+        """Of an act, by run.json."""
+        trial = run["trials"][variant]
+        return Identity(
+            run["run"], digest(run), run["scenario"], variant, act, run["seed"],
+            digest(trial["params"]), trial["ranks"],
+        )  # fmt: skip
+
+    def unlike(self, found: Mapping[str, Any]) -> str:
+        """In what something that was found belongs elsewhere, in words; empty if in nothing."""
+        for name, mine in asdict(self).items():
+            if found[name] != mine:
+                return _ELSEWHERE.get(name, f"another {name}").format(found[name], mine)
+        return ""
+
+
+_ELSEWHERE = {
+    "format": "format {}, where this one is {}",
+    "run": "another run",
+    "run_json": "another run.json: one of the two was changed",
+    "scenario": "the scenario {}, and not of {}",
+    "variant": "the variant {}, and not of {}",
+    "act": "the act '{}', and not of '{}'",
+    "seed": "a run with the seed {}, and not {}",
+    "params": "a trial with other parameters",
+    "world_size": "a trial on {} ranks, and not {}",
+}
+
+
+def digest(data: Any) -> str:
+    """A digest of JSON data, whatever the order of its names and its white space."""
+    text = json.dumps(data, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def link(before: str, record: Mapping[str, Any]) -> str:
+    """The chain of a record, given that of the record before it."""
+    text = before + json.dumps(record)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How the processes of one trial ended."""
+    """How the processes of one trial, or of one act of it, ended."""
 
     code: int
     """torchrun's exit code; negative for a signal."""
@@ -65,33 +172,85 @@ class Exit:
     @staticmethod
     def read(folder: Path) -> Exit:
         """The exit of the trial in ``folder``; raises Inconclusive where it left none."""
-        data = read_json(folder / EXIT_FILE)
-        try:
-            return Exit(**{**data, "survivors": tuple(data["survivors"])})
-        except (KeyError, TypeError):
-            raise Inconclusive(f"{folder / EXIT_FILE} is not the record of an exit") from None
+        return _exit(_exit_json(folder))
+
+
+EXIT = {
+    "code": WHOLE, "seconds": SIZE, "timed_out": FLAG, "interrupted": FLAG,
+    "failure": maybe(held({"rank": COUNT, "message": TEXT, "at": optional(NUMBER)})),
+    "survivors": many(COUNT),
+    "of": held(IDENTITY), "records": by_name(TEXT),
+}  # fmt: skip
+
+
+def write_exit(folder: Path, ended: Exit, of: Identity) -> None:
+    """Write how an act of a trial ended, with the digests of the files that its ranks left."""
+    files = {str(n): records_file(folder, n) for n in range(of.world_size)}
+    records = {rank: sha256(file) for rank, file in files.items() if file.is_file()}
+    write_json(folder / EXIT_FILE, {**asdict(ended), "of": asdict(of), "records": records})
+
+
+def read_exit(folder: Path, of: Identity) -> Exit:
+    """How an act of a trial ended; raises Inconclusive where exit.json is of something else, or
+    where a rank's file is not the one that there was at the end."""
+    told = _exit_json(folder)
+    elsewhere = of.unlike(told["of"])
+    if elsewhere:
+        raise Inconclusive(f"{EXIT_FILE} is of {elsewhere}")
+    for rank in range(of.world_size):
+        file = records_file(folder, rank)
+        left = hashlib.sha256(_bytes(file)).hexdigest() if file.exists() else None
+        if told["records"].get(str(rank)) != left:
+            raise Inconclusive(f"rank {rank}: its records are not those that it left at its end")
+    return _exit(told)
+
+
+def _exit_json(folder: Path) -> dict[str, Any]:
+    told = read_json(folder / EXIT_FILE)
+    wrong = held(EXIT)(told)
+    if wrong:
+        raise Inconclusive(f"{folder / EXIT_FILE} is not the record of an exit: {wrong}")
+    found: dict[str, Any] = told
+    return found
+
+
+def _exit(told: Mapping[str, Any]) -> Exit:
+    kept = {name: value for name, value in told.items() if name not in ("of", "records")}
+    return Exit(**{**kept, "survivors": tuple(kept["survivors"])})
 
 
 class Recorder:
-    """Writes the records of one rank, whole or not at all."""
+    """Writes the records of one rank, as planned, whole or not at all."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, of: Identity, plan: Plan) -> None:
         self.rank = rank
         self.final = records_file(folder, rank)
         self.part = part_file(folder, rank)
         self.count = 0
+        self.chain = ""
+        self._ledger = Ledger(whole_plan(plan))
         self._file: TextIO = self.part.open("w", encoding="utf-8")
+        who = {**asdict(of), "pid": os.getpid(), "host": socket.gethostname()}
+        self.record(BEGIN, None, **who, promised=to_json(plan))
 
     def record(self, kind: str, step: int | None = None, **facts: Any) -> None:
-        """Append one record. ``step`` counts from 1; None means outside the training steps."""
-        line: Record = {"kind": kind, "rank": self.rank, "step": step, **facts}
-        self._file.write(json.dumps(line) + "\n")
+        """Append one record. ``step`` counts from 1; None means outside the training steps.
+
+        Raises BrokenPromise where it is not the next one of its kind by the plan, or where a fact
+        has not its shape: a loss that is NaN, unless the kind says that it may be.
+        """
+        told = {"kind": kind, "rank": self.rank, "step": step, **facts}
+        line: Record = json.loads(json.dumps(told))  # as whoever reads it will see it
+        self._ledger.take(line)
+        self.chain = link(self.chain, line)
+        self._file.write(json.dumps({**line, CHAIN: self.chain}, allow_nan=False) + "\n")
         self._file.flush()
         self.count += 1
 
     def close(self) -> None:
         """Mark the records as complete and give the file its final name."""
         self.record(END, records=self.count)
+        self._ledger.close()
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self.part, self.final)
@@ -109,7 +268,7 @@ def last_record(folder: Path, rank: int) -> Record | None:
     """The newest whole record of a rank that may still be writing; for progress, not for proof."""
     for path in (records_file(folder, rank), part_file(folder, rank)):
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_plain(path, LARGEST).decode("utf-8", "replace").splitlines()
         except OSError:
             continue
         for line in reversed(lines):
@@ -122,16 +281,39 @@ def last_record(folder: Path, rank: int) -> Record | None:
 
 
 def read_records(folder: Path, ranks: int) -> Records:
-    """The complete records of all ranks; raises BrokenRecords, naming the rank and the defect."""
+    """The complete records of all ranks, each chained to the one before it.
+
+    Raises BrokenRecords, naming the rank and the defect. What they say is not looked at: for that
+    see ``proof``.
+    """
+    _refuse_others(folder, ranks)
     return Records({rank: _read_rank(folder, rank) for rank in range(ranks)})
+
+
+def _refuse_others(folder: Path, ranks: int) -> None:
+    """No rank but those asked for may have left anything, and none a file that it did not finish
+    beside one that it did."""
+    mine = {records_file(folder, rank).name for rank in range(ranks)}
+    for file in sorted(folder.glob("rank_*.jsonl")):
+        if file.name not in mine:
+            raise BrokenRecords(f"{file.name} is of no rank of this trial, which has {ranks}")
+        if file.with_name(f"{file.name}.part").exists():
+            raise BrokenRecords(f"{file.name} is there twice, finished and unfinished")
 
 
 def _read_rank(folder: Path, rank: int) -> list[Record]:
     path = records_file(folder, rank)
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         raise BrokenRecords(f"rank {rank} left no complete records")
-    records = [_parse(line, rank, n) for n, line in enumerate(_lines(path), start=1)]
-    if not records or records[-1].get("kind") != END:
+    text = _bytes(path).decode("utf-8", "replace")
+    records, before = [], ""
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        record = _parse(line, rank, number)
+        chained, before = record.pop(CHAIN, None), link(before, record)
+        if chained != before:
+            raise BrokenRecords(f"rank {rank}: line {number} of its records was not written there")
+        records.append(record)
+    if not records or records[-1]["kind"] != END or not text.endswith("\n"):
         raise BrokenRecords(f"rank {rank}: its records are cut off after {len(records)} lines")
     if records[-1].get("records") != len(records) - 1:
         raise BrokenRecords(
@@ -141,18 +323,36 @@ def _read_rank(folder: Path, rank: int) -> list[Record]:
     return records
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_plain(path, LARGEST)
+    except OSError as error:
+        raise BrokenRecords(f"cannot read {path}: {error.strerror}") from None
 
 
 def _parse(line: str, rank: int, number: int) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError:
-        raise BrokenRecords(f"rank {rank}: line {number} of its records is not JSON") from None
-    if not isinstance(record, dict) or "kind" not in record:
+        record = parse(line)
+    except ValueError as error:
+        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise BrokenRecords(f"rank {rank}: line {number} of its records is no record")
+    if record.get("rank") != rank or isinstance(record["rank"], bool) or "step" not in record:
+        raise BrokenRecords(f"rank {rank}: line {number} of its records is not of this rank")
     return record
+
+
+def parse(text: str) -> Any:
+    """The data of a JSON text; raises ValueError also where it names NaN or is nested too deep."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}, which is no number")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -166,7 +366,7 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file of a run folder; raises Inconclusive where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse(read_plain(path, LARGEST).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise Inconclusive(f"cannot read {path}: {error}") from None
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -27,11 +28,19 @@ from harness.report import (
     print_verdict,
     terminal,
 )
-from harness.spec import RELEASED, Lane, RunResult, Scenario, Unsupported
+from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, Unsupported
+from harness.trial import catalogued, code
 from harness.trial.grade import grade, grade_trial
 from harness.trial.launch import launch
-from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, last_record, write_json
-from harness.upstream import overlay, pins, shims
+from harness.trial.records import (
+    FORMAT,
+    VERDICT_FILE,
+    Identity,
+    create_run_folder,
+    last_record,
+    write_json,
+)
+from harness.upstream import overlay, pins
 from harness.upstream.overlay import Overlay
 
 
@@ -80,8 +89,7 @@ def run(
             start = time.monotonic()
             step(job)
             job.seconds[name] = time.monotonic() - start
-    assert job.result is not None
-    return job.result, job.folder
+    return _judged(job), job.folder
 
 
 def resolve(job: Job) -> None:
@@ -144,48 +152,46 @@ def write_down(job: Job) -> None:
     config = job.config
     job.record = {
         "format": FORMAT,
+        "run": uuid.uuid4().hex,
         "scenario": config.scenario,
         "command": config.command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "lane": job.lane,
         "seed": config.seed,
         "params": asdict(config.params),
+        "pins": _named(job),
+        "installed": config.installed,
         "launch": asdict(config.launch),
         "source": machine.source(),
         "machine": machine.facts(),
         "environment": machine.environment(),
-        "trials": {variant: _trial(job, variant) for variant in config.variants},
     }
+    job.record["trials"] = {variant: _trial(job, variant) for variant in config.variants}
+    job.record = json.loads(json.dumps(job.record))  # as whoever reads it will see it
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
 
 
+def _named(job: Job) -> dict[str, str]:
+    """The releases that the user named; of an environment as it is, all that are asked."""
+    if not job.config.installed:
+        return dict(job.config.pins)
+    return {name: pin for stack in job.stacks.values() for name, pin in stack.pins.items()}
+
+
 def _trial(job: Job, variant: str) -> dict[str, Any]:
-    told = job.scenario.variant(variant)
-    stack = job.stacks[variant]
-    trial: dict[str, Any] = {
-        "about": job.scenario.about(variant),
-        "expect": told.expect,
-        "triggers": told.triggers,
-        "ranks": job.scenario.ranks_of(variant),
-        "acts": list(job.scenario.acts),
-        "params": {**asdict(job.config.params), **told.params},
-        "pins": dict(stack.pins),
-        "date": stack.date,
-    }
+    told = catalogued.trial(job.config.scenario, variant, job.record)
+    told["date"] = job.stacks[variant].date
     if variant in job.refusals:
-        return trial | {"unsupported": job.refusals[variant]}
+        return told | {"unsupported": job.refusals[variant]}
     lent = job.overlays[variant]
-    return trial | {
-        "modules": {name: pins.import_name(name) for name in stack.pins},
-        "shims": [point.name for point in shims.needed(stack.pins, job.lane)],
+    return told | {
         "overlay": {
             "key": lent.key,
             "site": str(lent.site),
             "made": lent.made,
             "lock": lent.lock.splitlines(),
-            "defects": [defect.name for defect in told.defects],
             "diff": lent.diff.splitlines(),
         },
         "files": _watched(job.scenario, variant, lent),
@@ -206,12 +212,11 @@ def _watched(scenario: Scenario, variant: str, lent: Overlay) -> dict[str, str]:
 
 def launch_trials(job: Job) -> None:
     """Run the trials one after another, each graded on the terminal as soon as it is over."""
-    module = catalog.load(job.config.scenario)
     with _devices(job) as devices:
-        for variant, trial in job.record["trials"].items():
+        for variant in job.record["trials"]:
             if variant not in job.refusals:
-                _launch_acts(job, variant, trial, devices)
-            result, _ = grade_trial(module, job.folder / variant, trial)
+                _launch_acts(job, variant, devices)
+            result, _ = grade_trial(job.record, job.folder, variant)
             print_trial(job.console, result)
             print_failure(job.console, job.folder, result)
 
@@ -233,17 +238,19 @@ def _devices(job: Job) -> Iterator[list[str]]:
         yield [gpu.number for gpu in lent]
 
 
-def _launch_acts(job: Job, variant: str, trial: Mapping[str, Any], devices: Sequence[str]) -> None:
+def _launch_acts(job: Job, variant: str, devices: Sequence[str]) -> None:
     """Launch the acts of a trial in their order; one that fails is the last."""
-    for act in trial["acts"]:
+    lent = job.overlays[variant]
+    for act in job.record["trials"][variant]["acts"]:
+        of = Identity.of(job.record, variant, act)
         ended = launch(
-            job.folder, variant, act, ranks=trial["ranks"], lane=job.lane,
-            site=job.overlays[variant].site, extensions=_extensions(job, variant),
-            timeout=job.config.launch.timeout,
-            threads=job.config.launch.threads, devices=devices, tick=_ticker(job, variant, act),
+            job.folder, of, lane=job.lane, site=lent.site, extensions=_extensions(job, variant),
+            timeout=job.config.launch.timeout, threads=job.config.launch.threads, devices=devices,
+            tick=_ticker(job, variant, act),
         )  # fmt: skip
         if ended.code or ended.timed_out:
             return
+        code.note(job.folder, of, lent.as_made)
 
 
 def _extensions(job: Job, variant: str) -> Path:
@@ -275,10 +282,15 @@ def judge(job: Job) -> None:
     write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": taken})
 
 
+def _judged(job: Job) -> RunResult:
+    if job.result is None:
+        raise Inconclusive("the run was not judged")
+    return job.result
+
+
 def tell(job: Job) -> None:
     """Print the verdict."""
-    assert job.result is not None
-    print_verdict(job.console, job.result, time.monotonic() - job.started, job.folder)
+    print_verdict(job.console, _judged(job), time.monotonic() - job.started, job.folder)
 
 
 STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (

@@ -20,8 +20,7 @@ from harness import catalog, config
 from harness.config import RunConfig
 from harness.report import table, terminal
 from harness.spec import BUGGY, FIXED, ExitCode, Outcome, RunResult, TrialResult, UserError, Verdict
-from harness.trial.grade import grade_trial
-from harness.trial.records import RUN_FILE, read_json
+from harness.trial.grade import grade_trial, run_of
 from harness.trial.run import run
 from harness.verbs import Arguments, pages
 
@@ -110,12 +109,12 @@ def claimed(folder: Path) -> Gate:
     The trigger was exercised there, so it must say so; and a reader must not find in it that
     nothing is wrong.
     """
-    told = read_json(folder / RUN_FILE)
+    told = run_of(folder)
     module = catalog.load(told["scenario"])
     silent = ModuleType(module.__name__)
     vars(silent).update(vars(module))
     vars(silent)["detect"] = lambda records: None
-    result, _ = grade_trial(silent, folder / BUGGY, told["trials"][BUGGY])
+    result, _ = grade_trial(told, folder, BUGGY, silent)
     name = "with detect silenced, buggy would be clean: its trigger was exercised"
     return Gate(name, result.outcome is Outcome.CLEAN, result.reason)
 

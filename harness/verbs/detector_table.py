@@ -26,8 +26,8 @@ from torch.multiprocessing.spawn import spawn
 
 from harness import catalog
 from harness.spec import BUGGY, ExitCode, Outcome, Records, TrialResult
-from harness.trial.grade import grade_trial
-from harness.trial.records import RUN_FILE, read_json
+from harness.trial.grade import grade_trial, run_of
+from harness.trial.records import RUN_FILE
 from harness.verbs import Arguments
 from scenarios.oracles import loss_scale
 
@@ -82,10 +82,10 @@ def newest(runs: Path) -> dict[str, Trials]:
     """The trials of the newest run of each scenario that has all variants, graded anew."""
     found = {}
     for file in sorted(runs.glob(f"*/{RUN_FILE}")):  # run folders are named by their time
-        told = read_json(file)
+        told = run_of(file.parent)
         module = catalog.load(told["scenario"])
         if set(told["trials"]) == set(module.SCENARIO.variants):
-            graded = [grade_trial(module, file.parent / v, t) for v, t in told["trials"].items()]
+            graded = [grade_trial(told, file.parent, variant) for variant in told["trials"]]
             found[told["scenario"]] = [(trial, facts) for trial, facts in graded if facts]
     return found
 

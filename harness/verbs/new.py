@@ -32,7 +32,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Exercise, Finding, Records, Scenario, affected, unaffected
+from harness.plan import Kind, Plan, each
+from harness.shapes import NUMBER
+from harness.spec import (
+    Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
+)  # fmt: skip
 
 
 @dataclass
@@ -57,6 +61,11 @@ SCENARIO = Scenario(
         "control": unaffected(about="the bug, its trigger off", triggers=False),
     }},
 )
+
+
+def plan(at: Place) -> Plan:
+    """What a rank is going to record: of each kind its facts, and its steps."""
+    return {{"step": Kind({{"sum": NUMBER}}, each(at.params.steps))}}
 
 
 def run(ctx: Context) -> None:

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.spec import (
-    Context, Exercise, Finding, Records, Scenario, affected, unaffected,
-)  # fmt: skip
+from harness.plan import Plan
+from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import coverage
 
 
@@ -63,6 +62,11 @@ SCENARIO = Scenario(
             params={"sampler": "seedable"}),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """What came in each epoch."""
+    return coverage.plan(at.params.epochs)
 
 
 def run(ctx: Context) -> None:

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.spec import (
-    Context, Exercise, Finding, Records, Scenario, affected, unaffected,
-)  # fmt: skip
+from harness.plan import Plan
+from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import coverage
 
 
@@ -66,6 +65,11 @@ SCENARIO = Scenario(
             params={"transform": "filter"}),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The rows before the checkpoint, after it, and without one."""
+    return {"resume": coverage.RESUME}
 
 
 def run(ctx: Context) -> None:

@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan, each
+from harness.shapes import COUNT, NUMBER, SIZE, TEXT, by_name, held, many
 from harness.spec import (
-    Companion, Context, Defect, Edits, Exercise, Finding, Records, Scenario, affected,
+    Companion, Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected,
     unaffected,
 )  # fmt: skip
 from scenarios.oracles import agree as agreement
@@ -44,6 +46,14 @@ LAYER_NORMS = tuple(
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two ranks may be from those of one. bf16 rounding alone moved them
 by up to 7e-4 in ten steps; the bug moves the tenth by 0.06."""
+
+
+STEP = {
+    "loss": NUMBER, "grad_norm": SIZE, "clipping": SIZE, "replicas": COUNT,
+    "differing": by_name(SIZE),
+}  # fmt: skip
+FAILURE = held({"key": TEXT, "checkpoint": TEXT, "files": many(TEXT, 2)})
+CHECK = {"compared": COUNT, "failures": many(FAILURE)}
 
 
 @dataclass
@@ -124,6 +134,14 @@ SCENARIO = Scenario(
         "reference": unaffected(about="one rank, nothing replicated", ranks=1),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Each step; on rank 0 of several, what the documented check says of the checkpoint."""
+    planned = {"step": Kind(STEP, each(at.params.steps))}
+    if at.rank == 0 and at.world_size > 1:
+        planned["checkpoint"] = Kind(CHECK)
+    return planned
 
 
 def run(ctx: Context) -> None:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan, each
+from harness.shapes import NUMBER, SIZE
 from harness.spec import (
-    Context, Exercise, Finding, Record, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import applied, blind
 
@@ -52,6 +54,13 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Each step, with what it applied."""
+    return {
+        "step": Kind({"loss": NUMBER, "clipping": SIZE, **applied.FACTS}, each(at.params.steps))
+    }
 
 
 def run(ctx: Context) -> None:

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Finding, Records, Scenario, affected, unaffected
+from harness.plan import Plan
+from harness.spec import Context, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import loss_scale
 
 
@@ -77,7 +78,7 @@ SCENARIO = Scenario(
         "0.13.2)",
     ),
     fix="none in any release: train in bf16",
-    symptom=f"loss nan at step 444; at step 456 Exception: {loss_scale.TEXT}",
+    symptom=f"loss nan at step 444; at step 456 Exception: {loss_scale.GIVEN_UP}",
     trigger="dynamic loss scaling in fp16, once an activation passes 65504",
     remedy="train in bf16; watch the headroom (harness.detectors.headroom)",
     pins={"deepspeed": "0.13.3"},
@@ -93,6 +94,11 @@ SCENARIO = Scenario(
             params={"lr": 5e-3}, triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The scaler's knobs; each step, unless the documented exception ends them."""
+    return loss_scale.plan(at.params.steps)
 
 
 def run(ctx: Context) -> None:
@@ -174,7 +180,7 @@ def _doubts(records: Records) -> Iterator[str]:
     if len({(r["step"], r["type"], r["text"]) for r in raised.values()}) > 1:
         yield "the ranks do not agree on what was raised, or when"
     for rank, r in raised.items():
-        if (r["type"], r["text"]) != ("Exception", loss_scale.TEXT):
+        if (r["type"], r["text"]) != ("Exception", loss_scale.GIVEN_UP):
             yield f"rank {rank}: not the documented exception but {r['type']}: {r['text']}"
     if broken is None or broken >= max(r["step"] for r in raised.values()):
         yield "no loss before that was other than finite"

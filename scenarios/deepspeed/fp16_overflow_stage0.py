@@ -68,6 +68,7 @@ SCENARIO = Scenario(
     },
 )  # fmt: skip
 
+plan = sibling.plan
 run = sibling.run
 
 

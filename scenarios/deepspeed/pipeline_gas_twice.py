@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan, each
+from harness.shapes import COUNT, NUMBER
 from harness.spec import (
-    Context, Exercise, Finding, Record, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import applied, blind
 
@@ -63,6 +65,12 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Each step, with what this stage applied."""
+    stage = {"loss": NUMBER, "micro_batches": COUNT, "stage": COUNT, "stages": COUNT}
+    return {"step": Kind({**stage, **applied.FACTS}, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:

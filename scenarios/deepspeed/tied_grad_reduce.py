@@ -24,8 +24,11 @@ from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.numbers import near
+from harness.plan import Kind, Plan, each
 from harness.spec import (
-    Context, Defect, Edits, Exercise, Finding, Record, Records, Scenario, affected, unaffected,
+    Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
+    unaffected,
 )  # fmt: skip
 from scenarios.oracles import agree as agreement
 from scenarios.oracles import blind, copies
@@ -101,6 +104,11 @@ SCENARIO = Scenario(
 )  # fmt: skip
 
 
+def plan(at: Place) -> Plan:
+    """Each step, with its gradients of the tied weight."""
+    return {"step": Kind(copies.TIED_STEP, each(at.params.steps))}
+
+
 def run(ctx: Context) -> None:
     """Train the tied pipeline; after every step compare the copies and the gradients applied."""
     from scenarios.workloads import tied_pipeline as tied
@@ -135,7 +143,7 @@ def detect(records: Records) -> Finding | None:
 
 def _is(step: Record, which: str) -> bool:
     """Whether the applied gradient is the stage's ``own``, or the ``sum`` of the stages'."""
-    return bool(abs(step["applied"] - step[which]) <= NORM_TOLERANCE * step[which])
+    return near(step["applied"], step[which], share=NORM_TOLERANCE)
 
 
 def _applied(step: Record) -> str:

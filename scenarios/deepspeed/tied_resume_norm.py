@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Plan
 from harness.spec import (
-    Context, Defect, Edits, Exercise, Finding, Records, Scenario, affected, unaffected,
+    Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
-from scenarios.oracles import resume
+from scenarios.oracles import copies, resume
 
 
 @dataclass
@@ -110,6 +111,11 @@ SCENARIO = Scenario(
             params={"weight_decay": 0.0}, triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The steps before the save, the load, and the step after it on either side."""
+    return resume.plan(at, at.params.steps, copies.TIED_STEP)
 
 
 def run(ctx: Context) -> None:

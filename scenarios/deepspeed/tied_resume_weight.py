@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Plan
 from harness.spec import (
-    Context, Defect, Edits, Exercise, Finding, Records, Scenario, affected, unaffected,
+    Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.deepspeed.tied_grad_reduce import DEFECT as REDUCE_DEFECT
 from scenarios.oracles import copies, resume
@@ -113,6 +114,11 @@ SCENARIO = Scenario(
 )  # fmt: skip
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
+
+
+def plan(at: Place) -> Plan:
+    """The steps before the save, the load, and the step after it on either side."""
+    return resume.plan(at, at.params.steps, copies.TIED_STEP)
 
 
 def run(ctx: Context) -> None:

@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
-from harness.spec import (
-    Context, Exercise, Finding, Records, Scenario, affected, unaffected,
-)  # fmt: skip
+from harness.numbers import near
+from harness.plan import Kind, Plan, each
+from harness.shapes import COUNT, NUMBER, SIZE, TEXT, many
+from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import blind, schedule
 
 
@@ -57,6 +58,16 @@ SCENARIO = Scenario(
             params={"own": "low"}, triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The schedule; the rate of each step; what the engine says of it afterwards."""
+    told = {
+        "name": TEXT, "own": SIZE, "low": SIZE, "high": SIZE, "warmup": COUNT, "steps": COUNT,
+        "batch": COUNT,
+    }  # fmt: skip
+    after = Kind({"loss": NUMBER, "logged": many(SIZE)}, each(at.params.steps))
+    return {"schedule": Kind(told), **schedule.plan(at.params.steps), "step": after}
 
 
 def run(ctx: Context) -> None:
@@ -112,5 +123,5 @@ def exercised(records: Records) -> Exercise:
 def wrong_detectors(records: Records) -> dict[str, bool]:
     """The loss falls; and the rate that the engine reports after a step is the next one's."""
     told = [(_formula(records, s["step"] + 1), s["logged"]) for s in records.of("step")]
-    beyond = any(abs(rate - right) > 1e-9 for right, rates in told for rate in rates)
+    beyond = any(not near(rate, right, within=1e-9) for right, rates in told for rate in rates)
     return blind.loss_ends_higher(records) | {"a rate that is logged is not the schedule's": beyond}

@@ -30,8 +30,10 @@ from importlib import import_module
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan
+from harness.shapes import NUMBER, SIZE, many
 from harness.spec import (
-    Context, Defect, Edits, Exercise, Finding, Records, Scenario, affected, unaffected,
+    Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import cells
 
@@ -132,6 +134,12 @@ SCENARIO = Scenario(
             "megatron-core 0.16.1, two years later: the same buckets, the same order"),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Where the copy lies, the cells at three moments, and what compares whole gradients."""
+    compared = Kind({"in_embedding_group": SIZE, "sums": many(NUMBER, at.world_size)})
+    return {**cells.plan((cells.BEFORE, SCATTERED, SUMMED)), "compared": compared}
 
 
 def run(ctx: Context) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from harness.numbers import near
 from harness.spec import FIXED, Records
 
 REFERENCE = "reference"
@@ -29,5 +30,5 @@ def losses(
     if len(ours) != len(theirs):
         yield f"fixed took {len(ours)} steps, and {one} {len(theirs)}"
     for step, (mine, its) in enumerate(zip(ours, theirs, strict=False), 1):
-        if not abs(mine - its) <= tolerance:
+        if not near(mine, its, within=tolerance):
             yield f"fixed: loss {mine:.6f} at step {step}, where {one} has {its:.6f}"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.numbers import near
+from harness.shapes import NUMBER, SIZE, many
 from harness.spec import Finding, Record, Records
 
 if TYPE_CHECKING:
@@ -22,6 +24,12 @@ TOLERANCE = 1e-3
 rounding moves it by 1e-5."""
 
 UNIT = "of the gradient that is right"
+
+FACTS = {
+    "gradient": SIZE, "applied": SIZE, "ratio": NUMBER, "off": SIZE, "micro": many(NUMBER),
+    "reference_loss": NUMBER,
+}  # fmt: skip
+"""What ``facts`` has for the record of a step."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +103,6 @@ def facts(
     }
 
 
-def near(value: float, expected: float) -> bool:
-    """Whether a value is another, but for rounding; false of NaN."""
-    return abs(value - expected) <= TOLERANCE * abs(expected)
-
-
 def straight(step: Record) -> bool:
     """Whether what was applied has the direction of the gradient."""
     return bool(step["off"] <= math.sqrt(2 * TOLERANCE))
@@ -107,7 +110,7 @@ def straight(step: Record) -> bool:
 
 def times(step: Record, ratio: float) -> bool:
     """Whether ``ratio`` times the gradient was applied."""
-    return near(step["ratio"], ratio) and straight(step)
+    return near(step["ratio"], ratio, share=TOLERANCE) and straight(step)
 
 
 def told(step: Record) -> str:

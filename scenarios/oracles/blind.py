@@ -5,10 +5,10 @@ They read records ``step`` with ``loss`` and ``grad_norm``; add theirs to one's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from harness.numbers import finite, near
 from harness.spec import Records
 
 Fired = Mapping[str, bool]
@@ -31,7 +31,7 @@ def loss_rises(records: Records) -> dict[str, bool]:
 
 def loss_not_finite(records: Records) -> dict[str, bool]:
     """What every training script looks at."""
-    return {"a loss is not finite": not all(map(math.isfinite, _losses(records)))}
+    return {"a loss is not finite": not all(map(finite, _losses(records)))}
 
 
 def _losses(records: Records) -> Sequence[float]:
@@ -48,8 +48,5 @@ def loss_ends_higher(records: Records) -> dict[str, bool]:
 def loss_unlike_reference(records: Records, tolerance: float = 1e-3) -> dict[str, bool]:
     """The loss comes from before what is wrong; ``tolerance`` is a fraction."""
     steps = [step for step in records.of("step") if step["loss"] is not None]
-    unlike = any(
-        not abs(step["loss"] - step["reference_loss"]) <= tolerance * step["reference_loss"]
-        for step in steps
-    )
+    unlike = any(not near(step["loss"], step["reference_loss"], share=tolerance) for step in steps)
     return {"the loss is not that of plain torch with the same weights": unlike}

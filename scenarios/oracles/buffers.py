@@ -14,6 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.numbers import named, near
+from harness.plan import Kind, Plan
+from harness.shapes import (
+    COUNT, MAY_OVERFLOW, SIZE, TEXT, Facts, by_name, held, many, maybe, one_of, optional,
+)  # fmt: skip
 from harness.spec import Exercise, Finding, Lane, Record, Records
 
 if TYPE_CHECKING:
@@ -27,6 +32,31 @@ ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
 in bf16 by up to 2**-8."""
 
 UNIT = "from the reference"
+
+DIFFERENCE = held(
+    {
+        "name": TEXT, "dtype": TEXT, "expected_dtype": TEXT, "elements": COUNT,
+        "mismatched": COUNT, "greatest": SIZE, "place": many(COUNT),
+        "relative": MAY_OVERFLOW,  # where the buffer has a 0
+        "relative_place": many(COUNT),
+    }
+)  # fmt: skip
+LOGITS = {
+    "parameters": COUNT, "unequal_parameters": many(TEXT), "tokens": COUNT, "reference": TEXT,
+    "first": maybe(COUNT), "after": COUNT, "differing": COUNT, "greatest": by_name(SIZE),
+}  # fmt: skip
+
+
+def plan(*precisions: str) -> Plan:
+    """The buffers of a model in each of these precisions, then the logits of one."""
+    compared: Facts = {
+        "lane": one_of(*(lane.value for lane in Lane)), "precision": one_of(*precisions),
+        "casts": by_name(TEXT), "sharded": COUNT, "parameters": COUNT,
+        "compared": by_name(many(COUNT)), "differing": many(DIFFERENCE), "parted": many(TEXT),
+        "turned": optional(many(DIFFERENCE)), "saved": optional(many(TEXT)),
+    }  # fmt: skip
+    return {"buffers": Kind(compared, [None] * len(precisions)), "logits": Kind(LOGITS)}
+
 
 CASTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """What zero.Init makes of a float32 that a constructor is asked for, by its precision."""
@@ -58,8 +88,12 @@ class Documented:
 
 def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
     """What to record of the differences that ``harness.detectors.buffers`` has found."""
-    dtypes = ("dtype", "expected_dtype")
-    return [{k: str(v) if k in dtypes else v for k, v in asdict(d).items()} for d in differences]
+    return [
+        asdict(d)
+        | {"dtype": str(d.dtype), "expected_dtype": str(d.expected_dtype)}
+        | {"relative": named(d.relative)}
+        for d in differences
+    ]
 
 
 def diverging(
@@ -97,8 +131,8 @@ def _agreeing(distance: Tensor) -> int:
 
 def beyond(difference: Difference, rounding: float) -> bool:
     """Whether a difference is more than rounding: another dtype is, and NaN is."""
-    return difference["dtype"] != difference["expected_dtype"] or not (
-        difference["greatest"] <= rounding
+    return difference["dtype"] != difference["expected_dtype"] or not near(
+        difference["greatest"], 0.0, within=rounding
     )
 
 
@@ -167,7 +201,7 @@ def _figures(difference: Difference) -> Figures:
         difference["mismatched"],
         difference["greatest"],
         tuple(difference["place"][-2:]),  # some releases have more dimensions, of size 1
-        difference["relative"],
+        float(difference["relative"]),
         tuple(difference["relative_place"][-2:]),
         difference["dtype"],
     )

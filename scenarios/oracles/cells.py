@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.spec import Context, Exercise, Finding, Records
+from harness.plan import Kind, Plan
+from harness.shapes import COUNT, FLAG, NUMBER, TEXT, held, many
+from harness.spec import Context, Exercise, Finding, Inconclusive, Records
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +28,17 @@ RANKS, REPLICAS = 4, 2
 BEFORE = "before"
 """The moment at which each rank's cell has its own gradient."""
 UNIT = "of a rank's gradient, half of which is right"
+
+_EDGES = many(COUNT, 2)
+LAYOUT = Kind({"sharded": FLAG, "buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
+_PIECE = held({"owned": FLAG, "row": many(NUMBER), "rows": COUNT})
+
+
+def plan(moments: Sequence[str]) -> Plan:
+    """Where the copy lies, and what a rank's cell holds at each of the moments."""
+    cell = Kind({"when": TEXT, "pieces": many(_PIECE)}, [1] * len(moments))
+    return {"layout": LAYOUT, "cell": cell}
+
 
 Piece = Mapping[str, Any]
 """Rows of a cell that are alike: ``owned``, ``row`` (its values), and how many ``rows``."""
@@ -63,7 +76,8 @@ def after(owner: Any, name: str, look: Callable[[], None]) -> None:
 def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     """The rows as coefficients of g0 to g3; the columns that follow are nobody's, and are 0."""
     width = gradient.shape[1]
-    assert not any(edge % width for edge in owned), f"a row is cut: {owned}"
+    if any(edge % width for edge in owned):
+        raise Inconclusive(f"a row is cut: {owned}")
     first, last = owned[0] // width, owned[1] // width
     pieces: list[dict[str, Any]] = []
     for number, values in enumerate(gradient.tolist()):

@@ -10,9 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.shapes import Facts, FLAG, NUMBER, SIZE, by_name, maybe, optional
 from harness.spec import Exercise, Finding, Records
 
 UNIT = "between the copies of a weight"
+
+TIED_STEP: Facts = {
+    "loss": NUMBER, "grad_norm": maybe(SIZE), "clipping": SIZE, "drift": by_name(SIZE),
+    "own": optional(SIZE), "sum": optional(SIZE), "applied": optional(SIZE),
+    "buffered": optional(FLAG), "parted": optional(FLAG), "applied_parted": optional(FLAG),
+    "left_parted": optional(maybe(FLAG)),
+}  # fmt: skip
+"""A step of ``scenarios.workloads.tied_pipeline``; a rank without a copy has no gradient of it."""
 
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:

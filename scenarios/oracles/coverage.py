@@ -10,9 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.plan import Kind, Plan, each
+from harness.shapes import COUNT, TEXT, WHOLE, many
 from harness.spec import Context, Exercise, Finding, Record, Records
 
 UNIT = "of all samples seen by nobody"
+
+
+_ROWS = many(COUNT)
+RESUME = Kind({"before": _ROWS, "after": _ROWS, "whole": _ROWS, "transform": TEXT})
+
+
+def plan(epochs: int) -> Plan:
+    """What ``watch`` records of so many epochs."""
+    return {"epoch": Kind({"samples": COUNT, "seen": _ROWS, "seed": WHOLE}, each(epochs))}
 
 
 def watch(ctx: Context, loader: Iterable[Any], samples: int, epochs: int) -> None:

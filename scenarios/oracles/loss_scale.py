@@ -15,13 +15,40 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
+from harness.numbers import named, near
+from harness.plan import Kind, Plan, each
+from harness.shapes import (
+    COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, held, maybe,
+)  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Record, Records
 
 LIMIT = 65504
 """The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
 
-TEXT = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
 """What DeepSpeed raises, as a builtin Exception; the same from 0.12.6 to 0.19.8."""
+
+
+SCALER = held(
+    {
+        "optimizer": TEXT, "dynamic": FLAG, "initial": SIZE, "minimum": maybe(SIZE),
+        "hysteresis": maybe(COUNT), "consecutive": maybe(FLAG), "window": maybe(COUNT),
+    }
+)  # fmt: skip
+SETUP = {
+    "precision": TEXT, "zero_stage": COUNT, "steps": COUNT, "warn_below": NUMBER,
+    "corpus": held({"sha256": TEXT, "bytes": COUNT, "files": COUNT}), "scaler": SCALER,
+}  # fmt: skip
+STEP = {
+    "loss": MAY_OVERFLOW, "grad_norm": maybe(MAY_OVERFLOW), "loss_scale": SIZE, "skipped": COUNT,
+    "lr": SIZE, "largest": by_name(MAY_OVERFLOW), "headroom": by_name(MAY_OVERFLOW),
+}  # fmt: skip
+
+
+def plan(steps: int) -> Plan:
+    """The scaler's knobs, then so many steps, unless the documented exception ends them."""
+    raised = Kind({"type": TEXT, "text": TEXT}, each(steps), ends=True)
+    return {"setup": Kind(SETUP), "step": Kind(STEP, each(steps)), "exception": raised}
 
 
 class Watch:
@@ -39,13 +66,13 @@ class Watch:
         self.ctx.record(
             "step",
             number,
-            loss=_json(float(loss.detach())),
-            grad_norm=None if norm is None else _json(float(norm)),
+            loss=named(float(loss.detach())),
+            grad_norm=None if norm is None else named(float(norm)),
             loss_scale=_scale(self.engine.optimizer),
             skipped=self.engine.skipped_steps,
             lr=self.engine.get_lr()[0],
-            largest={reading.name: _json(reading.largest) for reading in readings},
-            headroom={reading.name: _json(round(reading.bits, 3)) for reading in readings},
+            largest={reading.name: named(reading.largest) for reading in readings},
+            headroom={reading.name: named(round(reading.bits, 3)) for reading in readings},
         )
         if raised is not None:
             self.ctx.record("exception", number, type=type(raised).__name__, text=str(raised))
@@ -57,7 +84,7 @@ def _documented(step: Callable[[], Any]) -> Exception | None:
     try:
         step()
     except Exception as error:
-        if type(error) is not Exception or str(error) != TEXT:
+        if type(error) is not Exception or str(error) != GIVEN_UP:
             raise
         return error
     return None
@@ -86,10 +113,6 @@ def _knobs(optimizer: Any) -> dict[str, Any]:
 def _scale(optimizer: Any) -> float:
     """The scale of the loss; BF16_Optimizer has none."""
     return float(getattr(optimizer, "loss_scale", 1.0))
-
-
-def _json(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def first_broken(records: Records) -> int | None:
@@ -298,7 +321,7 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
     if len({setup["corpus"]["sha256"] for setup in setups if setup}) > 1:
         yield "the variants did not train on the same text"
     firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
-    if not all(abs(one - other) <= FIRST_LOSS for one in firsts for other in firsts):
+    if not all(near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
         yield f"the variants did not begin alike: losses {firsts} in the first step"
     warned = first_warning(trials["control"]) if "control" in trials else None
     if warned is not None:

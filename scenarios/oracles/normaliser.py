@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.numbers import near
+
 Losses = Sequence[float]
 
 TOKENS = "the mean over all tokens"
@@ -30,4 +32,4 @@ def explains(
 ) -> list[str]:
     """Which normalisers give the loss that was told, within a fraction; none of NaN."""
     values = {name: of(means, tokens) for name, of in NORMALISERS.items()}
-    return [n for n, value in values.items() if abs(told - value) <= tolerance * abs(value)]
+    return [n for n, value in values.items() if near(told, value, share=tolerance)]

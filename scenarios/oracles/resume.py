@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.spec import Context, Exercise, Finding, Record, Records
+from harness.plan import Kind, Plan, each
+from harness.shapes import (
+    COUNT, FLAG, NUMBER, SIZE, TEXT, Facts, by_name, held, many,
+)  # fmt: skip
+from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records
 
 ACTS = ("train", "resume")
 TAG = "saved"
@@ -20,6 +24,31 @@ MASTER = " (fp32)"
 
 JUMP = 0.05
 """By how much (nats) a loss must be above that without a restart to be seen in a log."""
+
+
+_CHANGE = {
+    "name": TEXT, "about": TEXT, "greatest": SIZE, "place": many(COUNT), "before": NUMBER,
+    "after": NUMBER,
+}  # fmt: skip
+LOADED = {
+    "compared": COUNT, "masters": COUNT, "trained": by_name(many(NUMBER, 2)),
+    "changed": many(held({**_CHANGE, "reset": FLAG})), "optimizer_states": FLAG,
+    "tied": by_name(SIZE), "tied_masters": by_name(SIZE),
+}  # fmt: skip
+
+
+def plan(at: Place, steps: int, step: Facts) -> Plan:
+    """What ``run`` records in an act, where a trainer's step has these facts."""
+    if at.act == "train":
+        return {
+            "step": Kind(step, each(steps + 1)),
+            "drift": Kind({"tied": by_name(SIZE)}, [steps]),
+        }
+    return {
+        "loaded": Kind(LOADED, [steps]),
+        "step": Kind(step, [steps + 1]),
+        "later": Kind({"changed": many(held(_CHANGE))}, [steps + 1]),
+    }
 
 
 def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
@@ -56,7 +85,8 @@ def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> Non
     path, _ = trainer.engine.load_checkpoint(
         str(ctx.folder / "checkpoints"), tag=TAG, load_optimizer_states=optimizer_states
     )
-    assert path is not None, "load_checkpoint found nothing to load"
+    if path is None:
+        raise Inconclusive("load_checkpoint found nothing to load")
     changes = changes_since(ctx.folder / "before", trainer.engine)
     now = {name: tensor.cpu() for name, tensor in state_of(trainer.engine).items()}
     reset = {c.name for c in changes} - {c.name for c in state_changes(fresh, now)}

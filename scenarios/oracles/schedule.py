@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.numbers import near
+from harness.plan import Kind, Plan, each
+from harness.shapes import SIZE, many
 from harness.spec import Finding, Records
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
 
 UNIT = "from the rate of the schedule"
+
+
+def plan(steps: int) -> Plan:
+    """The rates of so many steps of an optimizer."""
+    return {"rate": Kind({"rates": many(SIZE)}, each(steps))}
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviat
         Deviation(step["rank"], step["step"], group, rate, formula(step["step"]))
         for step in steps
         for group, rate in enumerate(step["rates"])
-        if not abs(rate - formula(step["step"])) <= allowed
+        if not near(rate, formula(step["step"]), within=allowed)
     ]
 
 

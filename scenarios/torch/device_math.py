@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan
+from harness.shapes import NUMBER, TEXT, Shape, held, many
 from harness.spec import (
-    Context, Exercise, Finding, Lane, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Lane, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 
 DIFFERING = [4, 9]
@@ -63,6 +65,18 @@ SCENARIO = Scenario(
             params={"device": "cpu"}, triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Both expressions, on the CPU and on the device."""
+    bits = both(many(TEXT, 10))
+    facts = {"device": TEXT, "dtype": TEXT, "powers": both(many(NUMBER, 10)), "bits": bits}
+    return {"values": Kind({**facts, "quotient": both(TEXT)})}
+
+
+def both(shape: Shape) -> Shape:
+    """This of the CPU, ``host``, and of the device."""
+    return held({"host": shape, "device": shape})
 
 
 def run(ctx: Context) -> None:

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Plan
 from harness.spec import (
-    Companion, Context, Defect, Edits, Exercise, Finding, Lane, Records, Scenario, affected,
+    Companion, Context, Defect, Edits, Exercise, Finding, Lane, Place, Records, Scenario, affected,
     unaffected,
 )  # fmt: skip
 from scenarios.oracles import buffers
@@ -150,6 +151,11 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The buffers in three precisions, and the logits in bf16."""
+    return buffers.plan(*PRECISIONS)
 
 
 def run(ctx: Context) -> None:

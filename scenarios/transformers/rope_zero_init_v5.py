@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
+from harness.plan import Plan
 from harness.spec import (
-    Context, Exercise, Finding, Lane, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Lane, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import buffers
 from scenarios.oracles.buffers import Documented, Figures
@@ -80,6 +81,11 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """The buffers and the logits in bf16."""
+    return buffers.plan("bf16")
 
 
 def run(ctx: Context) -> None:

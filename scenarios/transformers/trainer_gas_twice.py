@@ -19,8 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
+from harness.plan import Kind, Plan, each
+from harness.shapes import COUNT, NUMBER, many
 from harness.spec import (
-    Context, Exercise, Finding, Record, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import applied, normaliser
 
@@ -64,6 +66,13 @@ SCENARIO = Scenario(
         "plain": affected(about="5.2.0, a module of one's own", params={"model": "plain"}),
     },
 )  # fmt: skip
+
+
+def plan(at: Place) -> Plan:
+    """Each step, with what it applied; at the end what the Trainer has logged."""
+    step = {"tokens": many(COUNT), "losses": many(NUMBER), **applied.FACTS}
+    logged = {"losses": many(NUMBER, at.params.steps), "accumulation": COUNT}
+    return {"step": Kind(step, each(at.params.steps)), "logged": Kind(logged)}
 
 
 def run(ctx: Context) -> None:

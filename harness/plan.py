@@ -1,0 +1,112 @@
+"""What a rank is going to record: told before it runs, and held against what came.
+
+    STEP = {"loss": NUMBER, "differing": by_name(SIZE)}
+
+    def plan(at: Place) -> Plan:
+        return {"step": Kind(STEP, each(at.params.steps)), "checkpoint": Kind(CHECK)}
+
+Each rank asks its scenario's ``plan`` and writes the answer down first; grading asks once more, and
+finds exactly that: every record once, in its order, each fact of its shape. Standard library only:
+ranks import this, with an old upstream's dependencies before ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.shapes import Facts, held
+from harness.spec import Inconclusive, Record
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The records of one kind that a rank is going to write."""
+
+    facts: Facts
+    steps: Sequence[int | None] = (None,)
+    """The step of each, in their order; a step occurs twice where it has two records."""
+    ends: bool = False
+    """Whether it is not owed: one, at any of the steps, after which nothing more is owed of the
+    steps that follow. It is for the documented exception that ends a training."""
+
+
+Plan = Mapping[str, Kind]
+"""By kind, what a rank is going to record."""
+
+
+class BrokenPromise(Inconclusive):
+    """What was recorded is not what was going to be."""
+
+
+def each(steps: int) -> range:
+    """The steps 1 to ``steps``."""
+    return range(1, steps + 1)
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as it is written down: by kind its steps, and which kind ends them."""
+    ends = [name for name, kind in plan.items() if kind.ends]
+    return {"steps": {n: list(k.steps) for n, k in plan.items()}, "ends": ends}
+
+
+@dataclass
+class Ledger:
+    """How much of a plan has come: for the rank that writes, and for whoever reads."""
+
+    plan: Plan
+    come: dict[str, int] = field(default_factory=dict)
+    ended: int | None = None
+    """The step that an ending kind was recorded at."""
+
+    def take(self, record: Record) -> None:
+        """Book the next record; raises BrokenPromise, naming what is odd about it."""
+        name, step = record["kind"], record["step"]
+        kind = self.plan.get(name)
+        if kind is None:
+            raise BrokenPromise(f"a record of kind '{name}' that was not promised")
+        if self.ended is not None and step is not None and step > self.ended:
+            raise BrokenPromise(f"step {step} of '{name}' after the end at step {self.ended}")
+        if kind.ends:
+            self._end(name, kind, step)
+        else:
+            self._next(name, kind, step)
+        wrong = wrong_facts(kind.facts, record)
+        if wrong:
+            raise BrokenPromise(f"{told(name, step)}: {wrong}")
+
+    def _next(self, name: str, kind: Kind, step: int | None) -> None:
+        place = self.come.get(name, 0)
+        if place == len(kind.steps):
+            raise BrokenPromise(f"{told(name, step)} is one more than was promised")
+        if step != kind.steps[place] or isinstance(step, bool):
+            raise BrokenPromise(f"{told(name, step)}, where {told(name, kind.steps[place])} is due")
+        self.come[name] = place + 1
+
+    def _end(self, name: str, kind: Kind, step: int | None) -> None:
+        if self.ended is not None or step is None or step not in kind.steps:
+            raise BrokenPromise(f"{told(name, step)} was not promised, or came before")
+        self.ended = step
+
+    def close(self) -> None:
+        """Raises BrokenPromise, naming the first record that is still owed."""
+        for name, kind in self.plan.items():
+            owed = () if kind.ends else kind.steps[self.come.get(name, 0) :]
+            for step in owed:
+                if self.ended is None or step is None or step <= self.ended:
+                    raise BrokenPromise(f"{told(name, step)} was promised, and never came")
+
+
+def told(name: str, step: int | None) -> str:
+    """A record in words: ``step 3 of 'rate'``."""
+    return f"'{name}'" if step is None else f"step {step} of '{name}'"
+
+
+KEYS = ("kind", "rank", "step")
+"""What every record has besides its facts."""
+
+
+def wrong_facts(facts: Facts, record: Mapping[str, Any]) -> str:
+    """What is wrong with a record's facts; empty if nothing is."""
+    return held(facts)({name: value for name, value in record.items() if name not in KEYS})

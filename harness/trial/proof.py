@@ -1,0 +1,179 @@
+"""Is what a trial left proof of anything?
+
+Of each act: that it ended by itself; that its files are of this act of this run, untouched; that
+each rank recorded what it was going to, once and in order; and that it ran the pinned code, every
+file of it as the overlay was made. Whatever is not so raises, and the trial is inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from harness import catalog
+from harness.plan import BrokenPromise, Ledger, to_json
+from harness.spec import HarnessError, Inconclusive, Record, Records
+from harness.trial import catalogued, code
+from harness.trial.records import (
+    BEGIN,
+    IDENTITY,
+    BrokenRecords,
+    Exit,
+    Identity,
+    read_exit,
+    read_records,
+    whole_plan,
+)
+from harness.upstream.overlay import INSTALLED
+
+
+def proven(run: Mapping[str, Any], folder: Path, variant: str, exits: list[Exit]) -> Records:
+    """The records of a trial in ``folder``, if they are proof; the exits of its acts are added to
+    ``exits``. Raises HarnessError, with the reason, where they are not."""
+    acts = {
+        act: _proven_act(run, folder, Identity.of(run, variant, act), exits)
+        for act in run["trials"][variant]["acts"]
+    }
+    return merged(acts)
+
+
+def merged(acts: Mapping[str, Records]) -> Records:
+    """The records of a trial's acts as one, each with the name of its act."""
+    ranks = {rank for records in acts.values() for rank in records.ranks}
+    return Records(
+        {
+            rank: [
+                {**record, "act": act}
+                for act, records in acts.items()
+                for record in records.by_rank.get(rank, ())
+            ]
+            for rank in sorted(ranks)
+        }
+    )
+
+
+def _proven_act(run: Mapping[str, Any], folder: Path, of: Identity, exits: list[Exit]) -> Records:
+    place = folder / of.act
+    for each in (folder, place):
+        if each.is_symlink():
+            raise Inconclusive(f"{each} is a link")
+    exits.append(read_exit(place, of))
+    _check_exit(exits[-1])
+    records = read_records(place, of.world_size)
+    _check_identities(records, of)
+    for rank in records.ranks:
+        _check_complete(run, of, rank, records.by_rank[rank])
+    _check_upstream(folder, records, of, run["trials"][of.variant])
+    return records
+
+
+def _check_exit(exit_: Exit) -> None:
+    if exit_.survivors:
+        raise Inconclusive(f"processes {exit_.survivors} would not end")
+    if exit_.interrupted:
+        raise Inconclusive("interrupted")
+    if exit_.timed_out:
+        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s")
+    if exit_.code:
+        raise Inconclusive(_crash(exit_))
+
+
+def _crash(exit_: Exit) -> str:
+    if exit_.failure is None:
+        return f"torchrun left with exit code {exit_.code}"
+    return f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}"
+
+
+def _check_identities(records: Records, of: Identity) -> None:
+    """Every rank's file says that it is of this act, and is of a process of its own."""
+    processes: dict[Any, int] = {}
+    for rank in records.ranks:
+        first = records.by_rank[rank][0]
+        if first["kind"] != BEGIN or any(name not in first for name in IDENTITY):
+            raise BrokenRecords(f"rank {rank} did not say who it is")
+        elsewhere = of.unlike(first)
+        if elsewhere:
+            raise BrokenRecords(f"rank {rank}: its records are of {elsewhere}")
+        other = processes.setdefault(first.get("pid"), rank)
+        if other != rank:
+            raise BrokenRecords(f"ranks {other} and {rank} say that they were one process")
+
+
+def _check_complete(
+    run: Mapping[str, Any], of: Identity, rank: int, records: Sequence[Record]
+) -> None:
+    """A rank recorded what it promised, and promised what the scenario's plan has."""
+    plan = planned(run, of.variant, of.act, rank)
+    if records[0].get("promised") != to_json(plan):
+        raise BrokenRecords(f"rank {rank} promised other records than this scenario's plan has")
+    ledger = Ledger(whole_plan(plan))
+    try:
+        for record in records:
+            ledger.take(record)
+        ledger.close()
+    except BrokenPromise as error:
+        raise BrokenRecords(f"rank {rank}: {error}") from None
+
+
+def planned(run: Mapping[str, Any], variant: str, act: str, rank: int) -> Any:
+    """What a rank of an act is going to record, by its scenario."""
+    module = catalog.load(run["scenario"])
+    return asked(module, "plan", catalogued.place(run, variant, act, rank))
+
+
+def asked(
+    module: ModuleType, name: str, *arguments: Any, kind: Callable[[Any], Any] = lambda a: a
+) -> Any:
+    """What a function of a scenario's answers, as a ``kind``: ``list`` of one that yields.
+
+    An exception of its own is Inconclusive, and names the function.
+    """
+    try:
+        return kind(getattr(module, name)(*arguments))
+    except HarnessError:
+        raise
+    except Exception as error:
+        where = f"{module.__name__.rpartition('.')[2]}.{name}"
+        raise Inconclusive(
+            f"{where} cannot judge these records: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping[str, Any]) -> None:
+    """Every rank ran the pinned code of the trial's own overlay, each file as it was made."""
+    site, key = Path(trial["overlay"]["site"]), trial["overlay"]["key"]
+    made = {} if key == INSTALLED else code.made(folder / of.act, of)
+    for rank in records.ranks:
+        proof = records.one("upstream", rank)
+        if proof is None:
+            raise Inconclusive(f"rank {rank} did not say which upstream it ran")
+        _check_modules(rank, proof, site, trial["pins"])
+        _check_files(rank, proof, site, trial["files"])
+        loaded = proof["loaded"]["digest"]
+        if key != INSTALLED and loaded != made.get(rank):
+            which = code.changed(folder.parent, loaded, made.get(rank))
+            raise Inconclusive(
+                f"overlay {key} is damaged: rank {rank} loaded {which} not as it was made; remove "
+                f"it with 'python -m harness clean {key}'"
+            )
+
+
+def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]) -> None:
+    for name, version in pins.items():
+        module = proof["modules"].get(name)
+        if module is None or site not in Path(module["file"]).parents:
+            where = module["file"] if module else "nowhere"
+            raise Inconclusive(f"rank {rank} loaded {name} from {where}, not from its overlay")
+        if module["version"] != version:
+            raise Inconclusive(f"rank {rank} ran {name} {module['version']}, not {version}")
+
+
+def _check_files(rank: int, proof: Record, site: Path, files: Mapping[str, str]) -> None:
+    for file, expected in files.items():
+        loaded = proof["files"].get(file)
+        if loaded is None:
+            raise Inconclusive(f"rank {rank} never loaded {file}, where the bug is")
+        if Path(loaded["path"]) != site / file or loaded["sha256"] != expected:
+            raise Inconclusive(f"rank {rank} ran another {file} than the one of its overlay")

@@ -1,0 +1,74 @@
+"""Keep runs for the tests: ``python -m tests.record RUN ...`` makes tests/recorded/SCENARIO_LANE.
+
+Left out are logs, checkpoints and upstream's text; paths, host and environment are made neutral,
+and the digests made anew for that. A run that does not grade as it did is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.trial.code import MADE_FILE
+from harness.trial.grade import grade
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from tests.recording import FOLDER, read, seal, write
+
+SITE = "/overlays/{}/site-packages"
+
+
+def main(runs: list[str]) -> None:
+    for run in map(Path, runs):
+        told = json.loads((run / RUN_FILE).read_text())
+        out = FOLDER / f"{told['scenario']}_{told['lane']}"
+        keep(run, out)
+        print(out.name, grade(out).verdict)
+
+
+def keep(run: Path, out: Path) -> None:
+    """A neutral copy of a run folder."""
+    verdict = grade(run).verdict
+    told = json.loads((run / RUN_FILE).read_text())
+    sites = {t["overlay"]["site"]: SITE.format(t["overlay"]["key"]) for t in _launched(told)}
+    shutil.rmtree(out, ignore_errors=True)
+    for path in sorted(run.glob("**/*")):
+        if path.name in (EXIT_FILE, MADE_FILE) or path.match("rank_*.jsonl"):
+            place = out / path.relative_to(run)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(_neutral(path.read_text(), sites))
+            if place.suffix == ".jsonl":
+                _forget_host(place)
+    for trial in _launched(told):
+        trial["overlay"]["diff"], trial["overlay"]["made"] = [], False
+    told["environment"] = {}
+    told["machine"]["platform"] = "Linux"
+    told["command"] = " ".join(w for w in told["command"].split() if not w.startswith("runs="))
+    out.joinpath(RUN_FILE).write_text(_neutral(json.dumps(told, indent=1), sites) + "\n")
+    seal(out)
+    result = grade(out)
+    if result.verdict is not verdict:
+        raise SystemExit(f"{run}: {verdict}, but its copy is {result.verdict}: {result.reasons}")
+    out.joinpath(VERDICT_FILE).write_text(json.dumps(result.to_json(), indent=1) + "\n")
+
+
+def _launched(told: dict[str, Any]) -> list[dict[str, Any]]:
+    return [trial for trial in told["trials"].values() if "overlay" in trial]
+
+
+def _neutral(text: str, sites: dict[str, str]) -> str:
+    for site, neutral in sites.items():
+        text = text.replace(site, neutral)
+    return text
+
+
+def _forget_host(file: Path) -> None:
+    records = read(file)
+    records[0]["host"] = "host"
+    write(file, records)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,47 @@
+"""The one way to compare numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from harness.numbers import finite, named, near
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None, "1", True, [1.0]])
+def test_what_is_no_finite_number_is_near_nothing(odd: Any) -> None:
+    assert not finite(odd)
+    assert not near(odd, 1.0, within=1e9)
+    assert not near(1.0, odd, within=1e9, share=1e9)
+    assert not near(odd, odd, within=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "how", "answer"),
+    [
+        (1.0, 1.0, {}, True),
+        (1.0, 1.1, {}, False),
+        (1.0, 1.1, {"within": 0.2}, True),
+        (99.0, 100.0, {"share": 0.01}, True),
+        (98.0, 100.0, {"share": 0.01}, False),
+        (-99.0, -100.0, {"share": 0.01}, True),
+        (0.5, 0.0, {"share": 1e9}, False),
+        (0.5, 0.0, {"share": 0.01, "within": 0.5}, True),
+    ],
+)
+def test_finite_numbers_are_near_within_a_distance_or_a_share(
+    value: float, other: float, how: dict[str, float], answer: bool
+) -> None:
+    assert near(value, other, **how) is answer
+
+
+@pytest.mark.parametrize("value", [1.5, math.inf, -math.inf])
+def test_a_number_comes_back_by_its_name(value: float) -> None:
+    assert float(json.loads(json.dumps(named(value), allow_nan=False))) == value
+
+
+def test_nan_comes_back_by_its_name() -> None:
+    assert math.isnan(float(named(math.nan)))
