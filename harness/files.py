@@ -7,28 +7,76 @@ import fcntl
 import hashlib
 import os
 import stat
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from harness.spec import Inconclusive
 
 ROOT = Path(__file__).parent.parent
 """The checkout, or the folder that the packages are installed in."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file aside and rename it, so that nobody ever sees half of it."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a text file aside and rename it, so that nobody ever sees half of it.
+
+    Raises OSError where that cannot be done; the old file, if any, is still there then.
+    """
+    aside = beside(path)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(_new_file(aside), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
+
+
+def beside(path: Path) -> Path:
+    """A name that nothing has yet, hidden, in the same folder: for what is made aside."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+
+
+def new_folder_beside(path: Path) -> Path:
+    """Make a folder with a name of its own in the folder of ``path``, which is made if need be.
+
+    The kernel takes the umask off its mode. mkdtemp's folders are their maker's alone, and asking
+    for the umask sets it, for the other threads as well.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = beside(path)
+    aside.mkdir()
+    return aside
+
+
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+@contextmanager
+def writing(path: Path, way_out: str) -> Iterator[None]:
+    """Tell what hinders writing at ``path`` in one line: OSErrors become Inconclusive.
+
+    ``way_out`` is what the user can name instead: ``HARNESS_CACHE``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritten(path, error, way_out) from None
+
+
+def unwritten(path: Path, error: OSError, way_out: str) -> Inconclusive:
+    """One line that says why something cannot be written at ``path``."""
+    if error.errno in NO_ROOM:
+        return Inconclusive(f"no room on the disk for {path}: free some, or name another {way_out}")
+    why = error.strerror or error
+    return Inconclusive(f"cannot write {path}: {why}; name another {way_out}")
 
 
 def sha256(path: Path) -> str:
@@ -58,11 +106,15 @@ def read_plain(path: Path, most: int) -> bytes:
 def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
     """Hold a lock on ``path``; yields False instead of waiting if ``wait`` is off and it is held.
 
-    The kernel frees the lock with the process, so a killed run leaves nothing behind.
+    The kernel frees the lock with the process, so a killed run leaves nothing behind. A shared lock
+    is given where the file cannot even be made, too: nobody who is like us can write there. An
+    exclusive one raises OSError then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with path.open("a") as file:
+    with _lock_file(path, shared) as file:
+        if file is None:
+            yield True
+            return
         try:
             fcntl.flock(file, mode if wait else mode | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -72,3 +124,27 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
             yield True
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def _lock_file(path: Path, shared: bool) -> Iterator[int | None]:
+    """The descriptor of a lock's file, made if need be; None where only its owner could do that."""
+    handle = _opened(path, shared)
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _opened(path: Path, shared: bool) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as refused:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # as good for a lock
+        except OSError:
+            if not shared:
+                raise refused from None
+            return None

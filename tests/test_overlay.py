@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import multiprocessing
 import os
 import time
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness.files import locked
+from harness.files import locked, sha256
 from harness.spec import Defect, Inconclusive
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
@@ -192,32 +195,101 @@ def test_two_processes_that_want_the_same_overlay_make_it_once(cache: Path, make
     assert len(maker.read_text().splitlines()) == 2  # the two lines of one lock
 
 
-@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_text(CODE + "# more\n")])
+def in_place(file: Path, text: str) -> None:
+    """Write into a file as it is, as who does not know that it is shared: its inode stays."""
+    file.chmod(0o644)
+    file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (Path.unlink, "cannot be read now: No such file or directory"),
+        (lambda file: in_place(file, CODE + "# more\n"), f"is {len(CODE) + 7} bytes, SHA-256 "),
+    ],
+    ids=["lost", "longer"],
+)
 def test_a_lost_or_changed_file_is_told_with_the_way_out(
-    cache: Path, change: Callable[[Path], object]
+    cache: Path, change: Callable[[Path], object], told: str
 ) -> None:
     with borrowed(STACK, (), cache) as lent:
         change(lent.site / "up" / "code.py")
     with pytest.raises(DamagedOverlay) as caught, borrowed(STACK, (), cache):
         pass
-    assert "up/code.py is missing or was changed" in str(caught.value)
+    made = hashlib.sha256(CODE.encode()).hexdigest()[:12]
+    assert f"it was {len(CODE)} bytes as made, SHA-256 {made}, and {told}" in str(caught.value)
+    assert "up/code.py is not as it was made" in str(caught.value)
     assert f"python -m harness clean {lent.key}" in str(caught.value)
 
 
-def test_an_overlay_that_does_not_say_what_it_is_is_damaged(cache: Path) -> None:
+def test_a_manifest_holds_every_file_as_it_was_made(cache: Path, base: Overlay) -> None:
+    files = base.files
+    assert files is not None
+    assert {"up/__init__.py", "up/code.py"} < set(files)
+    on_disk = {str(p.relative_to(base.site)) for p in base.site.rglob("*") if p.is_file()}
+    assert set(files) == on_disk
+    for file, (size, content) in files.items():
+        assert ((base.site / file).stat().st_size, sha256(base.site / file)) == (size, content)
+
+
+def test_the_hash_of_a_file_is_that_of_its_making(cache: Path) -> None:
     with borrowed(STACK, (), cache) as lent:
-        (lent.folder / overlay.MANIFEST).write_text("{")
+        made = lent.hash_of("up/code.py")
+        in_place(lent.site / "up" / "code.py", CODE.replace("1", "3"))
+        assert lent.hash_of("up/code.py") == made
+    with borrowed(STACK, (), cache) as again:  # of the same size: the ranks will tell
+        assert again.hash_of("up/code.py") == made != sha256(again.site / "up" / "code.py")
+
+
+def test_nothing_in_an_overlay_is_written_to_by_accident(base: Overlay) -> None:
+    assert not any(p.stat().st_mode & 0o222 for p in base.site.rglob("*") if p.is_file())
+
+
+def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path) -> None:
+    pytest.importorskip("libcst")
+    with borrowed(STACK, (), cache) as lent:
+        in_place(lent.site / "up" / "code.py", CODE.replace("one", "uno"))
+    with pytest.raises(DamagedOverlay, match=r"code\.py"), borrowed(STACK, (DEFECT,), cache):
+        pass
+    assert contents(cache) == [lent.key]
+
+
+def test_a_change_of_what_a_defect_left_alone_is_not_taken_for_as_made(cache: Path) -> None:
+    pytest.importorskip("libcst")
+    other = "up/__init__.py"
+    with borrowed(STACK, (), cache) as lent:
+        beside = next(lent.site.glob("up/__pycache__/__init__.*.pyc"))
+        made = sha256(beside)
+        content = beside.read_bytes()
+        beside.chmod(0o644)
+        beside.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with borrowed(STACK, (DEFECT,), cache) as defective:
+        assert defective.hash_of(str(beside.relative_to(lent.site))) == made
+        assert defective.hash_of(other) == lent.hash_of(other)
+
+
+def test_bytecode_is_bound_to_what_its_source_says(cache: Path, base: Overlay) -> None:
+    compiled = next(base.site.glob("up/__pycache__/code.*.pyc")).read_bytes()
+    assert compiled[4:8] == b"\3\0\0\0", "not told from its source by a checked hash"
+    source = (base.site / "up" / "code.py").read_bytes()
+    assert compiled[8:16] == importlib.util.source_hash(source)
+
+
+def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
+    pytest.importorskip("libcst")
+    with borrowed(replace(STACK, python="3.99"), (DEFECT,), cache) as lent:
+        assert set(lent.files or ()) == {"up/__init__.py", "up/code.py"}
+        assert not list(lent.site.rglob("*.pyc"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", None], ids=str)
+def test_an_overlay_that_does_not_say_what_it_is_is_damaged(cache: Path, text: str | None) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        file = lent.folder / overlay.MANIFEST
+        sizes_alone = {**json.loads(file.read_text()), "files": {"up/code.py": len(CODE)}}
+        file.write_text(json.dumps(sizes_alone) if text is None else text)
     with pytest.raises(DamagedOverlay, match="clean " + lent.key), borrowed(STACK, (), cache):
         pass
-
-
-def test_bytecode_may_come_and_go(cache: Path) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        compiled = lent.site / "up" / "__pycache__"
-        compiled.mkdir()
-        (compiled / "code.cpython-311.pyc").write_bytes(b"")
-    with borrowed(STACK, (), cache) as again:
-        assert again.key == lent.key
 
 
 def test_an_overlay_that_is_lent_out_is_not_freed(cache: Path) -> None:
@@ -240,7 +312,7 @@ def test_what_a_living_maker_is_making_is_not_swept_away(cache: Path) -> None:
     name = "0" * 20
     aside = cache / "overlays" / f".{name}.abc123"
     aside.mkdir(parents=True)
-    with locked(overlay._lock_file(cache, name)):
+    with locked(overlay.lock_file(cache, name)):
         overlay.sweep(cache)
     assert aside.is_dir()
 

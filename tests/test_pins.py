@@ -282,18 +282,17 @@ def test_a_younger_release_has_wheels_for_all(uv: Uv) -> None:
 
 def test_an_installation_takes_what_the_lock_says_and_no_more(uv: Uv, tmp_path: Path) -> None:
     pins.install(tmp_path / "lock.txt", STACK, tmp_path / "site")
-    assert {"--require-hashes", "--no-deps", "--compile-bytecode"} <= set(uv.asked[-1])
+    assert {"--require-hashes", "--no-deps"} <= set(uv.asked[-1])
     assert uv.after("-r") == str(tmp_path / "lock.txt")
     assert uv.after("--target") == str(tmp_path / "site")
     assert uv.after("--link-mode") == "copy"
 
 
-def test_another_python_is_neither_this_one_nor_compiled_for(uv: Uv, tmp_path: Path) -> None:
+def test_another_python_is_not_this_one(uv: Uv, tmp_path: Path) -> None:
     other = replace(STACK, python="3.99", platform="linux-aarch64")
     pins.install(tmp_path / "lock.txt", other, tmp_path / "site")
     assert uv.after("--python-version") == "3.99"
     assert uv.after("--python-platform") == "aarch64-manylinux_2_28"
-    assert "--compile-bytecode" not in uv.asked[-1]
 
 
 def test_a_lock_tells_its_packages() -> None:

@@ -29,9 +29,8 @@ def apply(defect: Defect, site: Path, release: str) -> str:
     after = edited(defect, before, release)
     path.unlink()
     path.write_text(after, encoding="utf-8")
-    # It is told from stale bytecode by second and size alone, and both may be the same.
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        compiled.unlink()
+        compiled.unlink()  # of the text before
     return diff(defect.file, before, after)
 
 
@@ -49,7 +48,8 @@ def edited(defect: Defect, source: str, release: str) -> str:
         raise DefectError(f"{where}: the edit matches {len(edits)} times in {defect.scope}")
     old, new = edits[0]
     changed = module.deep_replace(old, new)
-    assert isinstance(changed, cst.Module)
+    if not isinstance(changed, cst.Module):
+        raise DefectError(f"{where}: the edit of {defect.scope} replaces the whole file")
     if changed.code == source:
         raise DefectError(f"{where}: the edit of {defect.scope} changes nothing")
     return changed.code

@@ -2,7 +2,9 @@
 
 An overlay is made aside, renamed into the user's cache under a key of all that it was made from,
 and never changed again: the next use costs milliseconds. ``OVERLAY/site-packages`` goes on a
-rank's path; ``OVERLAY/overlay.json`` says what is in it.
+rank's path; ``OVERLAY/overlay.json`` says what is in it, and holds the size and the hash of every
+file, bytecode included, as it was made. Sizes are compared at each use, hashes of what a rank has
+loaded, see ``loaded``.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ import json
 import os
 import shutil
 import sysconfig
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness.files import locked, sha256, write_whole
+from harness.files import locked, new_folder_beside, sha256, write_whole, writing
 from harness.spec import Defect, Inconclusive, Unsupported
+from harness.upstream import bytecode, pins
 from harness.upstream import defect as edit
-from harness.upstream import pins
 from harness.upstream.pins import Stack
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the same key would make another folder than before."""
 
 MANIFEST = "overlay.json"
@@ -39,6 +41,18 @@ among them, and the datasets that do so die with "Can't pickle MonthDayNano"."""
 
 class DamagedOverlay(Inconclusive):
     """A folder of the cache is no longer what it was when it was made."""
+
+
+class Made(NamedTuple):
+    """A file as it was made."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+
+
+Files = Mapping[str, Made]
+"""The files of an overlay, by their path in site-packages."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,8 @@ class Overlay:
     """What its defects changed, as a unified diff; empty without a defect."""
     made: bool = field(default=False, compare=False)
     """Whether this process made it just now."""
+    files: Files | None = field(default=None, compare=False, repr=False)
+    """What it was made of; None of the user's own environment, which nobody has written down."""
 
     @property
     def folder(self) -> Path:
@@ -61,11 +77,14 @@ class Overlay:
 
     def has(self, file: str) -> bool:
         """Whether it holds a file, by its path in site-packages: other releases may lack it."""
-        return (self.site / file).is_file()
+        return (self.site / file).is_file() if self.files is None else file in self.files
 
     def hash_of(self, file: str) -> str:
-        """The SHA-256 of one of its files, by its path in site-packages."""
-        return sha256(self.site / file)
+        """The SHA-256 of one of its files as it was made, not as it is now.
+
+        Of the user's own environment it is that of the file as it is: that is what is asked there.
+        """
+        return sha256(self.site / file) if self.files is None else self.files[file].sha256
 
 
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
@@ -80,14 +99,14 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
     """Lend an overlay, making it first if need be; nobody frees it until it is given back."""
     name = key(stack, defects)
     made = _make_if_absent(name, stack, defects, cache)
-    with locked(_lock_file(cache, name), shared=True):
+    with locked(lock_file(cache, name), shared=True):
         yield _opened(cache, name, made)
 
 
 def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     if _folder(cache, name).exists():
         return False
-    with locked(_lock_file(cache, name)):
+    with writing(cache, "HARNESS_CACHE"), locked(lock_file(cache, name)):
         if _folder(cache, name).exists():
             return False
         if defects:
@@ -101,17 +120,18 @@ def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: P
 def _make(
     cache: Path, name: str, stack: Stack, defects: Sequence[Defect], base: Overlay | None
 ) -> None:
-    aside = Path(tempfile.mkdtemp(dir=cache / "overlays", prefix=f".{name}."))
+    aside = new_folder_beside(_folder(cache, name))
     try:
         site = aside / SITE
         if base is None:
             text, diff = _install(stack, aside, site), ""
+            files = sealed(site)
         else:
             shutil.copytree(base.site, site, copy_function=os.link)
-            text, diff = base.lock, _put_in(defects, stack, site)
-        manifest = _manifest(name, stack, defects, text, diff, site)
+            text, diff = base.lock, _put_in(defects, stack, site, base)
+            files = _with_edits(base, defects, site)
+        manifest = _manifest(name, stack, defects, text, diff, files)
         write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
-        aside.chmod(0o755)
         aside.rename(_folder(cache, name))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -122,16 +142,50 @@ def _install(stack: Stack, aside: Path, site: Path) -> str:
     lock_file = aside / "lock.txt"
     lock_file.write_text(text)
     pins.install(lock_file, stack, site)
+    _compile(stack, sorted(site.rglob("*.py")))
     return text
 
 
-def _put_in(defects: Sequence[Defect], stack: Stack, site: Path) -> str:
+def _compile(stack: Stack, sources: Sequence[Path]) -> None:
+    if (stack.python, stack.platform) == pins.here():  # else where it is unpacked
+        bytecode.compile_all(sources)
+
+
+def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) -> str:
     releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
-    return "".join(edit.apply(d, site, releases[d.upstream]) for d in defects)
+    for file in {d.file for d in defects if base.has(d.file)}:
+        if sha256(base.site / file) != base.hash_of(file):
+            raise damaged(base, file)  # else it would be taken for as made from here on
+    diff = "".join(edit.apply(d, site, releases[d.upstream]) for d in defects)
+    _compile(stack, [site / file for file in sorted({d.file for d in defects})])
+    return diff
+
+
+def _with_edits(base: Overlay, defects: Sequence[Defect], site: Path) -> dict[str, Made]:
+    """The files of an overlay with defects: its base's, as those were made, and the edited ones."""
+    edited = [site / defect.file for defect in defects]
+    fresh = {path for source in edited for path in (source, bytecode.of(source)) if path.is_file()}
+    ours = {str(path.relative_to(site)): _sealed(path) for path in fresh}
+    compiled = {str(bytecode.of(source).relative_to(site)) for source in edited}
+    return {n: m for n, m in (base.files or {}).items() if n not in compiled} | ours
+
+
+def sealed(site: Path) -> dict[str, Made]:
+    """Every file under a folder, its size and hash; none can be written to from here on.
+
+    Overlays share files by links: a change of one would be a change of the others, too.
+    """
+    paths = (Path(place, file) for place, _, files in os.walk(site) for file in files)
+    return {str(path.relative_to(site)): _sealed(path) for path in sorted(paths)}
+
+
+def _sealed(path: Path) -> Made:
+    path.chmod(path.stat().st_mode & 0o555)
+    return Made(path.stat().st_size, sha256(path))
 
 
 def _manifest(
-    name: str, stack: Stack, defects: Sequence[Defect], lock: str, diff: str, site: Path
+    name: str, stack: Stack, defects: Sequence[Defect], lock: str, diff: str, files: Files
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -141,35 +195,48 @@ def _manifest(
         "packages": pins.locked(lock),
         "lock": lock,
         "diff": diff,
-        "files": _sizes(site),
+        "files": files,
     }
-
-
-def _sizes(site: Path) -> dict[str, int]:
-    # Not the bytecode: a bundle leaves it out and compiles for the box's own Python.
-    sizes = {}
-    for folder, folders, files in os.walk(site):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for file in files:
-            path = os.path.join(folder, file)
-            sizes[os.path.relpath(path, site)] = os.stat(path).st_size
-    return sizes
 
 
 def _opened(cache: Path, name: str, made: bool) -> Overlay:
     folder = _folder(cache, name)
     manifest = read_manifest(folder)
-    for file, size in manifest["files"].items():
+    try:
+        files = {file: Made(size, sha256) for file, (size, sha256) in manifest["files"].items()}
+    except (TypeError, ValueError):
+        raise _unreadable(folder) from None
+    found = Overlay(name, folder / SITE, manifest["lock"], manifest["diff"], made, files)
+    site = str(found.site)
+    for file, (size, _) in files.items():
         try:
-            whole = os.stat(os.path.join(folder, SITE, file)).st_size == size
+            if os.stat(f"{site}/{file}").st_size == size:
+                continue
         except OSError:
-            whole = False
-        if not whole:
-            raise DamagedOverlay(
-                f"overlay {name} is damaged: {file} is missing or was changed; remove it with "
-                f"'python -m harness clean {name}' and the next run makes it anew"
-            )
-    return Overlay(name, folder / SITE, manifest["lock"], manifest["diff"], made)
+            pass
+        raise damaged(found, file)
+    return found
+
+
+def damaged(lent: Overlay, file: str) -> DamagedOverlay:
+    """One line that says how a file is not as it was made, and the way out."""
+    made = (lent.files or {}).get(file)
+    was = f"was {made.size} bytes as made, SHA-256 {made.sha256[:12]}" if made else "was never made"
+    return DamagedOverlay(
+        f"overlay {lent.key} is damaged: {file} is not as it was made: it {was}, and "
+        f"{_now(lent.site / file)}; remove it with 'python -m harness clean {lent.key}' and the "
+        "next run makes it anew"
+    )
+
+
+def _now(path: Path) -> str:
+    try:
+        stat, content = path.stat(), sha256(path)
+    except OSError as error:
+        return f"cannot be read now: {error.strerror}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
+    links = f", in {stat.st_nlink} places" if stat.st_nlink > 1 else ""
+    return f"is {stat.st_size} bytes, SHA-256 {content[:12]}, last written {when}{links}"
 
 
 def installed(names: Iterable[str]) -> Overlay:
@@ -195,20 +262,42 @@ INSTALLED = "installed"
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What is in an overlay; raises DamagedOverlay if it does not say."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return manifest
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return _checked(manifest)
     except (OSError, ValueError):
-        raise DamagedOverlay(
-            f"overlay {folder.name} is damaged: it has no {MANIFEST}; remove it with "
-            f"'python -m harness clean {folder.name}'"
-        ) from None
+        raise _unreadable(folder) from None
+
+
+def _unreadable(folder: Path) -> DamagedOverlay:
+    return DamagedOverlay(
+        f"overlay {folder.name} is damaged: it has no {MANIFEST}; remove it with "
+        f"'python -m harness clean {folder.name}'"
+    )
+
+
+def _checked(manifest: Any) -> dict[str, Any]:
+    """What was read from a manifest, if it is one; else a ValueError."""
+    told = isinstance(manifest, dict) and all(
+        isinstance(manifest.get(name), kind) for name, kind in PARTS.items()
+    )
+    if not told:
+        raise ValueError("not the manifest of an overlay")
+    return dict(manifest)
+
+
+PARTS = {
+    "format": int, "key": str, "stack": dict, "defects": list, "packages": dict, "lock": str,
+    "diff": str, "files": dict,
+}  # fmt: skip
+"""What a manifest holds, by its types."""
 
 
 def _folder(cache: Path, name: str) -> Path:
     return cache / "overlays" / name
 
 
-def _lock_file(cache: Path, name: str) -> Path:
+def lock_file(cache: Path, name: str) -> Path:
+    """What who uses an overlay has locked, shared, and who makes or removes it, alone."""
     return cache / "overlays" / f"{name}.lock"
 
 
@@ -235,7 +324,7 @@ def disk_use(folder: Path, seen: set[int] | None = None) -> int:
 def free(cache: Path, name: str) -> bool:
     """Remove one overlay; False if a run is using it just now."""
     # The lock file stays: somebody may be waiting on it.
-    with locked(_lock_file(cache, name), wait=False) as held:
+    with locked(lock_file(cache, name), wait=False) as held:
         if held:
             folder = _folder(cache, name)
             aside = folder.rename(folder.with_name(f".{name}.{os.getpid()}"))
@@ -246,7 +335,7 @@ def free(cache: Path, name: str) -> bool:
 def sweep(cache: Path) -> None:
     """Remove what makers that were killed left half-made."""
     for aside in (cache / "overlays").glob(".*.*"):
-        with locked(_lock_file(cache, aside.name.split(".")[1]), wait=False) as held:
+        with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as held:
             if held:
                 shutil.rmtree(aside, ignore_errors=True)
 

@@ -241,7 +241,7 @@ def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
 
 
 def install(lock_file: Path, stack: Stack, site: Path) -> None:
-    """Install exactly what a lock says into the folder ``site``, compiled where that is possible.
+    """Install exactly what a lock says into the folder ``site``; nothing is compiled to bytecode.
 
     The files are copies, not links into uv's cache: an edit of one must not reach the other.
     """
@@ -260,11 +260,10 @@ def install(lock_file: Path, stack: Stack, site: Path) -> None:
 
 
 def _install_part(lock_file: Path, stack: Stack, site: Path) -> None:
-    compiled = ["--compile-bytecode"] if (stack.python, stack.platform) == here() else []
     _uv(
         [
             "pip", "install", "--require-hashes", "-r", str(lock_file), "--target", str(site),
-            "--no-deps", "--link-mode", "copy", *compiled,
+            "--no-deps", "--link-mode", "copy",
             *_wheels_only(), *_target(stack), *_build_options(),
         ],
         pins=stack.pins,

@@ -1,0 +1,51 @@
+"""Bytecode that is bound to its source by the source's hash, not by its second and size.
+
+Python reads the source at each import and leaves bytecode of another one alone: what runs is what
+the source says, however the source was changed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from harness.spec import Inconclusive
+
+BATCH = 200
+"""Sources that are worth a process of their own."""
+
+
+def compile_all(sources: Sequence[Path]) -> None:
+    """Compile sources for this Python, into the ``__pycache__`` beside each.
+
+    What is no Python of today, templates and old syntax, is left without. Raises Inconclusive
+    where the compiler itself came to an end.
+    """
+    count = min(len(os.sched_getaffinity(0)), 1 + len(sources) // BATCH)
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(_compile, (sources[place::count] for place in range(count))))
+
+
+def _compile(sources: Sequence[Path]) -> None:
+    # A process of its own: compiling holds the lock of this one. -I, as PYTHONPYCACHEPREFIX in the
+    # environment would put the bytecode elsewhere.
+    done = subprocess.run(
+        [
+            sys.executable, "-I", "-W", "ignore", "-m", "compileall", "-qq", "-i", "-",
+            "--invalidation-mode", "checked-hash",
+        ],
+        input="".join(f"{source}\n" for source in sources).encode(errors="surrogateescape"),
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 1):  # 1: one of them could not be compiled
+        raise Inconclusive(f"the compiler of bytecode was ended, with {done.returncode}")
+
+
+def of(source: Path) -> Path:
+    """Where this Python looks for the bytecode of a source."""
+    return Path(cache_from_source(str(source), optimization=""))

@@ -1,0 +1,87 @@
+"""Which files of a folder this process runs, by their content. Standard library only.
+
+Ranks ask it of their overlay, before they leave: the hashes, beside those of the files as they were
+made, prove that nobody has changed them meanwhile. A change that keeps a file's size is one, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+MAPS = Path("/proc/self/maps")
+"""What Linux has mapped for this process: shared libraries that no module names, among others."""
+
+GONE = "gone"
+"""Stands for the hash of a file that was loaded and cannot be read any more."""
+
+
+def files(site: Path) -> dict[str, str]:
+    """The SHA-256 of every file under ``site`` that this process has loaded, by its path there.
+
+    Those are the sources of its modules, their bytecode where there is some, extension modules and,
+    on Linux, other shared libraries. Imports nothing and reads no attribute of a module, as some
+    import more on being asked. Code of a module that was removed from ``sys.modules`` is not seen.
+    """
+    roots = tuple({f"{site}{os.sep}", f"{os.path.realpath(site)}{os.sep}"})
+    names = {_within(roots, path) for path in (*_imported(), *_mapped())} - {""}
+    return {name: found for name in sorted(names) if (found := _hash(os.path.join(site, name)))}
+
+
+def _within(roots: tuple[str, ...], path: str) -> str:
+    inside = next((path[len(root) :] for root in roots if path.startswith(root)), "")
+    return os.path.normpath(inside) if inside else ""
+
+
+def _imported() -> Iterator[str]:
+    """The paths that the modules of this process name: sources, bytecode and extensions."""
+    for module in list(sys.modules.values()):
+        try:
+            named: dict[str, Any] = object.__getattribute__(module, "__dict__")
+        except AttributeError:
+            continue  # whatever somebody has put there
+        spec = named.get("__spec__")
+        told = [named.get("__file__"), named.get("__cached__")]
+        if type(spec) is ModuleSpec:
+            told += [spec.origin, spec.cached]
+        yield from (path for path in told if isinstance(path, str))
+
+
+def _mapped() -> Iterator[str]:
+    try:
+        lines = MAPS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return  # not Linux
+    for line in lines:
+        yield line[line.find("/") :].removesuffix(" (deleted)")
+
+
+def _hash(path: str) -> str:
+    """A file's SHA-256; empty for bytecode that was never there, or a folder."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except (FileNotFoundError, IsADirectoryError):
+        return "" if path.endswith(".pyc") or os.path.isdir(path) else GONE
+    except OSError:
+        return GONE
+
+
+def digest(files: Mapping[str, str]) -> str:
+    """One SHA-256 over files and their hashes, whatever their order."""
+    lines = (f"{name}\0{found}\n" for name, found in sorted(files.items()))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def as_made(files: Iterable[str], manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What the manifest of an overlay says of the same files; empty for one that it does not know.
+
+    Equal to what ``files`` has found where every file is as it was made, and only there.
+    """
+    made = manifest["files"]
+    return {name: made[name][1] if name in made else "" for name in files}

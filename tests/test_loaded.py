@@ -1,0 +1,173 @@
+"""What of an overlay a process has loaded, and whether it is as it was made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness.files import sha256
+from harness.upstream import bytecode, loaded, overlay
+
+ROOT = Path(__file__).parent.parent
+PROBE = """
+import json, sys
+site, names = sys.argv[1], sys.argv[2:]
+sys.path[:0] = [site, {root!r}]
+sys.dont_write_bytecode = True
+for name in names:
+    __import__(name)
+before = set(sys.modules)
+from pathlib import Path
+from harness.upstream import loaded
+found = loaded.files(Path(site))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A small overlay: its site, with a manifest beside it."""
+    site = tmp_path / "site-packages"
+    (site / "up").mkdir(parents=True)
+    (site / "up" / "__init__.py").write_text("from up import watched\n")
+    (site / "up" / "watched.py").write_text("ANSWER = 1\n")
+    (site / "up" / "other.py").write_text("ANSWER = 1\n")
+    (site / "up" / "never.py").write_text("ANSWER = 1\n")
+    bytecode.compile_all(sorted(site.rglob("*.py")))
+    manifest = {"files": overlay.sealed(site)}
+    (tmp_path / overlay.MANIFEST).write_text(json.dumps(manifest))
+    return site
+
+
+def manifest(site: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((site.parent / overlay.MANIFEST).read_text())
+    return told
+
+
+def in_a_process(site: Path, *names: str) -> dict[str, str]:
+    """What a process that imports these has loaded from ``site``."""
+    code = PROBE.format(root=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(site), *names], capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def rewritten(file: Path, before: bytes, after: bytes) -> None:
+    """Change a file in place; it keeps its size and its inode."""
+    content = file.read_bytes()
+    assert content.count(before) == 1
+    assert len(before) == len(after)
+    file.chmod(0o644)
+    file.write_bytes(content.replace(before, after))
+
+
+def test_what_was_loaded_is_told_with_its_bytecode_and_no_more(made: Path) -> None:
+    found = in_a_process(made, "up.other")
+    sources = {"up/__init__.py", "up/watched.py", "up/other.py"}
+    compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
+    assert set(found) == sources | compiled
+    assert found == {file: sha256(made / file) for file in found}
+    assert found == loaded.as_made(found, manifest(made))
+
+
+@pytest.mark.parametrize("file", ["watched.py", "other.py"])
+def test_a_source_that_was_changed_in_place_is_seen_and_runs(made: Path, file: str) -> None:
+    rewritten(made / "up" / file, b"1", b"2")
+    found = in_a_process(made, "up.other")
+    expected = loaded.as_made(found, manifest(made))
+    assert [name for name in found if found[name] != expected[name]] == [f"up/{file}"]
+    code = f"import sys; sys.path.insert(0, {str(made)!r})\nfrom up.{file[:-3]} import ANSWER\n"
+    code += "sys.exit(ANSWER)"
+    assert subprocess.run([sys.executable, "-B", "-c", code], check=False).returncode == 2
+
+
+def test_bytecode_with_another_constant_is_seen(made: Path) -> None:
+    """Its header says that it is of the source as it is, and Python believes that."""
+    source = made / "up" / "other.py"
+    compiled = bytecode.of(source)
+    content = compiled.read_bytes()
+    source.chmod(0o644)
+    kept = source.read_text()
+    source.write_text("ANSWER = 2\n")
+    compiled.unlink()
+    bytecode.compile_all([source])
+    other = compiled.read_bytes()
+    source.write_text(kept)
+    compiled.write_bytes(content[:16] + other[16:])
+    found = in_a_process(made, "up.other")
+    expected = loaded.as_made(found, manifest(made))
+    name = str(compiled.relative_to(made))
+    assert [file for file in found if found[file] != expected[file]] == [name]
+
+
+def test_a_file_that_came_later_was_never_made(made: Path) -> None:
+    (made / "later.py").write_text("")
+    found = in_a_process(made, "later")
+    assert loaded.as_made(found, manifest(made)) == {"later.py": ""} != found
+
+
+def test_a_file_that_is_gone_is_not_forgotten(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("ghost")
+    module.__file__ = str(made / "ghost.py")
+    monkeypatch.setitem(sys.modules, "ghost", module)
+    found = loaded.files(made)
+    assert found == {"ghost.py": loaded.GONE}
+    assert found != loaded.as_made(found, manifest(made))
+
+
+def test_a_library_that_is_mapped_alone_is_seen(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made / "up.libs").mkdir()
+    (made / "up.libs" / "lib one.so").write_bytes(b"code")
+    maps = tmp_path / "maps"
+    line = f"7f0000000000-7f0000001000 r-xp 00000000 fe:00 42    {made}/up.libs/lib one.so"
+    maps.write_text(f"7f-8f rw-p 0 00:00 0 [heap]\n{line}\n{line} (deleted)\n")
+    monkeypatch.setattr(loaded, "MAPS", maps)
+    assert loaded.files(made) == {"up.libs/lib one.so": sha256(made / "up.libs" / "lib one.so")}
+    monkeypatch.setattr(loaded, "MAPS", tmp_path / "no such")
+    assert loaded.files(made) == {}
+
+
+class Lazy(ModuleType):
+    """Imports more as soon as anything is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+
+class Slotted:
+    """No module at all; people put such things into sys.modules."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+
+def test_odd_modules_are_left_in_peace(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strange: dict[str, Any] = {"lazy": Lazy("lazy"), "slotted": Slotted(), "none": None}
+    nameless = ModuleType("nameless")
+    nameless.__file__ = None
+    odd_spec = ModuleType("odd")
+    odd_spec.__spec__ = Slotted()  # type: ignore[assignment]
+    for name, module in {**strange, "nameless": nameless, "odd": odd_spec}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    before = set(sys.modules)
+    assert loaded.files(made) == {}
+    assert set(sys.modules) == before
+
+
+def test_a_digest_depends_on_names_and_hashes_and_not_on_their_order() -> None:
+    one = {"a": "1", "b": "2"}
+    assert loaded.digest(one) == loaded.digest(dict(reversed(list(one.items()))))
+    others = [{"a": "1"}, {"a": "2", "b": "1"}, {"a": "1", "c": "2"}, {}]
+    assert len({loaded.digest(each) for each in [one, *others]}) == 5
