@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from harness.plain import complaint, open_streams, plain, silence
 from harness.spec import ExitCode, HarnessError, UserError
 from harness.verbs import verbs
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
+
+DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
 USAGE = """\
 usage: python -m harness VERB ...     (VERB --help for more)
@@ -24,23 +29,58 @@ verbs:
 
 exit codes: 0 as expected, 1 not as expected, 2 a mistake in the command, 3 inconclusive,
 4 unsupported on this machine
+
+--debug, or HARNESS_DEBUG=1, shows where an error arose
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a HarnessError is one line on stderr."""
+    """Run one command and return its exit code; whatever goes wrong is one line on stderr.
+
+    A fault of the machinery or the machine is inconclusive: it says nothing about the bug.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    arguments = [word for word in arguments if word != DEBUG]
+    open_streams()
     signal.signal(signal.SIGTERM, _as_interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means to live on
         signal.signal(signal.SIGHUP, _as_interrupt)
     try:
-        return _dispatch(arguments)
-    except HarnessError as error:
-        print(f"harness: {error}", file=sys.stderr)
-        return error.exit_code
+        return _flushed(_dispatch(arguments))
     except KeyboardInterrupt:
-        print("harness: interrupted; every process of the run was ended", file=sys.stderr)
-        return INTERRUPTED
+        _complain("interrupted; every process of the run was ended")
+        return _flushed(INTERRUPTED)
+    except SystemExit as left:  # argparse and Hydra end so, after --help; no verb does
+        return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
+    except Exception as error:
+        if debug:
+            _complain("".join(traceback.format_exception(error)).rstrip(), mark="")
+        if isinstance(error, HarnessError):
+            _complain(str(error))
+            return _flushed(error.exit_code)
+        _complain(complaint(error) + ("" if debug else f"; {DEBUG} shows where"))
+        return _flushed(ExitCode.INCONCLUSIVE)
+
+
+def _complain(text: str, mark: str = "harness: ") -> None:
+    try:
+        print(f"{mark}{plain(text)}", file=sys.stderr, flush=True)
+    except OSError:  # nobody hears it; the exit code says enough
+        silence(sys.stderr)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once what was printed is out: 3 where that could not be written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader (``| head``) has what it wanted
+        silence(sys.stdout)
+    except OSError as error:
+        silence(sys.stdout)
+        _complain(f"cannot write to stdout: {complaint(error)}")
+        return ExitCode.INCONCLUSIVE
+    return code
 
 
 def _as_interrupt(*_: object) -> NoReturn:

@@ -2,7 +2,8 @@
 
 Every public module in a folder of an upstream, ``scenarios/deepspeed/``, is one scenario: there is
 no second list, and its name is the module's. Such a module holds ``Params``, ``SCENARIO``,
-``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md.
+``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md. A module that cannot be used
+spoils its own scenario and no other.
 """
 
 from __future__ import annotations
@@ -12,30 +13,42 @@ import difflib
 import hashlib
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import scenarios
 from harness.files import ROOT
-from harness.spec import Scenario, UserError
+from harness.plain import complaint
+from harness.spec import HarnessError, Scenario, UserError
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 SHARED = ("workloads", "oracles")
 """The folders that hold no scenarios, but what several of them train and judge by."""
 
 
+class BrokenScenario(HarnessError):
+    """A scenario's module cannot be used; the message names the file, the line and the error."""
+
+
 @cache
 def places() -> dict[str, str]:
     """The module of each scenario by its name, sorted: ``scenarios.deepspeed.bf16_clip``."""
-    found: dict[str, str] = {}
+    return {name: modules[0] for name, modules in _found().items()}
+
+
+@cache
+def _found() -> dict[str, list[str]]:
+    """Every module that would be the scenario of a name: more than one is a mistake."""
+    found: dict[str, list[str]] = {}
     for folder in _public(scenarios.__path__, packages=True):
         if folder in SHARED:
             continue
         for name in _public([str(Path(p) / folder) for p in scenarios.__path__], packages=False):
-            assert name not in found, f"{name} is in {folder}, and {found[name]} as well"
-            found[name] = f"scenarios.{folder}.{name}"
+            found.setdefault(name, []).append(f"scenarios.{folder}.{name}")
     return dict(sorted(found.items()))
 
 
@@ -44,19 +57,86 @@ def _public(folders: Iterable[str], *, packages: bool) -> list[str]:
     return [m.name for m in modules if m.ispkg is packages and not m.name.startswith("_")]
 
 
+def forget() -> None:
+    """Look for the scenarios anew, where modules came or went."""
+    places.cache_clear()
+    _found.cache_clear()
+    _spoilt.clear()
+
+
+_spoilt: dict[str, str] = {}
+"""What is wrong with a scenario, by its name, as far as it is known."""
+
+
 def names() -> tuple[str, ...]:
-    """The names of all scenarios, sorted."""
+    """The names of all scenarios, sorted; of broken ones, too."""
     return tuple(places())
 
 
+def sound() -> tuple[str, ...]:
+    """The names of all scenarios that can be used, sorted."""
+    lost = broken()
+    return tuple(name for name in names() if name not in lost)
+
+
+def broken() -> dict[str, str]:
+    """Why a scenario cannot be used, by its name, of those that cannot."""
+    found = {}
+    for name in names():
+        try:
+            load(name)
+        except BrokenScenario as error:
+            found[name] = str(error)
+    return found
+
+
 def load(name: str) -> ModuleType:
-    """The module of one scenario; raises UserError, with the choices, if there is none."""
+    """The module of one scenario; raises UserError, with the choices, if there is none, and
+    BrokenScenario if it is of no use."""
     if name not in places():
         raise UserError(unknown("scenario", name, names()))
-    module = importlib.import_module(places()[name])
+    if name not in _spoilt:
+        try:
+            module = importlib.import_module(places()[name])
+            if not (why := _unfit(name, module)):
+                return module
+            spoil(name, why)
+        except (Exception, SystemExit) as error:  # whatever a module can do while it is imported
+            spoil(name, f"{_place(error)}: {complaint(error)}".removeprefix(": "))
+    raise BrokenScenario(_spoilt[name])
+
+
+def _unfit(name: str, module: ModuleType) -> str:
+    """Why a module that can be imported is no scenario; empty where it is one."""
     missing = [part for part in PARTS if not hasattr(module, part)]
-    assert not missing, f"{file(name)} lacks {', '.join(missing)}"
-    return module
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
+        return "SCENARIO must be a Scenario, and Params a dataclass"
+    if len(_found()[name]) > 1:
+        return f"{' and '.join(_found()[name])} have one name"
+    return ""
+
+
+def _place(error: BaseException) -> str:
+    """The last line of a scenario, or of what scenarios share, that an exception went through:
+    ``scenarios/deepspeed/bf16_clip.py, line 7``; empty where there is none."""
+    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((error.filename, error.lineno))
+    ours = [
+        f"scenarios/{Path(path).relative_to(root)}, line {line}"
+        for path, line in lines
+        for root in scenarios.__path__
+        if Path(path).is_relative_to(root)
+    ]
+    return ours[-1] if ours else ""
+
+
+def spoil(name: str, why: str) -> None:
+    """Count a scenario among the broken ones: also for what is found only when it is used."""
+    own = file(name)
+    _spoilt[name] = why if why.startswith(own) else f"{own}: {why}"
 
 
 def file(name: str) -> str:
@@ -76,8 +156,8 @@ def story(name: str) -> str:
 
 
 def upstreams() -> list[str]:
-    """Every package that some scenario pins, sorted."""
-    return sorted({pin for name in names() for pin in scenario(name).pins})
+    """Every package that some scenario pins, sorted; broken scenarios have no say."""
+    return sorted({pin for name in sound() for pin in scenario(name).pins})
 
 
 def sources(*modules: str) -> list[Path]:

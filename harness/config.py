@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog
 from harness.knobs import knobs, meaning
-from harness.spec import BUGGY, FIXED, RELEASED, HarnessError, Scenario, UserError
+from harness.plain import complaint
+from harness.spec import BUGGY, FIXED, RELEASED, Scenario, UserError
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
 LANES = ("auto", "cpu", "gpu")
@@ -92,10 +93,10 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     Everything that Hydra's command line can do works: ``--multirun``, ``--cfg``, ``--help``,
     launchers and sweepers. Raises UserError for what cannot be composed.
     """
-    _register()
+    _register(arguments)
     here = os.getpid()
     begun = False
-    refused: list[HarnessError] = []
+    refused: list[Exception] = []
     done = False
     sweep: Path | None = None
 
@@ -108,7 +109,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
             sweep = Path(choice.sweep.dir).absolute()
         try:
             job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
-        except HarnessError as error:
+        except Exception as error:
             if os.getpid() != here:  # a launcher's own process: Hydra brings the error back
                 raise
             refused.append(error)  # Hydra would print a line of its own before ours
@@ -117,7 +118,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
 
     arguments = [quoted(a) for a in arguments]
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
-        arguments.append(f"scenario={catalog.names()[0]}")  # help has to show some scenario's keys
+        arguments += [f"scenario={n}" for n in catalog.sound()[:1]]  # help shows one's keys
     try:
         with _as_argv(arguments), _one_line(arguments):
             task()
@@ -141,7 +142,7 @@ def _remove(sweep: Path) -> None:
 
 def compose(arguments: Sequence[str]) -> RunConfig:
     """The RunConfig of a single run's overrides, for use from Python."""
-    _register()
+    _register(arguments)
     arguments = [quoted(a) for a in arguments]
     with _one_line(arguments), hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
         config = hydra.compose("config", overrides=list(arguments), return_hydra_config=True)
@@ -156,7 +157,7 @@ def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> lis
     _refuse_extras(config, (), ())
     others = [word for word in overrides if not word.startswith("scenario=")]
     chosen = []
-    for name in catalog.names():
+    for name in catalog.sound():
         module = catalog.load(name)
         if _has_variant(module.SCENARIO, config.variant):
             own = config.copy()
@@ -165,7 +166,12 @@ def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> lis
             chosen.append(read(own, name, [f"scenario={name}", *others]))
     if not chosen:
         raise UserError(f"no scenario has the variant {config.variant}")
-    return chosen
+    return [*chosen, *(_unread(chosen[0], name) for name in catalog.broken())]
+
+
+def _unread(other: RunConfig, name: str) -> RunConfig:
+    """What stands for a broken scenario among others: to run it fails, and tells why."""
+    return replace(other, scenario=name, params=None, pins={})
 
 
 def _has_variant(told: Scenario, asked: Any) -> bool:
@@ -223,20 +229,31 @@ def quoted(argument: str) -> str:
     return key + sign + re.sub(r"(?<![\w.'\"])(\d+(?:\.\d+)?)(?![\w.'\"])", r"'\1'", value)
 
 
-def _register() -> None:
+def _register(arguments: Sequence[str]) -> None:
+    """Tell Hydra which scenarios there are; raises BrokenScenario where one is named that is."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Schema)
-    for name in catalog.names():
-        module = catalog.load(name)
-        pins = dict.fromkeys(module.SCENARIO.pins, AUTO)
-        node = {
-            "scenario": OmegaConf.structured(module.Params),
-            "pins": pins,
-            "hydra": {"help": {"footer": _help(name, module)}},
-        }
-        store.store(group="scenario", name=name, node=node, package="_global_")
+    for name in catalog.sound():
+        try:
+            store.store(group="scenario", name=name, node=_node(name), package="_global_")
+        except Exception as error:  # whatever its Params do: a default beyond its bounds, say
+            catalog.spoil(name, complaint(error))
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
-    store.store(group="scenario", name=ALL, node=nothing, package="_global_")
+    for name in (*catalog.broken(), ALL):
+        store.store(group="scenario", name=name, node=nothing, package="_global_")
+    for name in catalog.broken():
+        if f"scenario={name}" in arguments:
+            catalog.load(name)
+
+
+def _node(name: str) -> dict[str, Any]:
+    module = catalog.load(name)
+    module.Params()  # refuses a default beyond its bounds
+    return {
+        "scenario": OmegaConf.structured(module.Params),
+        "pins": dict.fromkeys(module.SCENARIO.pins, AUTO),
+        "hydra": {"help": {"footer": _help(name, module)}},
+    }
 
 
 def _help(name: str, module: ModuleType) -> str:

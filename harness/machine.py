@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.files import ROOT, locked
-from harness.spec import Lane, Scenario, Unsupported
+from harness.spec import Inconclusive, Lane, Scenario, Unsupported
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""
@@ -140,11 +140,14 @@ def environment() -> dict[str, str]:
 
 
 def source() -> dict[str, Any]:
-    """The commit of the harness that runs, and whether its tree has been changed since."""
+    """The commit of the harness that runs, and whether its tree has been changed since; where git
+    cannot be asked, why."""
     carried = ROOT / "bundle.json"
     if carried.is_file():
         found: dict[str, Any] = json.loads(carried.read_text())["source"]
         return found
+    if shutil.which("git") is None:
+        return {"commit": None, "dirty": None, "unknown": "no git on the PATH"}
     commit = _git("rev-parse", "HEAD")
     return {"commit": commit, "dirty": bool(_git("status", "--porcelain")) if commit else None}
 
@@ -167,9 +170,10 @@ def _version(distribution: str) -> str | None:
 
 def cache_folder() -> Path:
     """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
-    user's own cache."""
+    user's own cache. Raises Inconclusive where it is no folder."""
     named = os.environ.get("HARNESS_CACHE")
-    if named:
-        return Path(named).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "distributed-bugs"
+    folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
+    if folder.exists() and not folder.is_dir():
+        raise Inconclusive(f"the cache {folder} is no folder: name another in HARNESS_CACHE")
+    return folder

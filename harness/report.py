@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
+from harness.plain import plain, silence
 from harness.spec import BUGGY, FIXED, Outcome, RunResult, TrialResult, Verdict
 
 COLOURS = {
@@ -25,14 +29,29 @@ COLOURS = {
 }
 
 LOG_LINES = 12
+LOG_BYTES = 64 * 1024
+"""Of the end of a log: a rank that ran wild can leave gigabytes."""
 
 
-def terminal(file: TextIO | None = None) -> Console:
+class Terminal(Console):
+    """A console that prints what others wrote as plain text, and outlives its reader."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with every control character in a text spelt out."""
+        super().print(*(plain(o) if isinstance(o, str) else o for o in objects), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Go on in silence: a run whose reader is gone (``| head``) still comes to its verdict."""
+        silence(sys.stdout)
+
+
+def terminal(file: TextIO | None = None) -> Terminal:
     """Where reports go: coloured and as wide as the terminal, or plain lines of any length."""
     live = file is None and sys.stdout.isatty()
-    return Console(
-        file=file, highlight=False, soft_wrap=True, width=None if live else 10_000, markup=False
-    )
+    return Terminal(
+        file=file, highlight=False, soft_wrap=True, width=None if live else 10_000, markup=False,
+        emoji=False,
+    )  # fmt: skip
 
 
 class Progress:
@@ -66,7 +85,7 @@ class Progress:
             if not self.console.is_terminal:
                 self.console.print(f"... {what}")
         seconds = time.monotonic() - self._since
-        self._spinner.update(text=f"{what}  {detail}  {seconds:.0f} s")
+        self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
 
     def done(self, result: TrialResult) -> None:
         """Print a trial's result as soon as it is known."""
@@ -181,15 +200,41 @@ def _marked(trial: TrialResult) -> str:
 
 
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
-    """The last lines that the first failing rank of a trial wrote to stderr or stdout."""
-    rank = (result.failure or {}).get("rank", 0)
+    """The last lines that the first failing rank of a trial wrote to stderr or stdout.
+
+    Read are regular files in the folder alone, and of those the last LOG_BYTES: what else has the
+    name of a log could keep the reader for ever, or lead it elsewhere.
+    """
+    rank = failing_rank(result)
     for name in ("stderr.log", "stdout.log"):
         logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
-        last = max(logs, key=lambda log: log.stat().st_mtime, default=None)
-        lines = last.read_text(errors="replace").splitlines() if last else []
+        ends = [end for log in logs if (end := _end(log, folder))]
+        lines = max(ends)[1].splitlines() if ends else []
         if any(line.strip() for line in lines):
             return lines[-most:]
     return []
+
+
+def failing_rank(result: TrialResult) -> int:
+    """The rank that failed first; 0 where that is not known."""
+    rank = (result.failure or {}).get("rank")
+    return rank if isinstance(rank, int) else 0
+
+
+def _end(log: Path, folder: Path) -> tuple[float, str] | None:
+    """When a log was last written to, and its end; None where it is not to be read."""
+    try:
+        if log.resolve() != folder.resolve() / log.relative_to(folder):
+            return None  # it lies behind a link
+        handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            file.seek(max(0, found.st_size - LOG_BYTES))
+            return found.st_mtime, file.read(LOG_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return None  # gone meanwhile, or not ours to read: the trial's reason says enough
 
 
 def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
@@ -198,17 +243,16 @@ def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
         return
     lines = last_lines(folder, result)
     if lines:
-        rank = (result.failure or {}).get("rank", 0)
-        console.print(f"    last lines of rank {rank}:")
+        console.print(f"    last lines of rank {failing_rank(result)}:")
     for line in lines:
         console.print(f"    | {line}")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table for the verbs that list things."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    """A plain table for the verbs that list things: its cells are text, and never markup."""
+    made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(Text(column), overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(plain(cell)) for cell in row))
     return made

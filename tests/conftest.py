@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import machine
+import scenarios
+from harness import catalog, machine
 from harness.sweep import affected, cells
 from harness.sweep.cells import Answer
 from harness.upstream import pins
@@ -36,6 +38,20 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs"
     monkeypatch.setenv("HARNESS_RUNS", str(folder))
     return folder
+
+
+@pytest.fixture
+def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an upstream, whose modules are scenarios, too."""
+    folder = tmp_path / "more" / "another_upstream"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(folder.parent)])
+    catalog.forget()
+    yield folder
+    catalog.forget()
+    for name in [name for name in sys.modules if name.startswith("scenarios.another_upstream")]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
     try:
         module = catalog.load(written)
     finally:
-        catalog.places.cache_clear()
+        catalog.forget()
         sys.modules.pop("scenarios.made_up.my_bug", None)
     assert (tmp_path / "scenarios" / "made_up" / "my_bug.py").is_file()
     assert "UNFINISHED" in (tmp_path / "pages" / "my_bug.md").read_text()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-import scenarios
 from harness import catalog
 from harness.files import ROOT
 from harness.spec import (
@@ -51,18 +49,6 @@ def test_what_a_scenario_and_its_variants_name_exists(name: str) -> None:
         assert {defect.upstream for defect in variant.defects} <= set(told.pins)
 
 
-@pytest.fixture
-def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an upstream, whose modules are scenarios, too."""
-    folder = tmp_path / "another_upstream"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    catalog.places.cache_clear()
-    yield folder
-    catalog.places.cache_clear()
-
-
 def test_a_module_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
     (more_scenarios / "another.py").write_text("")
     assert "another" in catalog.names()
@@ -77,16 +63,38 @@ def test_private_modules_and_packages_are_no_scenarios(more_scenarios: Path) -> 
     assert not {"_private", "package"} & set(catalog.names())
 
 
-def test_a_module_that_lacks_a_part_is_a_mistake_of_its_author(more_scenarios: Path) -> None:
-    (more_scenarios / "halffinished.py").write_text("def run(ctx): pass\n")
-    with pytest.raises(AssertionError, match=r"halffinished.py lacks Params, SCENARIO, detect"):
-        catalog.load("halffinished")
+BROKEN = {
+    "def run(ctx): pass\n": "it lacks Params, SCENARIO, detect, exercised",
+    "x = 1\nif x\n    pass\n": "another_upstream/broken.py, line 2: SyntaxError: expected ':'",
+    "import nothing_of_that_name\n": "line 1: ModuleNotFoundError: No module named 'nothing_of",
+    "\n\nassert 1 == 2, 'a\\nb'\n": "broken.py, line 3: AssertionError: a b",
+    "import sys\nsys.exit('gone')\n": "line 2: SystemExit: gone",
+    "Params = SCENARIO = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
+}
+"""Modules that cannot be used, each with what is said of it."""
 
 
-def test_two_scenarios_of_one_name_are_a_mistake_of_the_second(more_scenarios: Path) -> None:
+@pytest.mark.parametrize(("text", "told"), BROKEN.items(), ids=list(BROKEN.values()))
+def test_a_broken_module_spoils_its_own_scenario_alone(
+    more_scenarios: Path, text: str, told: str
+) -> None:
+    (more_scenarios / "broken.py").write_text(text)
+    assert "broken" in catalog.names()
+    assert catalog.sound() == tuple(name for name in catalog.names() if name != "broken")
+    assert list(catalog.broken()) == ["broken"]
+    with pytest.raises(catalog.BrokenScenario) as caught:
+        catalog.load("broken")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("scenarios/another_upstream/broken.py")
+    assert catalog.scenario("bf16_clip").subject == "deepspeed"
+
+
+def test_two_scenarios_of_one_name_are_both_named_and_neither_is_used(more_scenarios: Path) -> None:
     (more_scenarios / "bf16_clip.py").write_text("")
-    with pytest.raises(AssertionError, match=r"bf16_clip is in .*another_upstream.* as well"):
-        catalog.names()
+    assert list(catalog.broken()) == ["bf16_clip"]
+    for folder in ("another_upstream", "deepspeed"):
+        assert f"scenarios.{folder}.bf16_clip" in catalog.broken()["bf16_clip"]
 
 
 def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:

@@ -128,3 +128,8 @@ def test_a_bundle_says_which_commit_it_was_made_of(
     (tmp_path / "bundle.json").write_text(json.dumps({"source": told}))
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     assert machine.source() == told
+
+
+def test_without_git_the_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert machine.source() == {"commit": None, "dirty": None, "unknown": "no git on the PATH"}

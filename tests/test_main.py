@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from harness import catalog
 from harness.__main__ import main
 from harness.config import RunConfig
+from harness.files import ROOT
+from harness.plain import CONTROL
 from harness.spec import RunResult, Verdict
 from harness.sweep import suite
-from harness.verbs import verbs
+from harness.verbs import check, pages, verbs
+from harness.verbs.check import Checked
 from tests.recording import RECORDED, Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -154,3 +158,180 @@ def test_a_sweep_that_was_refused_leaves_no_folder(
     assert not runs.exists()
     assert main(["run", "--multirun", BUG, "scenario.lr=-1,1"]) == 2
     assert len(list(runs.glob("multirun/*/multirun.yaml"))) == 1, "one of them did run"
+
+
+FAULTS: list[tuple[Exception, str]] = [
+    (TypeError("wrong\n\x1b[2Jtype"), r"TypeError: wrong \x1b[2Jtype"),
+    (AssertionError(), "AssertionError"),
+    (MemoryError(), "MemoryError"),
+    (OSError(28, "No space left on device", "/full/file"), "/full/file: No space left on device"),
+    (OSError(18, "Invalid cross-device link", "/a", None, "/b"), "/a -> /b: Invalid cross-device"),
+]
+
+
+@pytest.mark.parametrize("words", [RUN, ["run", "--multirun", BUG, "seed=1,2"]], ids=len)
+@pytest.mark.parametrize(("fault", "told"), FAULTS, ids=lambda part: type(part).__name__)
+def test_a_fault_of_the_machinery_is_one_line_and_says_nothing_of_the_bug(
+    fault: Exception, told: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    _fails_with(fault, monkeypatch)
+    assert main(words) == 3
+    err = capsys.readouterr().err
+    assert err.startswith(f"harness: {told}")
+    assert err.endswith("; --debug shows where\n")
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("where", ["first", "last", "environment"])
+def test_debug_shows_where_it_went_wrong(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    _fails_with(TypeError("wrong"), monkeypatch)
+    words = {"first": ["--debug", *RUN], "last": [*RUN, "--debug"], "environment": RUN}[where]
+    monkeypatch.setenv("HARNESS_DEBUG", "1" if where == "environment" else "0")
+    assert main(words) == 3
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert "in fail\n" in err
+    assert err.endswith("harness: TypeError: wrong\n")
+
+
+def _fails_with(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: RunConfig) -> None:
+        raise fault
+
+    monkeypatch.setattr(suite, "run", fail)
+
+
+def test_a_cache_that_is_a_file_is_one_line(cache: Path, runs: Path, capsys: Capture) -> None:
+    cache.touch()
+    for words in (RUN, ["show", "bf16_clip"], ["clean"]):
+        assert main(words) == 3
+        assert capsys.readouterr().err.startswith(f"harness: the cache {cache} is no folder: name ")
+    assert not runs.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cache.touch()
+    monkeypatch.setenv("HARNESS_CACHE", str(cache / "below"))
+    assert main(RUN) == 3
+    assert f"{cache}/below" in capsys.readouterr().err
+
+
+@pytest.fixture
+def broken(more_scenarios: Path) -> str:
+    """The name of a scenario whose module has a mistake in its third line."""
+    (more_scenarios / "broken.py").write_text("\n\nassert False, 'half done'\n")
+    return "broken"
+
+
+LINE = "broken.py, line 3: AssertionError: half done"
+
+
+def test_a_broken_scenario_is_told_and_the_others_work(
+    broken: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    ran: list[str] = []
+
+    def pretend(config: RunConfig, *_: object) -> tuple[RunResult, Path]:
+        catalog.scenario(config.scenario)
+        ran.append(config.scenario)
+        return RunResult(config.scenario, Verdict.REPRODUCED, (), ()), Path()
+
+    monkeypatch.setattr(suite, "run", pretend)
+    monkeypatch.setattr(suite, "read_json", lambda _: None)
+    assert main(RUN) == 0
+    assert main(["run", "--cfg", "job", BUG]) == 0
+    assert main(["run", "--help"]) == 0
+    assert main(["list"]) == 0
+    assert main(["list", "--json"]) == 0
+    assert "The knobs of bf16_clip" in capsys.readouterr().out
+    assert main(["run", f"scenario={broken}", "scenario.lr=1"]) == 3
+    assert capsys.readouterr().err.endswith(f"{LINE}\n")
+    assert main(["run", "scenario=all"]) == 3
+    assert ran == ["bf16_clip", *sorted(catalog.sound(), key=suite_width, reverse=True)]
+    out = capsys.readouterr().out
+    assert out.count(LINE) == 1
+    assert [row.split()[-1] for row in out.splitlines() if row.startswith("broken ")] == [
+        "inconclusive"
+    ]
+
+
+def suite_width(name: str) -> int:
+    told = catalog.scenario(name)
+    return max(told.ranks_of(variant) for variant in ("buggy", "fixed"))
+
+
+def test_the_list_says_which_scenario_is_broken(broken: str, capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    (row,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("broken ")]
+    assert row.split()[1] == "broken"
+    assert row.rstrip().endswith(LINE)
+    assert main(["list", "--json"]) == 0
+    told = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert told["broken"]["broken"].endswith(LINE)
+    assert "broken" not in told["bf16_clip"]
+
+
+def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
+    more_scenarios: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    good = (ROOT / catalog.file("warmup_first_step")).read_text()
+    assert "knob(" in good
+    wrong = "class Params(Knobs):\n    lr: float = knob(-1.0, above=0, about='')\n"
+    (more_scenarios / "beyond.py").write_text(f"{good}\n\n@dataclass\n{wrong}")
+    catalog.forget()
+    monkeypatch.setattr(suite, "run", lambda c: (RunResult("", Verdict.REPRODUCED, (), ()), Path()))
+    assert main(RUN) == 0
+    assert main(["run", "scenario=beyond"]) == 3
+    assert "beyond.py: ValueError: scenario.lr=-1.0: must be above 0" in capsys.readouterr().err
+
+
+def test_check_of_the_others_goes_on_and_is_inconclusive(
+    broken: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(check, "checked", lambda asked, _: Checked(asked.scenario, "no", "", ""))
+    assert main(["check"]) == 3
+    out = capsys.readouterr().out
+    assert LINE in out
+    assert "bf16_clip" in out
+    assert main(["check", BUG]) == 0
+    assert main(["check", f"scenario={broken}"]) == 3
+
+
+def test_pages_are_written_of_the_others(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    readme = tmp_path / "README.md"
+    rows = "| [`broken`](docs/scenarios/broken.md) | torch | a \\| b |\n| [`gone`](x) | y | z |\n"
+    readme.write_text(f"{pages.TABLE}\n{rows}{pages.TABLE_END}\n")
+    monkeypatch.setattr(pages, "README", readme)
+    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
+    assert main(["pages"]) == 3
+    assert (
+        f"not that of broken: scenarios/another_upstream/{LINE}"
+        in capsys.readouterr().out.replace(f"broken.py: {tmp_path}/more/another_upstream/", "")
+    )
+    assert (tmp_path / "pages" / "bf16_clip.md").is_file()
+    assert rows.splitlines()[0] in readme.read_text()
+    assert "gone" not in readme.read_text()
+
+
+ESCAPES = "\x1b]0;mine\x07\x1b[2J\x9b1m\u202egnorw\r[red]x[/] :bug: \ud800"
+
+
+def test_control_characters_of_a_run_do_not_reach_the_terminal(
+    recording: Recording, capsys: Capture
+) -> None:
+    with recording.exit("buggy") as ended:
+        ended |= {"code": 1, "failure": {"rank": 1, "message": ESCAPES}}
+    for words in ([], ["--json"]):
+        assert main(["grade", str(recording.folder), *words]) == 3
+        out = capsys.readouterr().out
+        assert not CONTROL.search(out)
+        assert "[red]x[/] :bug: " in out
+    assert main(["grade", f"\x1b[2J{recording.folder}"]) == 2
+    assert not CONTROL.search(capsys.readouterr().err)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from rich.console import Console
 from harness.report import (
     LOG_LINES,
     Progress,
+    Terminal,
     last_lines,
     print_failure,
     print_header,
@@ -147,6 +151,69 @@ def test_stdout_is_shown_where_stderr_says_nothing(tmp_path: Path) -> None:
 
 def test_a_trial_without_logs_has_no_last_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path, LOST) == []
+
+
+def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
+    write_logs(tmp_path, 1, stderr="")
+    log = tmp_path / "buggy" / "logs" / "rank_1" / "stderr.log"
+    with log.open("r+b") as file:
+        file.truncate(1 << 43)  # 8 TiB, none of it on the disk
+        file.seek(0, 2)
+        file.write(b"\nlast words\n")
+    assert last_lines(tmp_path, LOST, most=1) == ["last words"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link", "folder", "link above"])
+def test_what_is_no_plain_file_is_not_read_as_a_log(tmp_path: Path, kind: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    write_logs(elsewhere, 1, stderr="secret\n")
+    (tmp_path / "run" / "buggy" / "logs").mkdir(parents=True)
+    rank = tmp_path / "run" / "buggy" / "logs" / "rank_1"
+    if kind == "link above":
+        rank.symlink_to(elsewhere / "buggy" / "logs" / "rank_1")
+    else:
+        rank.mkdir()
+        log = rank / "stderr.log"
+        {
+            "fifo": lambda: os.mkfifo(log),
+            "device": lambda: os.mknod(log, 0o644 | stat.S_IFCHR, os.makedev(1, 5)),
+            "link": lambda: log.symlink_to(elsewhere / "buggy/logs/rank_1/stderr.log"),
+            "folder": log.mkdir,
+        }[kind]()
+    assert last_lines(tmp_path / "run", LOST) == []
+
+
+@pytest.mark.parametrize("rank", ["../../../elsewhere", None, [1], "*"])
+def test_a_failure_that_names_no_rank_is_read_as_that_of_the_first(
+    tmp_path: Path, rank: Any
+) -> None:
+    write_logs(tmp_path, 0, stderr="of rank 0\n")
+    lost = replace(LOST, failure={"rank": rank, "message": "no"})
+    assert last_lines(tmp_path, lost) == ["of rank 0"]
+
+
+MARKED = "[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
+SPELT_OUT = r"[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
+
+
+def test_what_others_wrote_is_neither_markup_nor_a_command_to_the_terminal(
+    capsys: Capture,
+) -> None:
+    print_trial(terminal(), replace(LOST, reason=MARKED, variant="[/b]"))
+    terminal().print(table("", ["[/c]"], [[MARKED]]))
+    out = capsys.readouterr().out
+    assert out.count(SPELT_OUT) == 2
+    assert "[/b]" in out
+    assert "[/c]" in out
+
+
+def test_the_live_line_shows_what_it_is_given_as_text() -> None:
+    console = Terminal(file=io.StringIO(), force_terminal=True, width=200, markup=False)
+    with Progress(console) as progress:
+        progress.say("running [/]", MARKED)
+        with console.capture() as captured:
+            console.print(progress._spinner)
+    assert f"running [/]  {SPELT_OUT}" in captured.get()
 
 
 @pytest.mark.parametrize(("trial", "shown"), [(LOST, True), (SYMPTOM, False)])

@@ -39,6 +39,8 @@ def record(cells: Iterable[Cell]) -> None:
         told[:] = [old for old in told if old is not same] + [_fact(cell)]
         told.sort(key=_order)
     for scenario, told in facts.items():
+        if scenario in catalog.broken():
+            continue  # what it covers cannot be read
         scope = catalog.scenario(scenario)
         told[:] = [fact for fact in told if pins.covers(scope, fact["pins"])]
     write_whole(FILE, json.dumps(dict(sorted(facts.items())), indent=1) + "\n")

@@ -22,8 +22,17 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.config import RunConfig
+from harness.plain import complaint
 from harness.report import summary, summary_row, terminal
-from harness.spec import ExitCode, HarnessError, Lane, RunResult, UserError, Verdict
+from harness.spec import (
+    ExitCode,
+    HarnessError,
+    Lane,
+    RunResult,
+    Unsupported,
+    UserError,
+    Verdict,
+)
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run
 
@@ -127,6 +136,8 @@ def _widest_first(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def _width(config: RunConfig) -> int:
+    if config.params is None:
+        return 0  # a broken scenario: it takes nothing but its line
     told = catalog.scenario(config.scenario)
     return max(told.ranks_of(variant) for variant in config.variants)
 
@@ -144,10 +155,10 @@ def _run_one(config: RunConfig, console: Console, stop: threading.Event) -> Done
         result, folder = run(config, console, stop)
     except UserError:
         raise
-    except HarnessError as error:
-        console.print(f"{config.scenario}: {error}")
-        lost = {ExitCode.UNSUPPORTED: Verdict.UNSUPPORTED}.get(
-            error.exit_code, Verdict.INCONCLUSIVE
-        )
-        result, folder = RunResult(config.scenario, lost, (str(error),), ()), None
+    except Exception as error:  # a fault of one scenario, or of the machine, is not the others'
+        why = str(error) if isinstance(error, HarnessError) else complaint(error)
+        console.print(f"{config.scenario}: {why}")
+        unsupported = isinstance(error, Unsupported)
+        lost = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
+        result, folder = RunResult(config.scenario, lost, (why,), ()), None
     return Done(result, time.monotonic() - started, folder)

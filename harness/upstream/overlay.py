@@ -79,6 +79,11 @@ class Overlay:
         """Whether it holds a file, by its path in site-packages: other releases may lack it."""
         return (self.site / file).is_file() if self.files is None else file in self.files
 
+    def as_made(self, files: Iterable[str]) -> dict[str, str]:
+        """The SHA-256 of files as they were made; empty for one that was not made with it."""
+        made = self.files or {}
+        return {file: made[file].sha256 if file in made else "" for file in files}
+
     def hash_of(self, file: str) -> str:
         """The SHA-256 of one of its files as it was made, not as it is now.
 

@@ -88,11 +88,13 @@ def _checked(
         for each in configs:
             progress.say(f"checking {each.scenario}")
             found.append(checked(each, wanted))
-    _tell(console, found)
+    lost = {} if _named(words) else catalog.broken()
+    _tell(console, [*found, *(Checked(name, UNKNOWN, "", why) for name, why in lost.items())])
     answers = {one.answer for one in found}
     if str(Answer.AFFECTED) in answers:
         return ExitCode.NOT_AS_EXPECTED
-    return ExitCode.INCONCLUSIVE if strict and UNKNOWN in answers else ExitCode.AS_EXPECTED
+    unclear = lost or (strict and UNKNOWN in answers)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
 def _configs(words: Sequence[str]) -> list[RunConfig]:
@@ -100,10 +102,14 @@ def _configs(words: Sequence[str]) -> list[RunConfig]:
     for word in words:
         if word.startswith(("variant=", "pins.")):
             raise UserError(f"check asks of what is installed, or of -r FILE: leave {word} out")
-    named = [word for word in words if word.startswith("scenario=") and word != "scenario=all"]
+    named = _named(words)
     others = [word for word in words if not word.startswith("scenario=")]
-    each = named or [f"scenario={name}" for name in catalog.names()]
+    each = named or [f"scenario={name}" for name in catalog.sound()]
     return [config.compose([one, f"variant={RELEASED}", *others]) for one in each]
+
+
+def _named(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word.startswith("scenario=") and word != "scenario=all"]
 
 
 def checked(asked: RunConfig, wanted: Mapping[str, str] | None = None) -> Checked:

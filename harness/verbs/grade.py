@@ -27,7 +27,7 @@ def print_grade(folder: Path, *, as_json: bool) -> int:
         raise UserError(f"{folder} is no run folder: it has no {RUN_FILE}{_recent(folder)}")
     result = grade(folder)
     if as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        terminal().print(json.dumps(result.to_json(), indent=2))
         return result.exit_code
     console = terminal()
     print_header(console, read_json(folder / RUN_FILE))

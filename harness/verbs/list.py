@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if options.json:
-        print(json.dumps([summary(name) for name in catalog.names()], indent=2))
+        terminal().print(json.dumps([summary(name) for name in catalog.names()], indent=2))
     else:
         columns = ["scenario", "variants", "lanes", "ranks", "pins", "the bug"]
         terminal().print(table("", columns, [_row(name) for name in catalog.names()]))
@@ -24,6 +24,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _row(name: str) -> list[str]:
+    if name in catalog.broken():
+        return [name, "broken", "", "", "", catalog.broken()[name]]
     told = catalog.scenario(name)
     pins = ", ".join(f"{pin} {version}" for pin, version in told.pins.items())
     lanes = " ".join(lane.value for lane in told.lanes)
@@ -31,7 +33,9 @@ def _row(name: str) -> list[str]:
 
 
 def summary(name: str) -> dict[str, Any]:
-    """A scenario's metadata as JSON values."""
+    """A scenario's metadata as JSON values; of a broken one, what is wrong with its module."""
+    if name in catalog.broken():
+        return {"name": name, "broken": catalog.broken()[name]}
     told = catalog.scenario(name)
     return {
         "name": name,

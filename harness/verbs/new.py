@@ -126,7 +126,7 @@ def new(name: str, pins: Sequence[str] = ()) -> None:
     _make_package(file.parent, next(iter(chosen), "torch"))
     day = days[0] if days else time.strftime("%Y-%m-%d")
     write_whole(file, TEMPLATE.format(name=name, pins=_literal(chosen), day=day))
-    catalog.places.cache_clear()
+    catalog.forget()
     pages.write([name])
     terminal().print(
         f"{catalog.file(name)}, docs/scenarios/{name}.md and a row in README.md: it is "

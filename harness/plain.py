@@ -1,0 +1,60 @@
+"""Text that others wrote, made fit for a terminal. Standard library only.
+
+Records, logs, run folders and exceptions can hold anything: an escape sequence in them could clear
+the screen, rename the window or turn a verdict around.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from typing import TextIO
+
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but \t and \n, DEL, C1: ESC, CSI and OSC among them
+    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # the direction of text; unseen ones
+    "\ud800-\udfff]"  # halves of a character, which no terminal's encoding has
+)
+LONGEST = 500
+"""Characters of a complaint about what went wrong in the machinery."""
+
+
+def plain(text: str) -> str:
+    r"""The text with every control character but ``\n`` and ``\t`` spelt out: ``\x1b[2J``."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def complaint(error: BaseException) -> str:
+    """What an exception says, on one line; of an OSError, which file or folder it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        paths = [str(p) for p in (error.filename, error.filename2) if p is not None]
+        return _one_line(f"{' -> '.join(paths) or type(error).__name__}: {error.strerror}")
+    return _one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(plain(text).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+
+
+def open_streams() -> None:
+    """Give stdin, stdout and stderr something to lead to where a shell closed them (``>&-``): the
+    next file that is opened would take the place of the one that is missing, and get the output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+        if number and isinstance(getattr(sys, name), io.TextIOWrapper):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def silence(stream: TextIO) -> None:
+    """Lead a stream to nowhere, with what it still holds: nobody reads it any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
