@@ -97,7 +97,7 @@ def write(file: Path, records: list[dict[str, Any]]) -> None:
 def seal(folder: Path) -> None:
     """Make all digests of a run folder anew, and have each file say that it is of its place."""
     run = json.loads((folder / RUN_FILE).read_text())
-    for variant, trial in run["trials"].items():
+    for variant, trial in dict(run["trials"] or {}).items():
         for act in trial.get("acts", ()):
             if (folder / variant / act).is_dir():
                 _seal_act(folder / variant / act, _identity(run, variant, act))

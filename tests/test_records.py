@@ -5,36 +5,58 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.plan import BrokenPromise, Kind, each
+from harness.shapes import NUMBER
 from harness.spec import Inconclusive, Records
 from harness.trial import records
+from harness.trial.proof import merged
 from harness.trial.records import (
-    EXIT_FILE,
+    HOUSE,
     RUN_FILE,
     BrokenRecords,
     Exit,
+    Identity,
     Recorder,
     create_run_folder,
+    digest,
     last_record,
-    merged,
+    read_exit,
     read_json,
     read_records,
+    write_exit,
     write_json,
 )
 
+OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
 RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["save", "load"]}}}
 
 
+HOUSE_FACTS: dict[str, dict[str, Any]] = {
+    "start": {"python": "3.11.7", "torch": "2.13.0", "threads": 1},
+    "upstream": {
+        "modules": {}, "files": {}, "loaded": {"files": 0, "digest": "0"}, "apex": "not installed",
+    },
+    "shims": {"uses": {}},
+    "phases": {"seconds": {}, "ended": 0.0},
+}  # fmt: skip
+
+
+def recorder(folder: Path, rank: int, steps: int) -> Recorder:
+    return Recorder(folder, rank, OF, {"step": Kind({"loss": NUMBER}, each(steps))})
+
+
 def write_rank(folder: Path, rank: int, *losses: float) -> None:
-    recorder = Recorder(folder, rank)
+    writing = recorder(folder, rank, len(losses))
     for step, loss in enumerate(losses, start=1):
-        recorder.record("step", step, loss=loss)
-    recorder.close()
+        writing.record("step", step, loss=loss)
+    for kind, facts in HOUSE_FACTS.items():
+        writing.record(kind, **facts)
+    writing.close()
 
 
 def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
@@ -49,7 +71,7 @@ def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_did_not_finish_has_no_records(tmp_path: Path) -> None:
-    Recorder(tmp_path, 0).record("step", 1)
+    recorder(tmp_path, 0, 1).record("step", 1, loss=1.0)
     with pytest.raises(BrokenRecords, match="rank 0 left no complete records"):
         read_records(tmp_path, 1)
 
@@ -64,24 +86,80 @@ def test_the_only_record_of_a_kind_is_one_or_none(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, 1.0, 2.0)
     read = read_records(tmp_path, 1)
     assert read.one("checkpoint") is None
-    with pytest.raises(AssertionError, match="rank 0 wrote 2 records of kind 'step'"):
+    with pytest.raises(Inconclusive, match="rank 0 wrote 2 records of kind 'step'"):
         read.one("step")
 
 
 def test_progress_ignores_the_line_that_is_being_written(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, 0)
     assert last_record(tmp_path, 0) is None
-    recorder.record("step", 7)
-    with recorder.part.open("a") as file:
+    writing = recorder(tmp_path, 0, 7)
+    assert (last_record(tmp_path, 0) or {})["kind"] == "begin"
+    writing.record("step", 1, loss=1.0)
+    with writing.part.open("a") as file:
         file.write('{"kind": "st')
-    assert (last_record(tmp_path, 0) or {})["step"] == 7
+    assert (last_record(tmp_path, 0) or {})["step"] == 1
     assert last_record(tmp_path, 1) is None
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), "low", None])
+def test_what_was_not_promised_is_refused_as_it_is_recorded(tmp_path: Path, odd: Any) -> None:
+    with pytest.raises(BrokenPromise, match="step 1 of 'step': loss is"):
+        recorder(tmp_path, 0, 1).record("step", 1, loss=odd)
+
+
+def test_a_rank_that_leaves_something_out_has_no_records(tmp_path: Path) -> None:
+    writing = recorder(tmp_path, 0, 2)
+    writing.record("step", 1, loss=1.0)
+    with pytest.raises(BrokenPromise, match="promised, and never came"):
+        writing.close()
+    assert not writing.final.exists()
+
+
+@pytest.mark.parametrize("kind", HOUSE)
+def test_a_plan_may_not_name_a_record_of_the_harness(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(BrokenPromise, match=f"'{kind}' is a record of the harness's own"):
+        Recorder(tmp_path, 0, OF, {kind: Kind({})})
+
+
+def test_a_line_that_was_changed_moved_or_doubled_breaks_the_chain(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, 1.0, 2.0, 3.0)
+    file = tmp_path / "rank_0.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    broken = {
+        2: [lines[0], lines[1].replace("1.0", "1.5"), *lines[2:]],
+        3: [*lines[:2], lines[3], lines[2], *lines[4:]],
+        4: [*lines[:3], lines[2], *lines[4:]],
+    }
+    for number, changed in broken.items():
+        file.write_text("".join(changed))
+        with pytest.raises(BrokenRecords, match=f"line {number} of its records was not written"):
+            read_records(tmp_path, 1)
 
 
 def test_an_exit_comes_back_as_it_was_written(tmp_path: Path) -> None:
     ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
-    write_json(tmp_path / EXIT_FILE, asdict(ended))
-    assert Exit.read(tmp_path) == ended
+    write_exit(tmp_path, ended, OF)
+    assert Exit.read(tmp_path) == read_exit(tmp_path, OF) == ended
+
+
+def test_an_exit_is_of_the_files_that_the_ranks_left(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, 1.0)
+    write_exit(tmp_path, Exit(code=0, seconds=1.0), OF)
+    write_rank(tmp_path, 0, 2.0)
+    with pytest.raises(Inconclusive, match="rank 0: its records are not those that it left"):
+        read_exit(tmp_path, OF)
+
+
+def test_an_exit_of_another_act_is_none_of_this(tmp_path: Path) -> None:
+    write_exit(tmp_path, Exit(code=0, seconds=1.0), OF)
+    other = Identity("run", "run_json", "bf16_clip", "buggy", "resume", 0, "params", 2)
+    with pytest.raises(Inconclusive, match=r"exit\.json is of the act '', and not of 'resume'"):
+        read_exit(tmp_path, other)
+
+
+def test_a_digest_is_of_the_content(tmp_path: Path) -> None:
+    assert digest({"a": 1, "b": [2.0]}) == digest({"b": [2.0], "a": 1})
+    assert digest({"a": 1}) != digest({"a": 1.5}) != digest({"a": True})
 
 
 def test_a_run_folder_has_its_record_and_a_folder_for_each_trial(tmp_path: Path) -> None:
@@ -125,8 +203,8 @@ def test_a_file_that_is_no_json_is_inconclusive(tmp_path: Path, text: str | None
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "file.json"
     data: list[dict[str, Any]] = [{"old": 1}, {"new": 2}]
-    for each in data:
-        write_json(file, each)
+    for content in data:
+        write_json(file, content)
     assert json.loads(file.read_text()) == {"new": 2}
     assert os.listdir(tmp_path) == ["file.json"]
 

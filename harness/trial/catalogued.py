@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import catalog, machine
 from harness.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of
-from harness.spec import RELEASED, Defect, Inconclusive, Lane, Place, Scenario
+from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
 from harness.upstream import pins, shims
 
@@ -115,7 +115,7 @@ def _check_trial(run: Mapping[str, Any], variant: str, found: Mapping[str, Any])
         raise Inconclusive(f"run.json, {variant}: {wrong}")
     try:
         expected = json.loads(json.dumps(trial(run["scenario"], variant, run)))
-    except (TypeError, ValueError) as error:
+    except (HarnessError, TypeError, ValueError) as error:
         why = f"run.json, {variant}: its parameters or pins are none of this catalogue ({error})"
         raise Inconclusive(f"{why}: {_origin(run)}") from None
     for name, value in expected.items():

@@ -96,8 +96,10 @@ def import_name(distribution: str) -> str:
 
 def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     """All pins of a scenario: the user's, then those that go with them, then its own defaults."""
-    unknown = set(given) - set(scenario.pins)
-    assert not unknown, f"the config lets only known pins through, not {unknown}"
+    unknown = sorted(set(given) - set(scenario.pins))
+    if unknown:
+        choices = ", ".join(scenario.pins) or "none"
+        raise UserError(f"no pin '{unknown[0]}' in this scenario. Choices: {choices}.")
     pins = {**scenario.pins, **given}
     for companion in scenario.companions:
         if matches(companion.when, pins):
