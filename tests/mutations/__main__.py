@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness import catalog, config, machine
 from harness.files import ROOT, write_whole
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
     """Run a scenario's variants with mutations in them; the catalogue knows them meanwhile."""
-    module = catalog.load(scenario)
+    module: Any = catalog.load(scenario)
     own = module.SCENARIO
     module.SCENARIO = replace(own, variants={**own.variants, **{m.name: m.of(own) for m in chosen}})
     try:
@@ -76,8 +77,8 @@ def page(told: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     lines = [
         "# Mutations of upstream",
         "",
-        "Defects that are not the documented one, put into upstream by the same mechanism, and what",
-        "was told of each. None may come out as the documented symptom, and none as clean. Made by",
+        "Defects that are not the documented one, put into upstream by the same mechanism, and",
+        "what was told of each. None may come out as the documented symptom, and none as clean. Made by",
         "`python -m tests.mutations`, on the CPU.",
         "",
         "| scenario | put into | the mutation | outcome | what was told |",

@@ -17,6 +17,7 @@ def turned_round(function: Any) -> Edits:
     import libcst.matchers as m
 
     quotient = m.BinaryOperation(operator=m.Divide())
+    node: Any
     for node in m.findall(function, quotient):
         yield node, node.with_changes(left=node.right, right=node.left)
 
