@@ -43,7 +43,7 @@ class Runs:
         self.asked.append((asked.variants, asked.seed))
         outcomes = {**GOOD, **self.told.get(number, {})}
         trials = [self._trial(v, outcomes[v], self.steps[number]) for v in asked.variants]
-        verdict, reasons = grade.judge(trials, [])
+        verdict, reasons = grade.judge(trials, lambda: [])
         return RunResult(asked.scenario, verdict, reasons, tuple(trials)), Path()
 
     def _trial(self, variant: str, outcome: Outcome, step: int) -> TrialResult:
