@@ -15,29 +15,23 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-import harness.trial.launch as launching
 from harness import catalog, machine
 from harness.__main__ import INTERRUPTED, main
 from harness.machine import cache_folder
-from harness.spec import ExitCode, Lane
+from harness.spec import ExitCode
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream import overlay, pins
+from tests.place import PATIENCE, ROOT, Ended, Place, ended, mid_run, outcome, until, within
 
-ROOT = Path(__file__).parent.parent
 BUGGY_ALONE = ("run", "scenario=bf16_clip", "variant=buggy", "launch=cpu")
 LONG = "scenario.steps=100000"
-PATIENCE = 240
-"""Seconds to wait for what must happen; no test asserts how long a thing took."""
 
 SITECUSTOMIZE = """\
 import os, sys
@@ -56,149 +50,6 @@ def sleep_for_ever():
     time.sleep(1e6)
 sys.meta_path.insert(0, Hanging())
 """
-
-
-@dataclass
-class Place:
-    """Where a test's commands run: a run folder's parent, a working directory and a cache."""
-
-    runs: Path
-    cwd: Path
-    cache: Path
-
-    @staticmethod
-    def under(folder: Path, cache: Path, runs: Path | None = None) -> Place:
-        place = Place(runs or folder / "runs", folder / "cwd", cache)
-        place.cwd.mkdir()
-        return place
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS."""
-        ours = {
-            "PYTHONPATH": str(ROOT),
-            "HARNESS_RUNS": str(self.runs),
-            "HARNESS_CACHE": str(self.cache),
-            "UV_OFFLINE": "1",  # nothing here may depend on a package index
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
-            env=os.environ | ours | environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=_hear_ctrl_c,
-        )  # fmt: skip
-
-    def run(self, *arguments: str, **environment: str) -> Ended:
-        return ended(self.start(*arguments, **environment))
-
-    def living(self) -> list[psutil.Process]:
-        """Every process that a command of this place started and that still runs."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                mine = process.environ().get("HARNESS_RUNS") == str(self.runs)
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    def folder(self) -> Path:
-        """The only run folder."""
-        (folder,) = self.runs.iterdir()
-        return folder
-
-    def half_written(self) -> list[str]:
-        """What a command should not have left: see the module's docstring."""
-        found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
-        found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
-        found += self.runs.rglob("elastic")
-        for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
-            found += [f for f in self.runs.rglob(name) if not _is_json(f)]
-        return [str(path) for path in found]
-
-    def assert_nothing_left(self) -> None:
-        assert self.living() == []
-        assert self.half_written() == []
-
-    def end(self) -> None:
-        """Kill what a failed test, or a killed harness, has left."""
-        while living := self.living():
-            for process in living:
-                process.kill()
-            psutil.wait_procs(living, timeout=5)
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def complaint(self) -> str:
-        """What it said on stderr, which must be one line of the harness's own."""
-        lines = self.err.splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("harness: ")
-        return lines[0].removeprefix("harness: ")
-
-
-def _hear_ctrl_c() -> None:
-    # What a shell without job control puts in the background ignores SIGINT, and so would we.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_text()))
-    except ValueError:
-        return False
-
-
-def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=PATIENCE)
-    return Ended(process.returncode, out, err)
-
-
-def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
-    """Wait for ``condition``, at most as long as ``process`` lives."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if process.poll() is not None:
-            pytest.fail(f"ended before {what}: {ended(process)}")
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.02)
-
-
-def mid_run(place: Place, process: subprocess.Popen[str]) -> list[int]:
-    """Wait until both ranks train; their process ids, by rank."""
-
-    def records(rank: int) -> list[dict[str, Any]]:
-        parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
-        return [_record(line) for part in parts for line in part.read_text().splitlines()]
-
-    def training() -> bool:
-        return all("step" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
-
-    until(training, "a step of both ranks", process)
-    return [next(r["pid"] for r in records(n) if r.get("kind") == "start") for n in (0, 1)]
-
-
-def _record(line: str) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        return record
-    except ValueError:
-        return {}  # the line that is being written just now
-
-
-def outcome(place: Place) -> tuple[str, str]:
-    """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
-    verdict = json.loads((place.folder() / VERDICT_FILE).read_text())
-    assert verdict["verdict"] == verdict["trials"][0]["outcome"]
-    return verdict["verdict"], verdict["trials"][0]["reason"]
 
 
 @pytest.fixture(scope="module")
@@ -345,26 +196,99 @@ def test_an_interrupted_run_ends_everything_and_keeps_the_stacks(
     assert "buggy: interrupted" in again.out
 
 
+STARTS_ITS_OWN = """
+import subprocess
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+"""
+
+
 @pytest.mark.launch
-def test_a_killed_harness_does_not_disturb_the_next_run(
-    place: Place, tmp_path: Path, command: Any
+def test_with_a_killed_harness_everything_ends_and_the_next_run_finds_nothing(
+    place: Place, command: Any
 ) -> None:
-    process = place.start(*BUGGY_ALONE, LONG)
-    orphans = mid_run(place, process)
+    process = place.start(*BUGGY_ALONE, LONG, FAULT=STARTS_ITS_OWN, FAULTY="0")
+    ranks = mid_run(place, process)
+    assert any(p.name() == "sleep" for p in place.living())
     process.kill()
-    ended(process)
-    for orphan in place.living():
-        orphan.suspend()  # they keep their ports, files and locks, but leave us the cores
-    (tmp_path / "next").mkdir()
-    following = Place.under(tmp_path / "next", place.cache)
-    done = following.run(*BUGGY_ALONE)
-    assert done.code == ExitCode.AS_EXPECTED
-    assert "symptom" in done.out
-    following.assert_nothing_left()
-    assert set(orphans) <= {p.pid for p in place.living()}
+    done = process.wait()
+    within(30, lambda: place.living() == [], "the end of its ranks and of what they started")
+    assert done == -signal.SIGKILL
+    assert not any(psutil.pid_exists(rank) for rank in ranks)
     again = command(place, "grade", str(place.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
     assert "reproduced" not in again.out
+    aside = place.runs / f".{place.folder().name}.a1b2c3d4"  # as of one killed while it makes this
+    aside.mkdir()
+    following = place.run(*BUGGY_ALONE)
+    assert following.code == ExitCode.AS_EXPECTED
+    assert "symptom" in following.out
+    assert not aside.exists()
+    assert len(list(place.runs.iterdir())) == 2
+    assert place.living() == []
+
+
+# Nobody who listens, and a run folder that goes away
+
+
+@pytest.mark.launch
+def test_a_run_whose_reader_left_comes_to_its_verdict(place: Place) -> None:
+    process = place.start(*BUGGY_ALONE)
+    assert process.stdout
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr
+    assert process.stderr.read() == ""
+    assert process.wait(PATIENCE) == ExitCode.AS_EXPECTED
+    trial = json.loads((place.folder() / VERDICT_FILE).read_text())["trials"][0]
+    assert trial["outcome"] == "symptom"
+    place.assert_nothing_left()
+
+
+@pytest.mark.launch
+def test_a_run_folder_that_is_deleted_is_one_line(place: Place) -> None:
+    process = place.start(*BUGGY_ALONE, LONG)
+    mid_run(place, process)
+    shutil.rmtree(place.folder())
+    done = ended(process)
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert done.complaint.endswith("was taken away while its trial ran")
+    assert "reproduced" not in done.out
+    assert list(place.runs.iterdir()) == []
+    place.assert_nothing_left()
+
+
+@pytest.mark.parametrize("redirection", ["| head -1", "| true", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"), [("list", 0), ("list --json", 0), ("run scenario=bf16_clip launch=gpu", 4)]
+)
+def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
+    bare: Place, words: str, code: int, redirection: str
+) -> None:
+    """A run without enough GPUs gets as far as its verdict, and needs no overlay."""
+    line = f"{sys.executable} -m harness {words} {redirection}; exit ${{PIPESTATUS[0]}}"
+    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+                   "HARNESS_RUNS": str(bare.runs), "HARNESS_CACHE": str(bare.cache)}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=bare.cwd, env=os.environ | environment, text=True,
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, "")
+    if words.startswith("run"):
+        assert json.loads((bare.folder() / VERDICT_FILE).read_text())["verdict"] == "unsupported"
+    bare.assert_nothing_left()
+
+
+def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "list"], cwd=bare.cwd, stdout=full, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    assert done.returncode == ExitCode.INCONCLUSIVE
+    assert (
+        Ended(3, "", done.stderr).complaint
+        == "OSError: No space left on device; --debug shows where"
+    )
 
 
 @pytest.mark.launch
@@ -657,118 +581,3 @@ def test_damaged_records_are_inconclusive_when_graded(
     assert "bf16_clip: inconclusive" in done.out
     assert expected in done.out
     assert "reproduced" not in done.out
-
-
-# How a launch ends, with a stand-in for torchrun: no torch, and faults to the moment
-
-
-@dataclass
-class StandIn:
-    """Launches a Python script in torchrun's place."""
-
-    folder: Path
-    patch: pytest.MonkeyPatch
-
-    def launch(self, script: str, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        (self.folder / "buggy").mkdir()
-        self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
-        launching.launch(
-            self.folder, "buggy", ranks=2, lane=Lane.CPU, threads=1, timeout=PATIENCE, tick=tick,
-            site=self.folder.parent / "site", extensions=self.folder.parent / "extensions",
-        )  # fmt: skip
-        return self.exit()
-
-    def exit(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "buggy" / EXIT_FILE).read_text())
-        return found
-
-
-@pytest.fixture
-def stand_in(bare: Place, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    bare.runs.mkdir()
-    monkeypatch.setenv("HARNESS_RUNS", str(bare.runs))
-    return StandIn(bare.runs, monkeypatch)
-
-
-ERROR_FILE = """
-import json, os, pathlib, sys, time
-def error_file(rank, message, at):
-    folder = pathlib.Path("elastic", "id", "attempt_0", str(rank))
-    folder.mkdir(parents=True)
-    text = {"message": {"message": message, "extraInfo": {"timestamp": str(int(at))}}}
-    (folder / "error.json").write_text(json.dumps(text))
-    os.utime(folder / "error.json", (at, at))
-"""
-
-ROOT_CAUSE = """\
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_02:57:10
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : {code} (pid: 19965)
-  error_file: <N/A>
-"""
-
-
-def test_a_killed_rank_goes_before_its_neighbours_complaint(stand_in: StandIn) -> None:
-    said = ERROR_FILE + 'error_file(0, "Connection reset by peer", time.time())\n'
-    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-9)!r})\nsys.exit(1)")
-    assert done["failure"] == {"rank": 1, "message": "was ended by SIGKILL"}
-
-
-def test_a_rank_that_torchrun_itself_ended_does_not_hide_the_error_of_another(
-    stand_in: StandIn,
-) -> None:
-    said = ERROR_FILE + 'error_file(0, "ValueError: wrong", time.time())\n'
-    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
-    assert done["failure"]["rank"] == 0
-    assert done["failure"]["message"] == "ValueError: wrong"
-
-
-def test_of_two_errors_in_one_second_the_first_is_named(stand_in: StandIn) -> None:
-    later = 'error_file(0, "Connection closed by peer", 1000.5)\n'
-    done = stand_in.launch(f'{ERROR_FILE}{later}error_file(1, "ValueError: wrong", 1000.2)\n')
-    assert done["failure"]["rank"] == 1
-    assert done["failure"]["message"] == "ValueError: wrong"
-
-
-def test_an_error_file_that_is_cut_off_does_not_stop_the_harness(stand_in: StandIn) -> None:
-    cut = 'open("elastic/id/attempt_0/1/error.json", "w").close()\nsys.exit(1)'
-    done = stand_in.launch(f'{ERROR_FILE}error_file(1, "", time.time())\n{cut}')
-    assert done["code"] == 1
-    assert done["failure"]["rank"] == 1
-
-
-def test_a_second_ctrl_c_does_not_stop_the_first_from_ending_everything(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second comes while the stacks are waited for: of a rank that cannot write its own."""
-    script = """
-import pathlib, subprocess, sys, time
-rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
-                        start_new_session=True)
-pathlib.Path("rank.pid").write_text(f"{rank.pid}\\n")
-pathlib.Path("stack_rank_0.txt").touch()
-time.sleep(1000)
-"""
-    monkeypatch.setattr(launching, "STACK_SECONDS", 1.0)
-    second = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-
-    def tick() -> None:
-        if (stand_in.folder / "buggy" / "stack_rank_0.txt").exists():
-            second.start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stand_in.launch(script, tick)
-    second.join()
-    assert not _lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
-    assert stand_in.exit()["interrupted"]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -1,7 +1,8 @@
 """Launching: torchrun in a process group of its own, under a deadline, with a log per rank.
 
 No verdicts here: what comes back is how the processes ended. Whatever happens, every process that
-was started is gone afterwards, and that is looked up, not assumed.
+was started is gone afterwards, and that is looked up, not assumed; should the harness itself be
+killed, see ``orphans``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 import psutil
 
 from harness.files import ROOT
-from harness.spec import Lane
+from harness.spec import Inconclusive, Lane
+from harness.trial import orphans
 from harness.trial.records import Exit, Identity, write_exit
 
 TOKEN = "HARNESS_TRIAL"
@@ -64,12 +66,13 @@ def launch(
 
     ``timeout`` is in seconds; ``devices`` are the numbers of the GPUs to use, in the order of the
     PCI bus, empty for those that are visible; ``tick`` is called about twenty times a second
-    meanwhile. Raises KeyboardInterrupt through, after everything was ended.
+    meanwhile. Raises KeyboardInterrupt through, after everything was ended, and Inconclusive where
+    the trial's folder was taken away.
     """
     folder, token = run_folder / of.variant / of.act, uuid.uuid4().hex
     environment = rank_environment(lane, site, extensions, threads, devices) | {TOKEN: token}
     command = torchrun(run_folder, of.variant, of.world_size, of.act)
-    started = time.time()
+    started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     try:
         with (folder / "torchrun.log").open("w") as log:
@@ -77,7 +80,7 @@ def launch(
                 command, env=environment, cwd=folder, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-            timed_out = not _wait(process, started + timeout, tick)
+            timed_out = not _wait(process, started + timeout, folder, tick)
         code = process.poll()
         ended = replace(
             ended, interrupted=False, timed_out=timed_out, code=-9 if code is None else code
@@ -85,8 +88,9 @@ def launch(
     finally:
         with _undisturbed():
             ended = _cleaned_up(ended, token, folder)
-            ended = replace(ended, seconds=time.time() - started)
-            write_exit(folder, ended, of)
+            ended = replace(ended, seconds=time.monotonic() - started)
+            if folder.is_dir():
+                write_exit(folder, ended, of)
     return ended
 
 
@@ -94,7 +98,7 @@ def torchrun(run_folder: Path, variant: str, ranks: int, act: str = "") -> list[
     """The command line of one trial, or of one act of it."""
     logs = run_folder / variant / act / "elastic"
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+        sys.executable, "-m", "harness.trial.agent", "--standalone", f"--nproc-per-node={ranks}",
         "--max-restarts=0", f"--log-dir={logs}", "--redirects=3",
         "-m", "harness.trial.rank", str(run_folder), variant, act,
     ]  # fmt: skip
@@ -102,9 +106,11 @@ def torchrun(run_folder: Path, variant: str, ranks: int, act: str = "") -> list[
 
 def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
     """End what is left of a trial, and bring its logs and the first failure together."""
-    if ended.timed_out or ended.interrupted:
-        _ask_for_stacks(token, folder)
-    survivors = end_all(token)
+    try:
+        if ended.timed_out or ended.interrupted:
+            _ask_for_stacks(token, folder)
+    finally:
+        survivors = end_all(token)
     _flatten_logs(folder)
     return replace(ended, survivors=survivors, failure=_failure(folder))
 
@@ -124,7 +130,8 @@ def rank_environment(
         "USE_TF": "0",
         "DS_ACCELERATOR": "cuda" if lane is Lane.GPU else "cpu",
         "TORCH_EXTENSIONS_DIR": str(extensions),
-        "HARNESS_LAUNCHED": repr(time.time()),
+        "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
+        orphans.PARENT: str(os.getpid()),
     }
     if lane is Lane.CPU or devices:
         made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -133,25 +140,30 @@ def rank_environment(
     return kept | made
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: float, tick: Callable[[], None]) -> bool:
-    """Wait for torchrun; False if the deadline came first."""
-    while time.time() < deadline:
+def _wait(
+    process: subprocess.Popen[bytes], deadline: float, folder: Path, tick: Callable[[], None]
+) -> bool:
+    """Wait for torchrun; False if the deadline, of the monotonic clock, came first."""
+    while time.monotonic() < deadline:
         try:
             process.wait(POLL_SECONDS)
             return True
         except subprocess.TimeoutExpired:
             tick()
+        if not folder.is_dir():  # what is written there proves nothing any more
+            raise Inconclusive(f"{folder} was taken away while its trial ran")
     return False
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM wait: a second one must not stop what the first one asked for."""
+    """Have Ctrl-C and its like wait: a second one must not stop what the first one asked for."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     late: list[int] = []
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))]
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [n for n in asked if callable(signal.getsignal(n))]
     before = {n: signal.signal(n, lambda number, _: late.append(number)) for n in numbers}
     try:
         yield
@@ -183,19 +195,19 @@ def _ask_for_stacks(token: str, folder: Path) -> None:
     for process in members(token):
         try:
             words = process.cmdline()
-            if "harness.trial.rank" in words and "torch.distributed.run" not in words:
+            if "harness.trial.rank" in words and "harness.trial.agent" not in words:
                 process.send_signal(signal.SIGUSR1)
         except psutil.Error:
             continue  # it went by itself
-    deadline = time.time() + STACK_SECONDS
-    while waiting and time.time() < deadline:
+    deadline = time.monotonic() + STACK_SECONDS
+    while waiting and time.monotonic() < deadline:
         waiting = {path for path in waiting if not path.stat().st_size}
         time.sleep(POLL_SECONDS)
 
 
 def end_all(token: str) -> tuple[int, ...]:
     """Kill every process of a trial; the ids of those that are still there five seconds later."""
-    deadline = time.time() + 5
+    deadline = time.monotonic() + 5
     while living := members(token):
         for process in living:
             try:
@@ -203,7 +215,7 @@ def end_all(token: str) -> tuple[int, ...]:
             except psutil.Error:
                 continue  # it went by itself
         psutil.wait_procs(living, timeout=1)
-        if time.time() > deadline:
+        if time.monotonic() > deadline:
             break
     return tuple(process.pid for process in living)
 

@@ -21,12 +21,12 @@ from typing import Any
 from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
-from harness.trial import catalogued, code
+from harness.trial import catalogued, code, orphans
 from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
 from harness.upstream import loaded, shims
 from harness.upstream.overlay import INSTALLED
 
-STARTED = time.time()
+STARTED = time.monotonic()
 """When this process began to run Python, before it imported torch."""
 
 ORPHAN_GRACE = 60
@@ -48,7 +48,7 @@ def main(run_folder: Path, variant: str, act: str) -> None:
     context = Context(**vars(place), folder=run_folder / variant, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
-    context.seconds["torch"] = time.time() - STARTED
+    context.seconds["torch"] = time.monotonic() - STARTED
     recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
         uses = shims.install(trial["shims"])
@@ -150,6 +150,8 @@ def leave(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    orphans.end_with_parent()
+
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(main)(Path(sys.argv[1]), *sys.argv[2:])

@@ -29,7 +29,7 @@ from harness.report import (
     terminal,
 )
 from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, Unsupported
-from harness.trial import catalogued, code
+from harness.trial import catalogued, code, leftovers
 from harness.trial.grade import grade, grade_trial
 from harness.trial.launch import launch
 from harness.trial.records import (
@@ -128,6 +128,7 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
 
 def prepare(job: Job) -> None:
     """Borrow an overlay for each variant, made now where there is none yet."""
+    overlay.sweep(job.cache)
     for variant in job.config.variants:
         if variant in job.refusals:
             continue
@@ -145,6 +146,11 @@ def prepare(job: Job) -> None:
             job.overlays[variant] = job.kept.enter_context(lent)
         except Unsupported as error:
             job.refusals[variant] = str(error)
+
+
+def hold(job: Job) -> None:
+    """Hold the folder of the runs until this one is over, rid of what killed runs left there."""
+    job.kept.enter_context(leftovers.shared(job.config.runs))
 
 
 def write_down(job: Job) -> None:
@@ -296,6 +302,7 @@ def tell(job: Job) -> None:
 STEPS: tuple[tuple[str, Callable[[Job], None]], ...] = (
     ("resolve", resolve),
     ("overlay", prepare),
+    ("hold", hold),
     ("write", write_down),
     ("launch", launch_trials),
     ("grade", judge),

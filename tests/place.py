@@ -1,0 +1,174 @@
+"""A place of its own for commands of a test: where they run, what they leave, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 240
+"""Seconds to wait for what must happen; no test asserts how long a thing took."""
+
+
+@dataclass
+class Place:
+    """Where a test's commands run: a run folder's parent, a working directory and a cache."""
+
+    runs: Path
+    cwd: Path
+    cache: Path
+
+    @staticmethod
+    def under(folder: Path, cache: Path, runs: Path | None = None) -> Place:
+        place = Place(runs or folder / "runs", folder / "cwd", cache)
+        place.cwd.mkdir()
+        return place
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS."""
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "HARNESS_RUNS": str(self.runs),
+            "HARNESS_CACHE": str(self.cache),
+            "UV_OFFLINE": "1",  # nothing here may depend on a package index
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
+            env=os.environ | ours | environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=_hear_ctrl_c,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, **environment: str) -> Ended:
+        return ended(self.start(*arguments, **environment))
+
+    def living(self) -> list[psutil.Process]:
+        """Every process that a command of this place started and that still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("HARNESS_RUNS") == str(self.runs)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def folder(self) -> Path:
+        """The only run folder."""
+        (folder,) = self.runs.iterdir()
+        return folder
+
+    def half_written(self) -> list[str]:
+        """What a command should not have left: see the module's docstring."""
+        found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
+        found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
+        found += self.runs.rglob("elastic")
+        for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
+            found += [f for f in self.runs.rglob(name) if not _is_json(f)]
+        return [str(path) for path in found]
+
+    def assert_nothing_left(self) -> None:
+        assert self.living() == []
+        assert self.half_written() == []
+
+    def end(self) -> None:
+        """Kill what a failed test, or a killed harness, has left."""
+        while living := self.living():
+            for process in living:
+                process.kill()
+            psutil.wait_procs(living, timeout=5)
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """What it said on stderr, which must be one line of the harness's own."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("harness: ")
+        return lines[0].removeprefix("harness: ")
+
+
+def _hear_ctrl_c() -> None:
+    # What a shell without job control puts in the background ignores SIGINT, and so would we.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text()))
+    except ValueError:
+        return False
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=PATIENCE)
+    return Ended(process.returncode, out, err)
+
+
+def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
+    """Wait for ``condition``, at most as long as ``process`` lives."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"ended before {what}: {ended(process)}")
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.02)
+
+
+def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
+    """Wait for ``condition``, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.02)
+
+
+def mid_run(place: Place, process: subprocess.Popen[str]) -> list[int]:
+    """Wait until both ranks train; their process ids, by rank."""
+
+    def records(rank: int) -> list[dict[str, Any]]:
+        parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
+        return [_record(line) for part in parts for line in part.read_text().splitlines()]
+
+    def training() -> bool:
+        return all("step" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
+
+    until(training, "a step of both ranks", process)
+    return [next(r["pid"] for r in records(n) if r.get("kind") == "start") for n in (0, 1)]
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:
+        return {}  # the line that is being written just now
+
+
+def outcome(place: Place) -> tuple[str, str]:
+    """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
+    verdict = json.loads((place.folder() / VERDICT_FILE).read_text())
+    assert verdict["verdict"] == verdict["trials"][0]["outcome"]
+    return verdict["verdict"], verdict["trials"][0]["reason"]

@@ -1,0 +1,199 @@
+"""How a launch ends, with a stand-in for torchrun: no torch, and faults to the moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import harness.trial.launch as launching
+from harness.spec import Inconclusive, Lane
+from harness.trial.records import EXIT_FILE
+from tests.place import PATIENCE
+
+
+@dataclass
+class StandIn:
+    """Launches a Python script in torchrun's place."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+
+    def launch(
+        self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
+        (self.folder / "buggy").mkdir()
+        self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
+        launching.launch(
+            self.folder, "buggy", ranks=2, lane=Lane.CPU, threads=1, timeout=timeout, tick=tick,
+            site=self.folder.parent / "site", extensions=self.folder.parent / "extensions",
+        )  # fmt: skip
+        return self.exit()
+
+    def exit(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "buggy" / EXIT_FILE).read_text())
+        return found
+
+
+@pytest.fixture
+def stand_in(runs: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    runs.mkdir()
+    return StandIn(runs, monkeypatch)
+
+
+ERROR_FILE = """
+import json, os, pathlib, sys, time
+def error_file(rank, message, at):
+    folder = pathlib.Path("elastic", "id", "attempt_0", str(rank))
+    folder.mkdir(parents=True)
+    text = {"message": {"message": message, "extraInfo": {"timestamp": str(int(at))}}}
+    (folder / "error.json").write_text(json.dumps(text))
+    os.utime(folder / "error.json", (at, at))
+"""
+
+ROOT_CAUSE = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_02:57:10
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 19965)
+  error_file: <N/A>
+"""
+
+
+def test_a_killed_rank_goes_before_its_neighbours_complaint(stand_in: StandIn) -> None:
+    said = ERROR_FILE + 'error_file(0, "Connection reset by peer", time.time())\n'
+    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-9)!r})\nsys.exit(1)")
+    assert done["failure"] == {"rank": 1, "message": "was ended by SIGKILL"}
+
+
+def test_a_rank_that_torchrun_itself_ended_does_not_hide_the_error_of_another(
+    stand_in: StandIn,
+) -> None:
+    said = ERROR_FILE + 'error_file(0, "ValueError: wrong", time.time())\n'
+    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
+    assert done["failure"]["rank"] == 0
+    assert done["failure"]["message"] == "ValueError: wrong"
+
+
+def test_of_two_errors_in_one_second_the_first_is_named(stand_in: StandIn) -> None:
+    later = 'error_file(0, "Connection closed by peer", 1000.5)\n'
+    done = stand_in.launch(f'{ERROR_FILE}{later}error_file(1, "ValueError: wrong", 1000.2)\n')
+    assert done["failure"]["rank"] == 1
+    assert done["failure"]["message"] == "ValueError: wrong"
+
+
+def test_an_error_file_that_is_cut_off_does_not_stop_the_harness(stand_in: StandIn) -> None:
+    cut = 'open("elastic/id/attempt_0/1/error.json", "w").close()\nsys.exit(1)'
+    done = stand_in.launch(f'{ERROR_FILE}error_file(1, "", time.time())\n{cut}')
+    assert done["code"] == 1
+    assert done["failure"]["rank"] == 1
+
+
+def test_a_second_ctrl_c_does_not_stop_the_first_from_ending_everything(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes while the stacks are waited for: of a rank that cannot write its own."""
+    script = """
+import pathlib, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+                        start_new_session=True)
+pathlib.Path("rank.pid").write_text(f"{rank.pid}\\n")
+pathlib.Path("stack_rank_0.txt").touch()
+time.sleep(1000)
+"""
+    monkeypatch.setattr(launching, "STACK_SECONDS", 1.0)
+    second = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+
+    def tick() -> None:
+        if (stand_in.folder / "buggy" / "stack_rank_0.txt").exists():
+            second.start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stand_in.launch(script, tick)
+    second.join()
+    assert not _lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
+    assert stand_in.exit()["interrupted"]
+
+
+@pytest.mark.parametrize("step", [-1e6, 1e6])
+def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_trial(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    began = now = time.time()
+
+    def set_clock() -> None:
+        nonlocal now
+        now += step
+        monkeypatch.setattr(time, "time", lambda: now)
+
+    done = stand_in.launch("import time; time.sleep(0.5)", set_clock)
+    assert now != began
+    assert (done["code"], done["timed_out"]) == (0, False)
+    assert 0 < done["seconds"] < PATIENCE
+    stand_in.folder = stand_in.folder / "again"
+    stand_in.folder.mkdir()
+    done = stand_in.launch("import time; time.sleep(1000)", set_clock, timeout=0.5)
+    assert done["timed_out"]
+    assert 0 < done["seconds"] < PATIENCE
+
+
+SLEEPER = """
+import os, pathlib, time
+pathlib.Path("{pid}").write_text(f"{os.getpid()}\\n")
+time.sleep(1000)
+"""
+
+
+def test_a_folder_that_is_taken_away_ends_the_trial_and_its_processes(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    pid = tmp_path / "sleeper.pid"
+
+    def tick() -> None:
+        if pid.exists() and pid.read_text().endswith("\n"):
+            shutil.rmtree(stand_in.folder)
+
+    with pytest.raises(Inconclusive, match="buggy was taken away while its trial ran"):
+        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), tick)
+    assert not _lives(int(pid.read_text()))
+    assert not stand_in.folder.exists()
+
+
+def test_what_fails_after_a_trial_does_not_spare_its_processes(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "sleeper.pid"
+
+    def fail(*_: object) -> None:
+        raise OSError("no descriptors are left")
+
+    monkeypatch.setattr(launching, "_ask_for_stacks", fail)
+
+    def tick() -> None:
+        if pid.exists() and pid.read_text().endswith("\n"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(OSError, match="no descriptors"):
+        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), tick)
+    assert not _lives(int(pid.read_text()))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
