@@ -1,1 +1,17 @@
 """A runnable record of the bugs that silently ruin distributed training."""
+
+import os
+import sys
+
+
+def _leave_working_directory() -> None:
+    """Take the working directory off the path where ``python -m`` put it first: a folder of the
+    user's called ``scenarios`` or ``configs`` would stand in the place of ours, and a ``torch.py``
+    in that of torch. It stays where the harness itself is run from it."""
+    absent = sys.flags.isolated or getattr(sys.flags, "safe_path", False)  # -I, -P
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if sys.argv[:1] == ["-m"] and not absent and os.path.realpath(sys.path[0]) != home:
+        del sys.path[0]
+
+
+_leave_working_directory()

@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import catalog
+from harness import catalog, machine
 from harness.knobs import knobs, meaning
 from harness.plain import complaint
 from harness.spec import BUGGY, FIXED, RELEASED, Scenario, UserError
@@ -186,6 +186,8 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         raise UserError(catalog.unknown("lane", launch.lane, LANES))
     if not 0 < launch.timeout < math.inf or launch.threads < 1:
         raise UserError("launch.timeout and launch.threads must be above zero, and finite")
+    runs = Path(config.runs).absolute()
+    machine.refuse_unless_on_a_path(runs, "runs")
     default = catalog.scenario(scenario).pins
     _refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
     variants = _variants(scenario, config.variant)
@@ -199,7 +201,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         pins=pins,
         date=_day(config.date),
         launch=launch,
-        runs=Path(config.runs).absolute(),
+        runs=runs,
         command=" ".join(["python -m harness run", *overrides]),
         jobs=config.jobs,
         strict=config.strict,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.files import ROOT, locked
-from harness.spec import Inconclusive, Lane, Scenario, Unsupported
+from harness.spec import Inconclusive, Lane, Scenario, Unsupported, UserError
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""
@@ -168,12 +168,20 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def refuse_unless_on_a_path(folder: Path, name: str) -> None:
+    """Raise UserError for a folder whose name would be two in PYTHONPATH."""
+    if os.pathsep in str(folder):
+        raise UserError(f"{name}={folder} has a '{os.pathsep}' in it, which parts a Python path")
+
+
 def cache_folder() -> Path:
     """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
-    user's own cache. Raises Inconclusive where it is no folder."""
+    user's own cache. Raises Inconclusive where it is no folder, and UserError for one that cannot
+    stand in a Python path."""
     named = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
+    refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
         raise Inconclusive(f"the cache {folder} is no folder: name another in HARNESS_CACHE")
     return folder

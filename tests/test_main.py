@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from tests.recording import RECORDED, Recording
 Capture = pytest.CaptureFixture[str]
 BUG = "scenario=bf16_clip"
 RUN = ["run", BUG]
+LACKS_GPUS = "launch=gpu"
+"""Where no GPU is visible, a run comes to its verdict without a launch."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +55,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "pins.deepspeed=abc"], ["pins.deepspeed=abc is no version", "0.15.4"]),
     ([*RUN, "pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed, pins.megatron-core"]),
     ([*RUN, "bare"], ["bare"]),
+    ([*RUN, "runs=a:b"], ["/a:b has a ':' in it"]),
     ([*RUN, "launch=null"], ["launch=null"]),
     ([*RUN, "+foo=1"], ["no key 'foo'", "variant"]),
     ([*RUN, "+scenario.foo=1"], ["no key 'scenario.foo'", "scenario.lr"]),
@@ -212,6 +217,16 @@ def test_a_cache_that_is_a_file_is_one_line(cache: Path, runs: Path, capsys: Cap
     assert not runs.exists()
 
 
+def test_a_cache_with_a_colon_in_its_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "a:b"))
+    assert main(RUN) == 2
+    assert "HARNESS_CACHE=" in capsys.readouterr().err
+    assert not runs.exists()
+    assert not (tmp_path / "a:b").exists()
+
+
 def test_a_cache_that_cannot_be_made_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -335,3 +350,34 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(
         assert "[red]x[/] :bug: " in out
     assert main(["grade", f"\x1b[2J{recording.folder}"]) == 2
     assert not CONTROL.search(capsys.readouterr().err)
+
+
+THEIRS = (
+    "scenarios/__init__",
+    "configs/__init__",
+    "hydra_plugins/__init__",
+    "torch",
+    "rich",
+    "json",
+)
+"""What a user may have where the harness is run from."""
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["run", "--cfg", "job", BUG], ["run", BUG, LACKS_GPUS]]
+)
+def test_what_lies_in_the_working_directory_does_not_stand_in_the_place_of_ours(
+    words: list[str], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    for name in THEIRS:
+        (theirs / name).parent.mkdir(parents=True, exist_ok=True)
+        (theirs / f"{name}.py").write_text("raise SystemExit('theirs')\n")
+    (theirs / "configs" / "config.yaml").write_text("theirs: 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], cwd=theirs, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode in (0, 4), done.stderr
+    assert "bf16_clip" in done.stdout or "gradient_clipping" in done.stdout
+    assert "theirs" not in done.stdout + done.stderr
