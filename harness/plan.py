@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.shapes import Facts, held
-from harness.spec import Inconclusive, Record
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ Plan = Mapping[str, Kind]
 """By kind, what a rank is going to record."""
 
 
-class BrokenPromise(Inconclusive):
+class BrokenPromise(ValueError):
     """What was recorded is not what was going to be."""
 
 
@@ -60,7 +59,7 @@ class Ledger:
     ended: int | None = None
     """The step that an ending kind was recorded at."""
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Mapping[str, Any]) -> None:
         """Book the next record; raises BrokenPromise, naming what is odd about it."""
         name, step = record["kind"], record["step"]
         kind = self.plan.get(name)

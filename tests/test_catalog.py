@@ -64,12 +64,12 @@ def test_private_modules_and_packages_are_no_scenarios(more_scenarios: Path) -> 
 
 
 BROKEN = {
-    "def run(ctx): pass\n": "it lacks Params, SCENARIO, detect, exercised",
+    "def run(ctx): pass\n": "it lacks Params, SCENARIO, plan, detect, exercised",
     "x = 1\nif x\n    pass\n": "another_upstream/broken.py, line 2: SyntaxError: expected ':'",
     "import nothing_of_that_name\n": "line 1: ModuleNotFoundError: No module named 'nothing_of",
     "\n\nassert 1 == 2, 'a\\nb'\n": "broken.py, line 3: AssertionError: a b",
     "import sys\nsys.exit('gone')\n": "line 2: SystemExit: gone",
-    "Params = SCENARIO = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
+    "Params = SCENARIO = plan = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
 }
 """Modules that cannot be used, each with what is said of it."""
 

@@ -19,8 +19,10 @@ import pytest
 
 import harness.trial.launch as launching
 from harness.spec import Inconclusive, Lane
-from harness.trial.records import EXIT_FILE
+from harness.trial.records import EXIT_FILE, Identity
 from tests.place import PATIENCE
+
+OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
 
 
 @dataclass
@@ -36,7 +38,7 @@ class StandIn:
         (self.folder / "buggy").mkdir()
         self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
         launching.launch(
-            self.folder, "buggy", ranks=2, lane=Lane.CPU, threads=1, timeout=timeout, tick=tick,
+            self.folder, OF, lane=Lane.CPU, threads=1, timeout=timeout, tick=tick,
             site=self.folder.parent / "site", extensions=self.folder.parent / "extensions",
         )  # fmt: skip
         return self.exit()

@@ -115,7 +115,6 @@ def test_a_factor_and_a_lost_micro_batch_are_told_apart() -> None:
 
 
 def test_nan_is_never_near_anything() -> None:
-    assert not applied.near(math.nan, 1.0)
     assert not applied.times({**stepped([1.0] * 4), "ratio": math.nan}, 1)
     assert not applied.times({**stepped([1.0] * 4), "off": math.nan}, 1)
     assert normaliser.explains(math.nan, [1.0], [3]) == []

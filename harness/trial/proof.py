@@ -108,8 +108,8 @@ def _check_complete(
     plan = planned(run, of.variant, of.act, rank)
     if records[0].get("promised") != to_json(plan):
         raise BrokenRecords(f"rank {rank} promised other records than this scenario's plan has")
-    ledger = Ledger(whole_plan(plan))
     try:
+        ledger = Ledger(whole_plan(plan))
         for record in records:
             ledger.take(record)
         ledger.close()
