@@ -1,0 +1,100 @@
+"""The command line of chaos: makes faults, prints a line for each and a table, and judges them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos.case import Came, Case, finish
+from tests.chaos.kinds import KINDS, Kind, Skip, shared_cache
+from tests.place import Place
+
+SCENARIOS = (
+    "sampler_shards", "streaming_map_resume", "warmup_first_step", "tied_grad_reduce", "bf16_clip",
+)  # fmt: skip
+"""The quickest, of three upstreams; their overlays must be in the cache."""
+
+printing = threading.Lock()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same faults")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for what they leave")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    parser.add_argument("--kind", action="append", help="make this kind alone; repeatable")
+    options = parser.parse_args(arguments)
+    kinds = [kind for kind in KINDS if not options.kind or kind.name in options.kind]
+    if not kinds:
+        parser.error(f"no such kind. Choices: {', '.join(kind.name for kind in KINDS)}.")
+    options.out.mkdir(parents=True)
+    drawn = list(draw(kinds, options.faults, options.seed))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        came = list(pool.map(lambda each: make(options.out.absolute(), *each), drawn))
+    done = [one for one in came if one is not None]
+    (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in done], indent=1) + "\n")
+    print_table(done)
+    return 1 if any(one.wrong for one in done) else 0
+
+
+def draw(kinds: Sequence[Kind], faults: int, seed: int) -> Iterator[tuple[int, Kind, str, int]]:
+    """Number, kind, scenario and seed of each fault: every kind once before one comes again."""
+    dice = random.Random(seed)
+    for number in range(faults):
+        if number % len(kinds) == 0:
+            order = dice.sample(kinds, len(kinds))
+        yield number, order[number % len(kinds)], dice.choice(SCENARIOS), dice.getrandbits(32)
+
+
+def make(out: Path, number: int, kind: Kind, scenario: str, seed: int) -> Came | None:
+    """Make one fault and judge how it came out; None where this machine cannot make it."""
+    folder = out / f"{number:03d}"
+    folder.mkdir()
+    place = Place.under(folder, shared_cache())
+    for theirs in ("scenarios", "configs"):  # what a user may have beside: it must not be ours
+        (place.cwd / theirs).mkdir()
+        (place.cwd / theirs / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    case = Case(number, kind.name, scenario, place, random.Random(seed))
+    try:
+        kind.disturb(case)
+        came = finish(case, kind.codes)
+    except Skip as why:
+        say(f"{number:3} {kind.name}: skipped, {why}")
+        return None
+    finally:
+        place.end()
+        for undo in case.undo:
+            undo()
+    told = f"{came.code} {came.outcome}{' (too late)' if came.late else ''}"
+    say(f"{number:3} {kind.name}, {scenario}: {told}", *(f"    WRONG: {w}" for w in came.wrong))
+    if not came.wrong:
+        shutil.rmtree(folder)
+    return came
+
+
+def say(*lines: str) -> None:
+    with printing:
+        print(*lines, sep="\n", flush=True)
+
+
+def print_table(done: Sequence[Came]) -> None:
+    counts = Counter((o.kind, str(o.code), o.outcome, "WRONG" if o.wrong else "") for o in done)
+    width = max((len(kind) for kind, *_ in counts), default=0)
+    print(f"\n{'kind':<{width}}  code  count  outcome")
+    for (kind, code, outcome, wrong), count in sorted(counts.items()):
+        print(f"{kind:<{width}}  {code:>4}  {count:>5}  {outcome} {wrong}".rstrip())
+    print(f"{len(done)} faults, {sum(bool(o.wrong) for o in done)} not as documented")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""The kinds of faults, each with the exit codes it may end with: those that README.md documents.
+
+0 is right where a fault came too late or does no harm: then the verdict must hold, see ``case``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness import catalog
+from harness.machine import cache_folder
+from harness.upstream import overlay, pins
+from tests.chaos.case import Case
+
+DEADLINE = "launch.timeout=60"
+"""For faults that a run survives or dies of at once."""
+WHILE = 8.0
+"""Seconds a trial of the quick scenarios takes, about: a fault comes at any time of it."""
+KILLED = -signal.SIGKILL
+
+
+class Skip(Exception):
+    """This machine cannot make the fault; the message says why."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to disturb a run."""
+
+    name: str
+    codes: frozenset[int]
+    """The documented exit codes."""
+    disturb: Callable[[Case], None]
+    """Starts the command and disturbs it; does not wait for its end."""
+
+
+KINDS: list[Kind] = []
+
+
+def kind(name: str, *codes: int) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    def add(disturb: Callable[[Case], None]) -> Callable[[Case], None]:
+        KINDS.append(Kind(name, frozenset(codes), disturb))
+        return disturb
+
+    return add
+
+
+def _kinds_of_signals() -> None:
+    """A rank and torchrun may die of anything; the harness, of what it can hear, tidily."""
+    for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT):
+        kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
+        kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number))
+    kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL))
+
+
+def _signalled(
+    who: Callable[[Case], psutil.Process | None], number: signal.Signals
+) -> Callable[[Case], None]:
+    def disturb(case: Case) -> None:
+        case.start(DEADLINE)
+        process = who(case)
+        case.pause(WHILE)
+        case.signal(process, number)
+
+    return disturb
+
+
+def _harness(case: Case) -> psutil.Process | None:
+    """The command itself: from its first second on."""
+    case.pause(WHILE)
+    try:
+        return psutil.Process(case.harness.pid) if case.harness.poll() is None else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+_kinds_of_signals()
+
+
+@kind("rank stopped until the deadline", 0, 3)
+def _stopped(case: Case) -> None:
+    case.start("launch.timeout=15")
+    process = case.rank()
+    case.pause(WHILE)
+    case.signal(process, signal.SIGSTOP)
+
+
+@kind("rank stopped for a while", 0)
+def _stopped_for_a_while(case: Case) -> None:
+    case.start("launch.timeout=100")
+    process = case.rank()
+    case.pause(WHILE)
+    case.signal(process, signal.SIGSTOP)
+    time.sleep(case.random.uniform(0, 5))
+    case.signal(process, signal.SIGCONT)
+
+
+@kind("torchrun stopped until the deadline", 0, 3)
+def _torchrun_stopped(case: Case) -> None:
+    case.start("launch.timeout=15")
+    process = case.torchrun()
+    case.pause(WHILE)
+    case.signal(process, signal.SIGSTOP)
+
+
+@kind("deadline too short", 3)
+def _too_short(case: Case) -> None:
+    case.start(f"launch.timeout={case.random.uniform(0.1, 3):.1f}")
+
+
+# Evidence that is tampered with
+
+
+def _tampered(name: str, tamper: Callable[[Path], None]) -> None:
+    def disturb(case: Case) -> None:
+        case.start(DEADLINE)
+        case.records()
+        case.pause(WHILE)
+        try:
+            file = case.random.choice(case.records())
+            before = file.stat().st_size
+            tamper(file)
+            if not file.exists() or file.stat().st_size != before:
+                case.touched = time.time()
+        except (IndexError, FileNotFoundError):
+            case.late = True
+
+    kind(f"records {name}", 0, 3)(disturb)
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _cut_a_line(file: Path) -> None:
+    os.truncate(file, file.read_bytes().rpartition(b"\n")[0].rfind(b"\n") + 1)
+
+
+_tampered("deleted", Path.unlink)
+_tampered("truncated", _truncate)
+_tampered("less a line", _cut_a_line)
+_tampered("read-only", lambda file: file.chmod(0o444))
+
+
+@kind("run folder deleted", 0, 3)
+def _deleted(case: Case) -> None:
+    case.start(DEADLINE)
+    _remove_run(case)
+
+
+@kind("run folder made a file", 0, 3)
+def _made_a_file(case: Case) -> None:
+    case.start(DEADLINE)
+    folder = _remove_run(case)
+    if folder:
+        folder.touch()
+
+
+def _remove_run(case: Case) -> Path | None:
+    folder = case.run_folder()
+    case.pause(WHILE)
+    if folder is None or case.harness.poll() is not None:
+        case.late = True
+        return None
+    case.touched = time.time()
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+# Nothing is left of what a run needs
+
+
+@kind("disk full", 0, 3)
+def _disk_full(case: Case) -> None:
+    case.place.runs = case.log / "tmpfs" / "runs"
+    case.place.runs.mkdir(parents=True)
+    _mount(case, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(case.place.runs.parent))
+    case.start(DEADLINE)
+    case.pause(2 * WHILE)
+    _fill(case.place.runs.parent)
+
+
+def _fill(folder: Path) -> None:
+    with (folder / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+def _mount(case: Case, *words: str) -> None:
+    if os.geteuid() or shutil.which("mount") is None:
+        raise Skip("mounting needs root")
+    if subprocess.run(["mount", *words], capture_output=True).returncode:
+        raise Skip("mounting is not allowed here")
+    case.undo.append(lambda: subprocess.run(["umount", "-l", words[-1]], check=True))
+
+
+@kind("rank without memory", 0, 3)
+def _no_memory(case: Case) -> None:
+    case.start(DEADLINE)
+    process = case.rank()
+    case.pause(WHILE)
+    _limit(case, process, psutil.RLIMIT_AS, lambda p: p.memory_info().vms + (1 << 20))
+
+
+@kind("rank without descriptors", 0, 3)
+def _no_descriptors(case: Case) -> None:
+    case.start(DEADLINE)
+    process = case.rank()
+    case.pause(WHILE)
+    _limit(case, process, psutil.RLIMIT_NOFILE, lambda p: 8)
+
+
+@kind("harness without descriptors", 0, 3)
+def _harness_without_descriptors(case: Case) -> None:
+    case.start(DEADLINE)
+    process = _harness(case)
+    _limit(case, process, psutil.RLIMIT_NOFILE, lambda p: 6)
+
+
+def _limit(
+    case: Case, process: psutil.Process | None, what: int, most: Callable[[psutil.Process], int]
+) -> None:
+    try:
+        if process is None:
+            raise psutil.NoSuchProcess(0)
+        process.rlimit(what, (most(process), most(process)))
+    except psutil.NoSuchProcess:
+        case.late = True
+
+
+# Nobody who listens
+
+
+@kind("stdout closed", 0)
+def _stdout_closed(case: Case) -> None:
+    _in_a_shell(case, ">&-")
+
+
+@kind("stdout and stderr closed", 0)
+def _both_closed(case: Case) -> None:
+    _in_a_shell(case, ">&- 2>&-")
+
+
+@kind("reader leaves", 0)
+def _reader_leaves(case: Case) -> None:
+    _in_a_shell(case, f"| head -{case.random.randint(1, 3)}")
+
+
+def _in_a_shell(case: Case, redirection: str) -> None:
+    run = f"{sys.executable} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
+    case.begin(["bash", "-c", f"{run} {redirection}; exit ${{PIPESTATUS[0]}}"])
+
+
+@kind("two at once", 0)
+def _two_at_once(case: Case) -> None:
+    case.start("launch.timeout=100")
+    case.start("launch.timeout=100")
+
+
+# The cache
+
+
+@kind("overlay damaged", 3)
+def _overlay_damaged(case: Case) -> None:
+    key = case.random.choice(_own_cache(case))
+    folder = case.place.cache / "overlays" / key
+    files = json.loads((folder / overlay.MANIFEST).read_text())["files"]
+    victim = folder / overlay.SITE / case.random.choice(sorted(f for f in files if files[f]))
+    text = victim.read_bytes()
+    victim.unlink()  # of a hard link: the file of the shared cache stays as it is
+    if case.random.random() < 0.5:
+        victim.write_bytes(text[:-1])
+    case.start(DEADLINE)
+
+
+@kind("cache read-only", 3)
+def _cache_read_only(case: Case) -> None:
+    _own_cache(case)
+    cache = str(case.place.cache)
+    _mount(case, "--bind", cache, cache)
+    subprocess.run(["mount", "-o", "remount,ro,bind", cache], check=True)
+    case.start(DEADLINE)
+
+
+def _own_cache(case: Case) -> list[str]:
+    """Give a case a cache of its own, with links to what its scenario needs; the overlays' keys."""
+    theirs, case.place.cache = case.place.cache, case.log / "cache"
+    keys = list(dict.fromkeys(_keys(case.scenario, theirs)))
+    for key in keys:
+        source, target = (c / "overlays" / key for c in (theirs, case.place.cache))
+        try:
+            shutil.copytree(source, target, copy_function=os.link)
+        except shutil.Error:
+            raise Skip("the shared cache is on another file system") from None
+    return keys
+
+
+def _keys(scenario: str, cache: Path) -> Iterable[str]:
+    told = catalog.scenario(scenario)
+    for variant in ("buggy", "fixed"):
+        chosen = pins.complete(told, told.pins_of(variant))
+        stack = pins.stack(told, chosen, cache)
+        yield overlay.key(stack, told.variant(variant).defects)
+
+
+def shared_cache() -> Path:
+    return cache_folder()

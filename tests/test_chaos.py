@@ -1,0 +1,102 @@
+"""Chaos: some faults of it for real, and whether it would see that one came out wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import __main__ as chaos
+from tests.chaos.case import Case, finish
+from tests.chaos.kinds import KINDS
+from tests.place import ROOT, Place
+from tests.recording import Recording
+
+SOME = ("rank SIGKILL", "harness SIGKILL", "records deleted", "reader leaves", "overlay damaged")
+
+
+@pytest.mark.launch
+def test_some_faults_come_out_as_documented(tmp_path: Path) -> None:
+    words = [word for kind in SOME for word in ("--kind", kind)]
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--faults", str(len(SOME)), "--seed", "7",
+         "--out", str(out), *words],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((out / "faults.json").read_text())
+    assert sorted(one["kind"] for one in told) == sorted(SOME)
+    assert done.stdout.endswith("5 faults, 0 not as documented\n")
+
+
+def test_the_same_seed_makes_the_same_faults_and_every_kind_comes() -> None:
+    first, again, other = (list(chaos.draw(KINDS, len(KINDS), seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {kind.name for _, kind, _, _ in first} == {kind.name for kind in KINDS}
+
+
+# A command that comes out wrong in each way that is looked for
+
+
+@pytest.fixture
+def case(recording: Recording, tmp_path: Path) -> Case:
+    """A case whose run is the recorded one: reproduced, and whole."""
+    (tmp_path / "case").mkdir()
+    place = Place.under(tmp_path / "case", tmp_path / "cache")
+    place.runs.mkdir()
+    recording.folder.rename(place.runs / "20261121-033325-bf16_clip-ce3e10")
+    return Case(0, "", "bf16_clip", place, random.Random(0))
+
+
+def ends(case: Case, script: str = "") -> list[str]:
+    """What is said to be wrong once a command has come to its end that was to end with 0."""
+    case.begin([sys.executable, "-c", script])
+    return finish(case, frozenset({0})).wrong
+
+
+def test_a_command_that_ends_as_it_should_is_not_wrong(case: Case) -> None:
+    assert ends(case) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("raise SystemExit(1)", "exit code 1, documented [0]"),
+        ("import os; os.abort()", "exit code -6, documented [0]"),
+        ("import sys; print('Traceback (most recent call last):', file=sys.stderr)", "stderr has"),
+        ("import subprocess; subprocess.Popen(['sleep', '100'])", "is left: sleep 100"),
+    ],
+)
+def test_a_command_that_ends_otherwise_is_wrong(case: Case, script: str, told: str) -> None:
+    (wrong,) = ends(case, script)
+    assert told in wrong
+
+
+def test_a_verdict_that_is_not_graded_the_same_again_is_wrong(case: Case) -> None:
+    next(case.place.runs.rglob("rank_1.jsonl")).unlink()
+    (wrong,) = ends(case)
+    assert wrong.startswith("reproduced on disk, graded again inconclusive")
+
+
+def test_reproduced_on_evidence_that_was_tampered_with_is_wrong(case: Case) -> None:
+    case.touched = 0.0
+    assert ends(case) == ["reproduced on evidence that was tampered with"]
+    case.touched = time.time() + 1e6  # it came after the verdict
+    assert ends(case) == []
+
+
+def test_what_is_left_half_made_is_wrong(case: Case) -> None:
+    run = next(case.place.runs.iterdir())
+    (run / "buggy" / "exit.json").write_text('{"code": ')
+    assert any(wrong.startswith("half-made: ") for wrong in ends(case))
+
+
+def test_an_exit_code_0_with_nothing_on_disk_is_wrong(case: Case) -> None:
+    (next(case.place.runs.iterdir()) / "verdict.json").unlink()
+    assert ends(case) == ["exit code 0 without a verdict on disk"]
