@@ -23,12 +23,17 @@ from harness.shapes import Facts, held
 class Kind:
     """The records of one kind that a rank is going to write."""
 
-    facts: Facts
+    facts: Facts | Sequence[Facts]
+    """Those of every record; or those of each, where they are not alike."""
     steps: Sequence[int | None] = (None,)
     """The step of each, in their order; a step occurs twice where it has two records."""
     ends: bool = False
     """Whether it is not owed: one, at any of the steps, after which nothing more is owed of the
     steps that follow. It is for the documented exception that ends a training."""
+
+    def of(self, place: int) -> Facts:
+        """The facts of a record, by its place among those of its kind, from 0."""
+        return self.facts if isinstance(self.facts, Mapping) else self.facts[place]
 
 
 Plan = Mapping[str, Kind]
@@ -71,7 +76,7 @@ class Ledger:
             self._end(name, kind, step)
         else:
             self._next(name, kind, step)
-        wrong = wrong_facts(kind.facts, record)
+        wrong = wrong_facts(kind.of(self.come.get(name, 1) - 1), record)
         if wrong:
             raise BrokenPromise(f"{told(name, step)}: {wrong}")
 

@@ -69,6 +69,16 @@ def one_of(*choices: str) -> Shape:
     return check
 
 
+def exactly(expected: Any) -> Shape:
+    """This and nothing else: a knob that is recorded, or the moment that something was seen at."""
+
+    def check(value: Any) -> str:
+        same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
+        return "" if same else f"is {_short(value)}, and not {_short(expected)}"
+
+    return check
+
+
 def maybe(shape: Shape) -> Shape:
     """This, or null."""
     return lambda value: "" if value is None else shape(value)

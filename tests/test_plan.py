@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.plan import BrokenPromise, Kind, Ledger, each, to_json
-from harness.shapes import NUMBER, TEXT
+from harness.shapes import NUMBER, TEXT, exactly
 
 PLAN = {
     "setup": Kind({}),
@@ -69,6 +69,14 @@ def test_what_was_promised_is_accepted(records: tuple[dict[str, Any], ...]) -> N
 def test_anything_else_is_not(records: tuple[dict[str, Any], ...], said: str) -> None:
     with pytest.raises(BrokenPromise, match=said):
         book(*records)
+
+
+def test_records_of_a_kind_may_have_facts_of_their_own() -> None:
+    moments = [{"when": exactly("before")}, {"when": exactly("after")}]
+    ledger = Ledger({"cell": Kind(moments, [1, 1])})
+    ledger.take(record("cell", 1, when="before"))
+    with pytest.raises(BrokenPromise, match="when is 'before', and not 'after'"):
+        ledger.take(record("cell", 1, when="before"))
 
 
 def test_a_plan_is_written_down_by_its_steps() -> None:

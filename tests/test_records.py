@@ -39,7 +39,7 @@ RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["s
 HOUSE_FACTS: dict[str, dict[str, Any]] = {
     "start": {"python": "3.11.7", "torch": "2.13.0", "threads": 1},
     "upstream": {
-        "modules": {}, "files": {}, "loaded": {"files": 0, "digest": "0"}, "apex": "not installed",
+        "modules": {}, "files": {}, "loaded": "0", "apex": "not installed",
     },
     "shims": {"uses": {}},
     "phases": {"seconds": {}, "ended": 0.0},

@@ -17,6 +17,7 @@ from harness.shapes import (
     WHOLE,
     Shape,
     by_name,
+    exactly,
     held,
     many,
     maybe,
@@ -29,7 +30,8 @@ STEP = held({"loss": NUMBER, "drift": by_name(SIZE), "left": optional(maybe(FLAG
 RIGHT: list[tuple[Shape, Any]] = [
     (NUMBER, -1.5), (NUMBER, 3), (SIZE, 0), (WHOLE, -3), (COUNT, 0), (TEXT, ""), (FLAG, False),
     (MAY_OVERFLOW, "nan"), (MAY_OVERFLOW, "-inf"), (MAY_OVERFLOW, 2.0), (one_of("a", "b"), "b"),
-    (maybe(COUNT), None), (many(NUMBER), []), (many(NUMBER, 2), [1, 2.5]), (by_name(FLAG), {}),
+    (maybe(COUNT), None), (exactly(0.1), 0.1), (many(NUMBER), []), (many(NUMBER, 2), [1, 2.5]),
+    (by_name(FLAG), {}),
     (STEP, {"loss": 1.0, "drift": {"w": 0.5}}),
     (STEP, {"loss": 1.0, "drift": {}, "left": None}),
 ]  # fmt: skip
@@ -54,6 +56,8 @@ WRONG: list[tuple[Shape, Any, str]] = [
     (many(COUNT), [0, -1], r"\[1\] is -1"),
     (by_name(SIZE), [], r"is \[\], and nothing by name"),
     (by_name(SIZE), {"w": -1}, "w is -1"),
+    (exactly(1), True, "is True, and not 1"),
+    (exactly("bf16"), "fp16", "is 'fp16', and not 'bf16'"),
     (STEP, {"loss": 1.0}, "drift is missing"),
     (STEP, {"loss": 1.0, "drift": {}, "norm": 1}, "norm was not promised"),
     (STEP, {"loss": 1.0, "drift": {"w": math.nan}}, "drift w is nan"),

@@ -11,6 +11,8 @@ import inspect
 import json
 import textwrap
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
@@ -18,6 +20,7 @@ from harness.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of
 from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
 from harness.upstream import pins, shims
+from harness.upstream.overlay import INSTALLED, SITE
 
 SHAPE = held(
     {
@@ -72,6 +75,7 @@ def trial(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+@cache
 def edit(defect: Defect) -> str:
     """A digest of what a defect edits, and how: not of comments or docstrings."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(defect.edit)))
@@ -122,11 +126,20 @@ def _check_trial(run: Mapping[str, Any], variant: str, found: Mapping[str, Any])
         if name != "about" and found[name] != value:
             what = f"its {name}: {_short(found[name])}, where the catalogue has {_short(value)}"
             raise Inconclusive(f"run.json, {variant}: {what}; {_origin(run)}")
+    if "overlay" in found and not _in_its_place(run, found["overlay"]):
+        raise Inconclusive(f"run.json, {variant}: its overlay is not where it belongs")
     files = set(found.get("files", expected["watched"]))
     if not files <= set(expected["watched"]) or (
         variant != RELEASED and files != set(expected["watched"])
     ):
         raise Inconclusive(f"run.json, {variant}: not the files with the bug; {_origin(run)}")
+
+
+def _in_its_place(run: Mapping[str, Any], lent: Mapping[str, Any]) -> bool:
+    """An overlay lies in a folder of its key; what is installed has none."""
+    if run["installed"]:
+        return bool(lent["key"] == INSTALLED)
+    return Path(lent["site"]).parts[-2:] == (lent["key"], SITE)
 
 
 def _short(value: Any, most: int = 60) -> str:

@@ -54,7 +54,7 @@ def note(run_folder: Path, of: Identity, as_made: Callable[[Files], Files]) -> N
     except HarnessError:
         return
     made = {
-        str(proof["rank"]): keep(run_folder, as_made(_list(run_folder, proof["loaded"]["digest"])))
+        str(proof["rank"]): keep(run_folder, as_made(_list(run_folder, proof["loaded"])))
         for proof in records.of("upstream")
     }
     write_json(folder / MADE_FILE, {"of": asdict(of), "loaded": made})

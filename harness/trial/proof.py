@@ -14,11 +14,13 @@ from typing import Any
 
 from harness import catalog
 from harness.plan import BrokenPromise, Ledger, to_json
-from harness.spec import HarnessError, Inconclusive, Record, Records
+from harness.spec import HarnessError, Inconclusive, Lane, Record, Records
 from harness.trial import catalogued, code
 from harness.trial.records import (
     BEGIN,
+    FIRST,
     IDENTITY,
+    LAST,
     BrokenRecords,
     Exit,
     Identity,
@@ -65,6 +67,7 @@ def _proven_act(run: Mapping[str, Any], folder: Path, of: Identity, exits: list[
     _check_identities(records, of)
     for rank in records.ranks:
         _check_complete(run, of, rank, records.by_rank[rank])
+    _check_lane(records, run["lane"])
     _check_upstream(folder, records, of, run["trials"][of.variant])
     return records
 
@@ -108,6 +111,9 @@ def _check_complete(
     plan = planned(run, of.variant, of.act, rank)
     if records[0].get("promised") != to_json(plan):
         raise BrokenRecords(f"rank {rank} promised other records than this scenario's plan has")
+    kinds = tuple(record["kind"] for record in records)
+    if kinds[: len(FIRST)] != FIRST or kinds[-len(LAST) :] != LAST:
+        raise BrokenRecords(f"rank {rank}: its records do not begin and end as a rank's do")
     try:
         ledger = Ledger(whole_plan(plan))
         for record in records:
@@ -141,6 +147,14 @@ def asked(
         ) from error
 
 
+def _check_lane(records: Records, lane: str) -> None:
+    """Ranks name a GPU on its lane, and none on the other."""
+    for start in records.of("start"):
+        if ("gpu" in start) != (lane == Lane.GPU):
+            told = start.get("gpu", "no GPU")
+            raise Inconclusive(f"rank {start['rank']} ran on {told}, on the {lane} lane")
+
+
 def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping[str, Any]) -> None:
     """Every rank ran the pinned code of the trial's own overlay, each file as it was made."""
     site, key = Path(trial["overlay"]["site"]), trial["overlay"]["key"]
@@ -151,7 +165,7 @@ def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping
             raise Inconclusive(f"rank {rank} did not say which upstream it ran")
         _check_modules(rank, proof, site, trial["pins"])
         _check_files(rank, proof, site, trial["files"])
-        loaded = proof["loaded"]["digest"]
+        loaded = proof["loaded"]
         if key != INSTALLED and loaded != made.get(rank):
             which = code.changed(folder.parent, loaded, made.get(rank))
             raise Inconclusive(

@@ -116,7 +116,7 @@ def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
     files = {file: _watched(file) for file in trial["files"]}
     overlay = trial["overlay"]
     found = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
-    kept = {"files": len(found), "digest": code.keep(run_folder, found)}
+    kept = code.keep(run_folder, found)
     return {"modules": modules, "files": files, "loaded": kept, "apex": apex.state()}
 
 

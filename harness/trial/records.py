@@ -74,7 +74,7 @@ HOUSE: Mapping[str, Kind] = {
         {
             "modules": by_name(held({"version": TEXT, "file": TEXT})),
             "files": by_name(maybe(held({"path": TEXT, "sha256": TEXT}))),
-            "loaded": held({"files": COUNT, "digest": TEXT}),
+            "loaded": TEXT,
             "apex": TEXT,
         }
     ),
@@ -83,6 +83,9 @@ HOUSE: Mapping[str, Kind] = {
     END: Kind({"records": COUNT}),
 }  # fmt: skip
 """What every rank records besides what its scenario has planned."""
+
+FIRST, LAST = (BEGIN, "start"), ("upstream", "shims", "phases", END)
+"""The records of the harness that come before those of the scenario, and those that come after."""
 
 
 class BrokenRecords(HarnessError):
@@ -215,6 +218,8 @@ def _exit_json(folder: Path) -> dict[str, Any]:
 
 
 def _exit(told: Mapping[str, Any]) -> Exit:
+    if not told["code"] and told["failure"]:
+        raise Inconclusive(f"{EXIT_FILE} tells of a failure, and of none")
     kept = {name: value for name, value in told.items() if name not in ("of", "records")}
     return Exit(**{**kept, "survivors": tuple(kept["survivors"])})
 

@@ -1,0 +1,289 @@
+"""What a careful person would say of a spoilt run, without the harness's grading.
+
+Whatever was changed in the files as such, and is not put right, leaves nothing to be believed of
+that trial. Of records that are odd but well written it is asked whether they have the form of those
+of the run as it was, and for some scenarios what they say (``OPINIONS``). To say nothing, that is
+inconclusive, is never wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.spec import RunResult
+from tests.fuzz.base import Base
+
+Record = Mapping[str, Any]
+Acts = Mapping[str, Mapping[int, list[Record]]]
+"""By act and rank, what was recorded."""
+
+IMMATERIAL = {"command", "started", "machine", "environment", "launch", "source", "run", "seed"}
+"""What a run.json may say without its verdict being another, if the ranks have read just that."""
+IMMATERIAL_OF_A_TRIAL = {"about", "date"}
+IMMATERIAL_OF_AN_OVERLAY = {"lock", "diff", "made"}
+
+
+class NoJson(Exception):
+    """A file is none that can be read."""
+
+
+def complaint(base: Base, folder: Path, sealed: bool, result: RunResult) -> str:
+    """What is wrong with a result; empty where nothing is."""
+    found = {trial.variant: str(trial.outcome) for trial in result.trials}
+    believed = {variant: allowed(base, folder, variant, sealed) for variant in found}
+    for variant, outcome in found.items():
+        if outcome in ("symptom", "clean") and outcome not in believed[variant]:
+            return f"{variant} is {outcome}, where a careful person allows {believed[variant]}"
+    if str(result.verdict) == "reproduced":
+        pair = (found.get("buggy"), found.get("fixed"))
+        if pair != ("symptom", "clean"):
+            return f"reproduced, where buggy and fixed are {pair}"
+        if any(outcome not in ("symptom", "clean") for outcome in found.values()):
+            return f"reproduced, where the trials are {found}"
+    return ""
+
+
+def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
+    """Which outcomes but inconclusive a careful person lets stand."""
+    if variant not in base.outcomes:
+        return set()
+    as_it_was = {base.outcomes[variant]}
+    try:
+        before, now = load(base.folder / "run.json"), load(folder / "run.json")
+        if before != now and not (sealed and _same_run(before, now, variant)):
+            return set()
+        if _same_files(base.folder / variant, folder / variant, as_such=not sealed):
+            return as_it_was
+        if not sealed:
+            return set()
+        return _of_records(base, _acts(base.folder / variant), _acts(folder / variant))
+    except (NoJson, KeyError, TypeError, AttributeError):
+        return set()
+
+
+def load(path: Path) -> Any:
+    """The content of a JSON file that is no link, no FIFO and not endless."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
+        raise NoJson(path)
+    try:
+        return json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError):
+        raise NoJson(path) from None
+
+
+def _same_run(before: Mapping[str, Any], now: Mapping[str, Any], variant: str) -> bool:
+    """Whether two run.json say the same of what a trial's verdict depends on."""
+    if {k: v for k, v in before.items() if k not in IMMATERIAL | {"trials", "pins"}} != {
+        k: v for k, v in now.items() if k not in IMMATERIAL | {"trials", "pins"}
+    }:
+        return False
+    if type(now["seed"]) is not int:
+        return False
+    return _material(before["trials"][variant]) == _material(now["trials"][variant])
+
+
+def _material(trial: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in trial.items() if k not in IMMATERIAL_OF_A_TRIAL}
+    overlay = trial["overlay"]
+    kept["overlay"] = {k: v for k, v in overlay.items() if k not in IMMATERIAL_OF_AN_OVERLAY}
+    return kept
+
+
+def _same_files(before: Path, now: Path, *, as_such: bool) -> bool:
+    """Whether a trial left the same: as files, or, where digests were made anew, in content."""
+    if now.is_symlink() or not now.is_dir():
+        return False
+    names = {p.relative_to(before) for p in before.rglob("*") if p.is_file()}
+    if names != {p.relative_to(now) for p in now.rglob("*") if not p.is_dir() or p.is_symlink()}:
+        return False
+    return all(_same_file(before / name, now / name, as_such) for name in names)
+
+
+def _same_file(before: Path, now: Path, as_such: bool) -> bool:
+    if now.is_symlink() or not now.is_file():
+        return False
+    if now.suffix == ".jsonl":
+        if as_such:
+            return now.stat().st_size < 1 << 26 and before.read_bytes() == now.read_bytes()
+        return _plain(before) == _plain(now)
+    ours, theirs = load(before), load(now)
+    dropped = {"seconds"} if as_such else {"seconds", "of", "records"}
+    seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
+    if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
+        return False
+    return {k: v for k, v in ours.items() if k not in dropped} == {
+        k: v for k, v in theirs.items() if k not in dropped
+    }
+
+
+OF_ITS_PLACE = {
+    "chain", "format", "run", "run_json", "scenario", "variant", "act", "seed", "params",
+    "world_size",
+}  # fmt: skip
+"""What is made anew in a rank's records as they are sealed."""
+
+
+def _plain(path: Path) -> list[Record]:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
+        raise NoJson(path)
+    try:
+        records = [json.loads(line) for line in path.read_bytes().decode().splitlines()]
+        first = {"begin": OF_ITS_PLACE}
+        return [
+            {k: v for k, v in r.items() if k != "chain" and k not in first.get(r["kind"], ())}
+            for r in records
+        ]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise NoJson(path) from None
+
+
+def _acts(folder: Path) -> Acts:
+    return {
+        str(place.parent.relative_to(folder)): {
+            int(p.stem.removeprefix("rank_")): _plain(p) for p in place.parent.glob("rank_*.jsonl")
+        }
+        for place in sorted(folder.glob("**/exit.json"))
+    }
+
+
+def _of_records(base: Base, before: Acts, now: Acts) -> set[str]:
+    """What may be said of records that are well written, beside those of the run as it was."""
+    if set(before) != set(now) or any(set(before[act]) != set(now[act]) for act in before):
+        return set()
+    ranks = [(act, rank) for act in before for rank in before[act]]
+    if not all(_same_form(before[act][rank], now[act][rank]) for act, rank in ranks):
+        return set()
+    if any(_house(before[act][rank]) != _house(now[act][rank]) for act, rank in ranks):
+        return set()
+    opinion = OPINIONS.get(base.scenario)
+    return opinion(now) if opinion else {"symptom", "clean"}
+
+
+def _same_form(before: list[Record], now: list[Record]) -> bool:
+    """Whether there is the same to be read: the same kinds and steps in the same order, facts of
+    the same names, and values of the same types."""
+    if [(r["kind"], r["rank"], r["step"]) for r in before] != [
+        (r.get("kind"), r.get("rank"), r.get("step")) for r in now
+    ]:
+        return False
+    sorts: dict[tuple[str, str], set[str]] = {}
+    for record in before:
+        for name, value in record.items():
+            sorts.setdefault((record["kind"], name), set()).add(_sort(value))
+    return all(
+        set(was) == set(record)
+        and all(_sort(value) in sorts[was["kind"], name] for name, value in record.items())
+        for was, record in zip(before, now, strict=True)
+    )
+
+
+def _sort(value: Any) -> str:
+    """What sort of value this is; a number that is none of them is of no sort."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "flag"
+    if isinstance(value, (int, float)):
+        return "number" if _number(value) else "no number"
+    return type(value).__name__
+
+
+def _number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+PROOF = {"begin", "upstream", "end"}
+
+
+def _house(records: list[Record]) -> list[Record]:
+    """What proves which code a rank ran, and that its records are whole."""
+    return [
+        {k: v for k, v in r.items() if k not in ("host", "pid")} for r in records
+        if r["kind"] in PROOF
+    ]  # fmt: skip
+
+
+# Opinions: what the records of a scenario say, asked anew.
+
+
+def _all(acts: Acts, kind: str, rank: int | None = None) -> list[Record]:
+    return [
+        record
+        for ranks in acts.values()
+        for number, records in ranks.items()
+        if rank in (None, number)
+        for record in records
+        if record["kind"] == kind
+    ]
+
+
+def _bf16_clip(acts: Acts) -> set[str]:
+    steps, checks = _all(acts, "step"), _all(acts, "checkpoint")
+    failures = [f for check in checks for f in check["failures"]]
+    active = all(0 < step["clipping"] < step["grad_norm"] for step in steps)
+    if any(step["differing"] for step in steps):
+        return {"symptom"} if failures else set()
+    return (
+        {"clean"} if not failures and (active or not any(s["clipping"] for s in steps)) else set()
+    )
+
+
+def _sampler_shards(acts: Acts) -> set[str]:
+    records = _all(acts, "epoch")
+    epochs: dict[int, list[list[int]]] = {}
+    for record in records:
+        epochs.setdefault(record["step"], []).append(record["seen"])
+    whole = set(range(records[0]["samples"]))
+    if len({record["samples"] for record in records}) > 1:
+        return set()
+    drawn = [[s for seen in ranks for s in seen] for ranks in epochs.values()]
+    if all(set(d) == whole and len(d) == len(whole) for d in drawn):
+        return {"clean"}
+    return {"symptom"} if all(len(d) == len(whole) and set(d) <= whole for d in drawn) else set()
+
+
+def _streaming_map_resume(acts: Acts) -> set[str]:
+    (seen,) = _all(acts, "resume")
+    whole, got = seen["whole"], [*seen["before"], *seen["after"]]
+    if len(set(whole)) < len(whole):
+        return set()
+    if got == whole:
+        return {"clean"}
+    lost = set(whole) - set(got)
+    return {"symptom"} if lost and len(set(got)) == len(got) and set(got) <= set(whole) else set()
+
+
+def _warmup_first_step(acts: Acts) -> set[str]:
+    answers = set()
+    for rank in {r["rank"] for r in _all(acts, "rate")}:
+        (told,) = _all(acts, "schedule", rank)
+        rates = [(r["step"], rate) for r in _all(acts, "rate", rank) for rate in r["rates"]]
+        span = told["high"] - told["low"]
+        right = {n: told["low"] + span * min(max(n - 2, 0) / told["warmup"], 1) for n, _ in rates}
+        wrong = [
+            (n, rate) for n, rate in rates if abs(rate - right[n]) > 1e-6 * max(right.values())
+        ]
+        if not wrong:
+            answers.add("clean")
+        elif all((n, rate) == (1, told["own"]) for n, rate in wrong):
+            answers.add("symptom")
+        else:
+            answers.add("odd")
+    return answers if len(answers) == 1 else set()
+
+
+OPINIONS: Mapping[str, Callable[[Acts], set[str]]] = {
+    "bf16_clip": _bf16_clip,
+    "sampler_shards": _sampler_shards,
+    "streaming_map_resume": _streaming_map_resume,
+    "warmup_first_step": _warmup_first_step,
+}

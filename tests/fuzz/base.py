@@ -1,0 +1,42 @@
+"""What is spoilt: recorded runs, less the variants that nothing is compared with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.trial.grade import grade
+from harness.trial.records import RUN_FILE
+from tests.recording import FOLDER, seal
+
+VARIANTS = {"buggy", "fixed", "control"}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A recorded run as it was, and what was told of it."""
+
+    scenario: str
+    folder: Path
+    verdict: str
+    outcomes: dict[str, str]
+
+
+def bases(place: Path) -> list[Base]:
+    """A copy of every recorded run in ``place``, with at most three of its variants."""
+    return [_base(recorded, place / recorded.name) for recorded in sorted(FOLDER.iterdir())]
+
+
+def _base(recorded: Path, folder: Path) -> Base:
+    run = json.loads((recorded / RUN_FILE).read_text())
+    run["trials"] = {v: trial for v, trial in run["trials"].items() if v in VARIANTS}
+    folder.mkdir(parents=True)
+    for variant in run["trials"]:
+        shutil.copytree(recorded / variant, folder / variant)
+    (folder / RUN_FILE).write_text(json.dumps(run))
+    seal(folder)
+    result = grade(folder)
+    outcomes = {trial.variant: str(trial.outcome) for trial in result.trials}
+    return Base(run["scenario"], folder, str(result.verdict), outcomes)

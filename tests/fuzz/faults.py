@@ -1,0 +1,340 @@
+"""Faults: what can befall a run folder, each with whether its files are sealed afterwards.
+
+A fault that is not sealed is one of files: somebody changed what was written. A sealed one is of
+what was written: the digests are right, as if a rank, or the harness, had written just that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.fuzz.base import Base
+from tests.recording import read, seal, write
+
+Fault = Callable[[Random, Path, Base], str]
+"""Spoils a copy of a base, and says how; empty where it found nothing to spoil."""
+
+
+def act(random: Random, folder: Path) -> Path:
+    """The folder of some act of some trial."""
+    return random.choice(sorted(path.parent for path in folder.glob("**/exit.json")))
+
+
+def rank_file(random: Random, folder: Path) -> Path:
+    return random.choice(sorted(act(random, folder).glob("rank_*.jsonl")))
+
+
+def any_file(random: Random, folder: Path) -> Path:
+    return random.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+
+
+# Of files and processes.
+
+
+def lost(random: Random, folder: Path, base: Base) -> str:
+    file = any_file(random, folder)
+    file.unlink()
+    return f"{file.relative_to(folder)} is gone"
+
+
+def cut(random: Random, folder: Path, base: Base) -> str:
+    file = any_file(random, folder)
+    size = file.stat().st_size
+    left = random.choice([0, 1, size // 2, size - 1, random.randrange(size)])
+    os.truncate(file, left)
+    return f"{file.relative_to(folder)} has {left} of {size} bytes"
+
+
+def byte_changed(random: Random, folder: Path, base: Base) -> str:
+    file = any_file(random, folder)
+    content = bytearray(file.read_bytes())
+    place = random.randrange(len(content))
+    content[place] = random.choice([n for n in range(256) if n != content[place]])
+    file.write_bytes(content)
+    return f"byte {place} of {file.relative_to(folder)} is {content[place]}"
+
+
+def files_swapped(random: Random, folder: Path, base: Base) -> str:
+    name = random.choice(["rank_0.jsonl", "rank_1.jsonl", "exit.json", "made.json"])
+    files = sorted(folder.glob(f"**/{name}"))
+    if len(files) < 2:
+        return ""
+    one, other = random.sample(files, 2)
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    return f"{one.relative_to(folder)} and {other.relative_to(folder)} are swapped"
+
+
+def copied_over(random: Random, folder: Path, base: Base) -> str:
+    files = sorted(folder.glob("**/rank_*.jsonl"))
+    if len(files) < 2:
+        return ""
+    one, other = random.sample(files, 2)
+    shutil.copy(one, other)
+    return f"{other.relative_to(folder)} is {one.relative_to(folder)}"
+
+
+def trial_copied(random: Random, folder: Path, base: Base) -> str:
+    variants = sorted(base.outcomes)
+    if len(variants) < 2:
+        return ""
+    one, other = random.sample(variants, 2)
+    shutil.rmtree(folder / other)
+    shutil.copytree(folder / one, folder / other)
+    return f"{other} is a copy of {one}"
+
+
+def acts_swapped(random: Random, folder: Path, base: Base) -> str:
+    acts = sorted({path.parent for path in folder.glob("*/*/exit.json")})
+    if len(acts) < 2:
+        return ""
+    one, other = random.sample(acts, 2)
+    aside = one.rename(folder / "aside")
+    other.rename(one)
+    aside.rename(other)
+    return f"{one.relative_to(folder)} and {other.relative_to(folder)} are swapped"
+
+
+def lines_changed(random: Random, folder: Path, base: Base) -> str:
+    """Replaced, doubled, dropped or moved, the count at the end being right or not."""
+    file = rank_file(random, folder)
+    lines = file.read_text().splitlines(keepends=True)
+    one, other = random.randrange(len(lines)), random.randrange(len(lines))
+    how = random.choice(["replaced", "doubled", "dropped", "swapped"])
+    if how == "replaced":
+        lines[one] = lines[other]
+    elif how == "doubled":
+        lines.insert(other, lines[one])
+    elif how == "dropped":
+        del lines[one]
+    else:
+        lines[one], lines[other] = lines[other], lines[one]
+    file.write_text("".join(lines))
+    return f"line {one} of {file.relative_to(folder)} was {how} (with {other})"
+
+
+def exit_lax(random: Random, folder: Path, base: Base) -> str:
+    file = act(random, folder) / "exit.json"
+    content = json.loads(file.read_text())
+    name = random.choice(sorted(content))
+    if random.random() < 0.3:
+        del content[name]
+        told = "left out"
+    else:
+        content[name] = told = random.choice(ODD)
+    file.write_text(json.dumps(content))
+    return f"{name} of {file.relative_to(folder)} is {told!r}"
+
+
+def odd_file(random: Random, folder: Path, base: Base) -> str:
+    file = rank_file(random, folder)
+    how = random.choice(
+        ["a FIFO", "a link", "a folder", "endless", "brackets", "unfinished", "more"]
+    )
+    if how == "more":
+        shutil.copy(file, file.with_name("rank_7.jsonl"))
+    elif how == "unfinished":
+        file.rename(file.with_name(file.name + ".part"))
+    elif how == "endless":
+        os.truncate(file, 10 << 30)
+    elif how == "brackets":
+        file.write_text("[" * 20_000 + "\n")
+    else:
+        kept = file.rename(folder / "aside")
+        if how == "a FIFO":
+            os.mkfifo(file)
+        elif how == "a link":
+            file.symlink_to(kept)
+        else:
+            file.mkdir()
+    return f"{file.relative_to(folder)} is {how}"
+
+
+def process_died(random: Random, folder: Path, base: Base) -> str:
+    file = act(random, folder) / "exit.json"
+    content = json.loads(file.read_text())
+    content.update(
+        random.choice(
+            [
+                {"code": random.choice([1, -9, -11, 255])},
+                {"timed_out": True},
+                {"interrupted": True},
+                {"survivors": [4711]},
+                {"code": 1, "failure": {"rank": 0, "message": "gone"}},
+            ]
+        )
+    )
+    file.write_text(json.dumps(content))
+    return f"{file.relative_to(folder)}: a process died"
+
+
+# Of records that are odd but well written: sealed.
+
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 1.5, -2.5, 1e300, 1e-300, 10**400, float("nan"), float("inf"),
+    "", "0", "nan", "inf", [], [0], {}, {"a": 1}, [[]], "\x1b[2J",
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to every value within a value, itself left out."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for name, each in inner:
+        found.append((*path, name))
+        if isinstance(each, (dict, list)):
+            found += places(each, (*path, name))
+    return found
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        value = value[name]
+    return value
+
+
+def fact_odd(random: Random, folder: Path, base: Base) -> str:
+    """A fact of a record is something else: of another type, or another number."""
+    file = rank_file(random, folder)
+    records = read(file)
+    number = random.randrange(len(records))
+    path = random.choice(places(records[number]))
+    holder, name = at(records[number], path[:-1]), path[-1]
+    before = holder[name]
+    how = random.choice(["odd", "near", "gone", "other"])
+    if how == "near" and isinstance(before, (int, float)) and not isinstance(before, bool):
+        holder[name] = random.choice([before * 2, before + 1, -before, before * 0.5, 0 * before])
+    elif how == "gone":
+        del holder[name]
+    elif how == "other":
+        other = random.choice(records)
+        holder[name] = at(other, random.choice(places(other)))
+    else:
+        holder[name] = random.choice(ODD)
+    write(file, records)
+    return f"{file.relative_to(folder)}, record {number}: {path} was {how}"
+
+
+def facts_cleared(random: Random, folder: Path, base: Base) -> str:
+    """What a rank's records of one kind say under one name is empty, or the same, throughout."""
+    file = rank_file(random, folder)
+    records = read(file)
+    kind = random.choice(records)["kind"]
+    told = [record for record in records if record["kind"] == kind]
+    names = [n for n in told[0] if n not in ("kind", "rank", "step")]
+    if not names:
+        return ""
+    name = random.choice(names)
+    value = random.choice([*ODD, told[0][name], told[-1].get(name)])
+    for record in told:
+        record[name] = value
+    write(file, records)
+    return f"{file.relative_to(folder)}: {name} of all {kind} is {value!r}"
+
+
+def records_changed(random: Random, folder: Path, base: Base) -> str:
+    """Records left out, doubled or moved; the count at the end is right, the promise perhaps."""
+    file = rank_file(random, folder)
+    records = read(file)
+    how = random.choice(["dropped", "doubled", "swapped", "halved", "kind dropped"])
+    one, other = random.randrange(len(records)), random.randrange(len(records))
+    if how == "dropped":
+        del records[one]
+    elif how == "doubled":
+        records.insert(other, dict(records[one]))
+    elif how == "swapped":
+        records[one], records[other] = records[other], records[one]
+    elif how == "halved":
+        records = [r for r in records if not r["step"] or r["step"] % 2]
+    else:
+        records = [r for r in records if r["kind"] != records[one]["kind"]]
+    if records and records[-1]["kind"] == "end":
+        records[-1]["records"] = len(records) - 1
+    if records and "promised" in records[0] and random.random() < 0.5:
+        steps: dict[str, list[Any]] = {}
+        for record in records:
+            if record["kind"] in records[0]["promised"]["steps"]:
+                steps.setdefault(record["kind"], []).append(record["step"])
+        records[0]["promised"]["steps"] = steps
+    write(file, records)
+    return f"{file.relative_to(folder)}: records {how} ({one}, {other})"
+
+
+def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
+    """What one rank recorded of the bug stands in another's file, under its own number."""
+    place = act(random, folder)
+    files = sorted(place.glob("rank_*.jsonl"))
+    if len(files) < 2:
+        return ""
+    one, other = random.sample(files, 2)
+    ours, theirs = read(one), read(other)
+    own = ours[0]["rank"]
+    write(one, [ours[0], *({**record, "rank": own} for record in theirs[1:])])
+    return f"{one.relative_to(folder)} says what {other.name} does"
+
+
+def trials_exchanged(random: Random, folder: Path, base: Base) -> str:
+    """What the ranks of one trial recorded stands in another's files."""
+    variants = sorted(base.outcomes)
+    if len(variants) < 2:
+        return ""
+    one, other = random.sample(variants, 2)
+    for file in sorted((folder / one).glob("**/rank_*.jsonl")):
+        theirs = folder / other / file.relative_to(folder / one)
+        if theirs.is_file():
+            write(file, [read(file)[0], *read(theirs)[1:]])
+    return f"{one} says what {other} does"
+
+
+# Of run.json: sealed or not.
+
+
+def run_edited(random: Random, folder: Path, base: Base) -> str:
+    file = folder / "run.json"
+    run = json.loads(file.read_text())
+    names = ["trials"] * 6 + sorted(run)
+    top = random.choice(names)
+    path = (top, *random.choice([(), *places(run[top])])) if isinstance(run[top], dict) else (top,)
+    holder, name = at(run, path[:-1]), path[-1]
+    how = random.choice(["odd", "gone", "other"])
+    if how == "gone":
+        del holder[name]
+    elif how == "other":
+        holder[name] = at(run, random.choice(places(run)))
+    else:
+        holder[name] = random.choice(ODD)
+    file.write_text(json.dumps(run))
+    return f"run.json: {path} was {how}"
+
+
+FILES: tuple[Fault, ...] = (
+    lost, cut, byte_changed, files_swapped, copied_over, trial_copied, acts_swapped, lines_changed,
+    exit_lax, odd_file, process_died,
+)  # fmt: skip
+RECORDS: tuple[Fault, ...] = (
+    fact_odd, fact_odd, facts_cleared, records_changed, ranks_exchanged, trials_exchanged,
+)  # fmt: skip
+
+
+def spoil(random: Random, folder: Path, base: Base) -> tuple[str, bool]:
+    """Spoil a copy of a base in some way: how, and whether the digests are right again."""
+    family = random.choice(["files", "records", "records", "run.json"])
+    if family == "files":
+        return random.choice(FILES)(random, folder, base), False
+    if family == "records":
+        told, sealed = random.choice(RECORDS)(random, folder, base), True
+    else:
+        told, sealed = run_edited(random, folder, base), random.random() < 0.7
+    if sealed:
+        try:
+            seal(folder)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
+            sealed = False  # it is too odd for that: then the digests are wrong, too
+    return told, sealed
