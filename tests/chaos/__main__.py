@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import threading
 from collections import Counter
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = [kind for kind in KINDS if not options.kind or kind.name in options.kind]
     if not kinds:
         parser.error(f"no such kind. Choices: {', '.join(kind.name for kind in KINDS)}.")
+    _have_commands_hear_signals()
     options.out.mkdir(parents=True)
     drawn = list(draw(kinds, options.faults, options.seed))
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -45,6 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in done], indent=1) + "\n")
     print_table(done)
     return 1 if any(one.wrong for one in done) else 0
+
+
+def _have_commands_hear_signals() -> None:
+    # What a shell puts in the background ignores SIGINT, what nohup starts SIGHUP, and so would
+    # the commands. A handler of our own is not inherited.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def draw(kinds: Sequence[Kind], faults: int, seed: int) -> Iterator[tuple[int, Kind, str, int]]:
