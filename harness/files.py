@@ -6,9 +6,10 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,15 +27,23 @@ def write_whole(path: Path, text: str) -> None:
 
     Raises OSError where that cannot be done; the old file, if any, is still there then.
     """
-    aside = beside(path)
+    write_all({path: text})
+
+
+def write_all(texts: Mapping[Path, str]) -> None:
+    """Write several text files that belong together; as ``write_whole``, all of them or none."""
+    asides = {path: beside(path) for path in texts}
     try:
-        with os.fdopen(_new_file(aside), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        for path, aside in asides.items():
+            with os.fdopen(_new_file(aside), "w", encoding="utf-8") as file:
+                file.write(texts[path])
+                file.flush()
+                os.fsync(file.fileno())
+        for path, aside in asides.items():
+            os.replace(aside, path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        for aside in asides.values():
+            aside.unlink(missing_ok=True)
         raise
 
 
@@ -53,6 +62,16 @@ def new_folder_beside(path: Path) -> Path:
     aside = beside(path)
     aside.mkdir()
     return aside
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Link a file; copy it where the file system has no links, or no more of one file."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        shutil.copy2(source, target)
 
 
 def _new_file(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import json
@@ -21,6 +22,7 @@ from harness.spec import Defect, Inconclusive
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack
+from tests.another_user import as_nobody, needs_root
 
 STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
 CODE = "def one():\n    return 1\n"
@@ -325,3 +327,72 @@ def test_linked_files_take_their_room_once(cache: Path, base: Overlay) -> None:
     seen: set[int] = set()
     assert overlay.disk_use(base.folder, seen) > 0
     assert overlay.disk_use(base.folder, seen) == 0
+
+
+def _lend(cache: Path, stack: Stack) -> Iterator[str]:
+    try:
+        with borrowed(stack, (), cache) as lent:
+            yield (lent.site / "up" / "code.py").read_text()
+    except Inconclusive as error:
+        yield str(error)
+
+
+@needs_root
+@pytest.mark.parametrize("with_lock", [True, False])
+def test_somebody_elses_cache_can_be_read(shared: Path, with_lock: bool) -> None:
+    cache = shared / "cache"
+    with borrowed(STACK, (), cache) as lent:
+        pass
+    if not with_lock:
+        overlay.lock_file(cache, lent.key).unlink()
+    with as_nobody(_lend, cache, STACK) as text:
+        assert text == CODE
+        if with_lock:
+            assert not overlay.free(cache, lent.key), "freed under another user's run"
+    assert overlay.free(cache, lent.key)
+
+
+@needs_root
+def test_what_somebody_elses_cache_lacks_is_told_in_one_line(shared: Path) -> None:
+    cache = shared / "cache"
+    with borrowed(STACK, (), cache):
+        pass
+    with as_nobody(_lend, cache, replace(STACK, date="2024-02-02")) as told:
+        assert told == f"cannot write {cache}: Permission denied; name another HARNESS_CACHE"
+    with as_nobody(_lend, shared / "none", STACK) as told:
+        assert told.startswith(f"cannot write {shared / 'none'}: Permission denied")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("step", ["write_whole", "sealed", "_put_in"])
+def test_a_full_disk_leaves_no_half_an_overlay(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str
+) -> None:
+    with borrowed(STACK, (), cache) as base:
+        pass
+
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    other = replace(STACK, date="2024-02-02")
+    stack, defects = (STACK, (DEFECT,)) if step == "_put_in" else (other, ())
+    monkeypatch.setattr(overlay, step, full)
+    with pytest.raises(Inconclusive) as caught, borrowed(stack, defects, cache):
+        pass
+    told = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"
+    assert str(caught.value) == told
+    assert contents(cache) == [base.key]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)
+def test_an_overlay_is_open_to_whom_the_umask_lets(cache: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with borrowed(STACK, (), cache) as lent:
+            modes = {p: p.stat().st_mode & 0o777 for p in (lent.folder, *lent.folder.rglob("*"))}
+    finally:
+        os.umask(before)
+    for path, mode in modes.items():
+        inside = lent.site in path.parents
+        expected = 0o777 if path.is_dir() else 0o444 if inside else 0o666
+        assert mode == expected & ~umask, path

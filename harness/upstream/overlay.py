@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.files import locked, new_folder_beside, sha256, write_whole, writing
+from harness.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.spec import Defect, Inconclusive, Unsupported
 from harness.upstream import bytecode, pins
 from harness.upstream import defect as edit
@@ -109,10 +109,10 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
 
 
 def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
-    if _folder(cache, name).exists():
+    if _is_there(cache, name):
         return False
     with writing(cache, "HARNESS_CACHE"), locked(lock_file(cache, name)):
-        if _folder(cache, name).exists():
+        if _is_there(cache, name):
             return False
         if defects:
             with borrowed(stack, (), cache) as base:
@@ -132,7 +132,7 @@ def _make(
             text, diff = _install(stack, aside, site), ""
             files = sealed(site)
         else:
-            shutil.copytree(base.site, site, copy_function=os.link)
+            shutil.copytree(base.site, site, copy_function=link)
             text, diff = base.lock, _put_in(defects, stack, site, base)
             files = _with_edits(base, defects, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
@@ -207,10 +207,7 @@ def _manifest(
 def _opened(cache: Path, name: str, made: bool) -> Overlay:
     folder = _folder(cache, name)
     manifest = read_manifest(folder)
-    try:
-        files = {file: Made(size, sha256) for file, (size, sha256) in manifest["files"].items()}
-    except (TypeError, ValueError):
-        raise _unreadable(folder) from None
+    files = files_of(folder, manifest)
     found = Overlay(name, folder / SITE, manifest["lock"], manifest["diff"], made, files)
     site = str(found.site)
     for file, (size, _) in files.items():
@@ -273,6 +270,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _unreadable(folder) from None
 
 
+def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Made]:
+    """The files that a manifest says an overlay was made of; DamagedOverlay if it says nothing."""
+    try:
+        files = {path: Made(size, content) for path, (size, content) in manifest["files"].items()}
+    except (TypeError, ValueError):
+        raise _unreadable(folder) from None
+    if not all(type(made.size) is int and type(made.sha256) is str for made in files.values()):
+        raise _unreadable(folder)
+    return files
+
+
 def _unreadable(folder: Path) -> DamagedOverlay:
     return DamagedOverlay(
         f"overlay {folder.name} is damaged: it has no {MANIFEST}; remove it with "
@@ -299,6 +307,10 @@ PARTS = {
 
 def _folder(cache: Path, name: str) -> Path:
     return cache / "overlays" / name
+
+
+def _is_there(cache: Path, name: str) -> bool:
+    return os.path.exists(_folder(cache, name))  # False where it may not be looked up, too
 
 
 def lock_file(cache: Path, name: str) -> Path:
@@ -347,4 +359,4 @@ def sweep(cache: Path) -> None:
 
 def is_made(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
     """Whether an overlay is in the cache already."""
-    return _folder(cache, key(stack, defects)).exists()
+    return _is_there(cache, key(stack, defects))

@@ -2,7 +2,7 @@
 
     BUNDLE/activate          to be sourced there, like a virtual environment's
     BUNDLE/site.tar.xz       the harness and what it imports, for the box's Python; not torch
-    BUNDLE/overlays.tar.xz   the overlays of every variant, files that they share stored once
+    BUNDLE/overlays.tar.xz   the overlays of every variant, each content once, see ``archive``
     BUNDLE/bundle.json       what is in it, and of which commit
 
 The box brings Python and torch. Overlays are unpacked there, once, and compiled for its Python.
@@ -10,44 +10,40 @@ The box brings Python and torch. Overlays are unpacked there, once, and compiled
 
 from __future__ import annotations
 
-import compileall
 import json
-import lzma
-import os
+import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
-from harness.files import ROOT, sha256, write_whole
+from harness.files import ROOT, new_folder_beside, write_whole, writing
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.spec import RELEASED, Defect, ExitCode, Inconclusive, Scenario, UserError
-from harness.upstream import overlay, pins
+from harness.spec import (
+    RELEASED,
+    Defect,
+    ExitCode,
+    HarnessError,
+    Inconclusive,
+    Scenario,
+    UserError,
+)
+from harness.upstream import archive, overlay, pins
 from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay
 from harness.verbs import Arguments, pin
 
+FORMAT = 2
+"""Of a bundle; an older one is refused."""
+
 ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
-COMPRESSION = (
-    {"id": lzma.FILTER_X86},
-    {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27},
-)
-"""Releases of one package are alike: a window of 128 MB, and files of one name side by side, halve
-the archive. The box needs that much memory to unpack it."""
-STREAMS = 4
-"""How many streams an archive is at most cut into, which as many cores compress side by side; a
-reader of xz takes them as one. Each costs the likeness of what was cut apart."""
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 """What runs there. What makes overlays (uv, pip, LibCST) stays here."""
@@ -55,12 +51,32 @@ NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 ACTIVATE = """\
 # Source this on the box: . BUNDLE/activate
 BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
-if [ ! -d "$BUNDLE/site" ]; then
-    python3 -W ignore -m tarfile -e "$BUNDLE/site.tar.xz" "$BUNDLE/.unpacked" &&
-        mv "$BUNDLE/.unpacked/site" "$BUNDLE/site" && rmdir "$BUNDLE/.unpacked"
+PLACE=$BUNDLE
+if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # somebody else's: unpacked beside our cache
+    PLACE=${XDG_CACHE_HOME:-$HOME/.cache}/distributed-bugs/bundles/$(cksum < "$BUNDLE/bundle.json" |
+        tr ' ' -)
 fi
-export PYTHONPATH="$BUNDLE/site${PYTHONPATH:+:$PYTHONPATH}"
-export HARNESS_CACHE="${HARNESS_CACHE:-$BUNDLE/cache}"
+[ -d "$PLACE/site" ] || python3 -W ignore - "$BUNDLE/site.tar.xz" "$PLACE" << 'END'
+import os, shutil, sys, tarfile
+archive, place = sys.argv[1:]
+aside = os.path.join(place, f".unpacked.{os.uname().nodename}.{os.getpid()}")
+os.makedirs(aside)
+try:
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(aside, filter="data")
+        else:
+            print("this Python's tarfile has no filters: the bundle is taken at its word")
+            tar.extractall(aside)
+    os.rename(os.path.join(aside, "site"), os.path.join(place, "site"))
+except OSError:
+    if not os.path.isdir(os.path.join(place, "site")):  # nobody else was quicker
+        raise
+finally:
+    shutil.rmtree(aside, ignore_errors=True)
+END
+export PYTHONPATH="$PLACE/site${PYTHONPATH:+:$PYTHONPATH}"
+export HARNESS_CACHE="${HARNESS_CACHE:-$PLACE/cache}"
 python3 -W ignore -m harness.verbs.bundle "$BUNDLE"
 """
 
@@ -101,35 +117,44 @@ def make(
     source = machine.source()  # before this makes files of its own
     _check_releases(scenarios, releases)
     cache = cache_folder()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    with ExitStack() as kept:
+        lent = {}
+        for stack, defects in _wanted(scenarios, releases, cache, python, platform):
+            try:
+                found = kept.enter_context(overlay.borrowed(stack, defects, cache))
+            except DefectError as error:
+                if not _is_extra(stack, releases):
+                    raise
+                terminal().print(f"left out, of a release that --pins names: {error}")
+                continue
+            lent[found.key] = (stack, found)
+        contents = {
+            "format": FORMAT,
+            "source": source,
+            "scenarios": list(scenarios),
+            "python": python,
+            "platform": platform,
+            "overlays": {key: stack.to_json() for key, (stack, _) in lent.items()},
+        }
+        with writing(out, "--out"):
+            _make_folder(out, cache, lent, contents)
+    _tell(out, lent, python)
+
+
+def _make_folder(
+    out: Path,
+    cache: Path,
+    lent: Mapping[str, tuple[pins.Stack, Overlay]],
+    contents: Mapping[str, Any],
+) -> None:
+    aside = new_folder_beside(out)
     try:
-        with ExitStack() as kept:
-            lent = {}
-            for stack, defects in _wanted(scenarios, releases, cache, python, platform):
-                try:
-                    found = kept.enter_context(overlay.borrowed(stack, defects, cache))
-                except DefectError as error:
-                    if not _is_extra(stack, releases):
-                        raise
-                    terminal().print(f"left out, of a release that --pins names: {error}")
-                    continue
-                lent[found.key] = (stack, found)
-            contents = {
-                "source": source,
-                "scenarios": list(scenarios),
-                "python": python,
-                "platform": platform,
-                "overlays": {key: stack.to_json() for key, (stack, _) in lent.items()},
-            }
-            _fill(aside, cache, lent, contents)
-        aside.chmod(0o755)
+        _fill(aside, cache, lent, contents)
         if out.exists():
             out.rmdir()
         aside.rename(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _tell(out, lent, python)
 
 
 def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
@@ -194,9 +219,10 @@ def _fill(
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
-    _archive(folder / SITE, {f"site/{p.relative_to(site)}": p for p in _files(site)})
+    files = sorted(_files(site), key=lambda path: (path.suffix, path))  # alike side by side
+    archive.pack(folder / SITE, ((f"site/{path.relative_to(site)}", path) for path in files))
     shutil.rmtree(site)
-    _archive(folder / ARCHIVE, _overlay_files(cache, lent))
+    archive.write(folder / ARCHIVE, lent, cache)
 
 
 def _install_needed(site: Path, python: str, platform: str) -> None:
@@ -214,72 +240,10 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
         raise Inconclusive(f"cannot fetch what the harness needs: {' '.join(done.stderr.split())}")
 
 
-def _overlay_files(cache: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]]) -> dict[str, Path]:
-    """What goes into the archive of overlays, by its name there."""
-    files = {}
-    for key, (stack, found) in lent.items():
-        for path in _files(found.folder):
-            files[f"overlays/{key}/{path.relative_to(found.folder)}"] = path
-        for name, version in stack.pins.items():
-            released = pins.release_file(cache, name, version)
-            if released.is_file():
-                files[f"releases/{released.name}"] = released
-    return files
-
-
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
-
-
-def _archive(archive: Path, files: Mapping[str, Path]) -> None:
-    """Write an archive of files, each content once, those that are alike side by side."""
-    stored: dict[str, str] = {}
-    with tempfile.TemporaryFile(dir=archive.parent) as plain:
-        with tarfile.open(fileobj=plain, mode="w") as tar:
-            for name in sorted(files, key=_kind):
-                _add(tar, files[name], name, stored)
-        with archive.open("wb") as packed:
-            packed.writelines(_streams(plain.fileno()))
-
-
-def _streams(file: int) -> Iterator[bytes]:
-    """A file's content in xz, as several streams that are compressed side by side."""
-    size, count = os.fstat(file).st_size, min(STREAMS, os.cpu_count() or 1)
-    edges = [size * n // count for n in range(count + 1)]
-    with ThreadPoolExecutor(count) as pool:  # lzma lets other threads run
-        yield from pool.map(partial(_stream, file), edges, edges[1:])
-
-
-def _stream(file: int, start: int, end: int) -> bytes:
-    compressor = lzma.LZMACompressor(filters=list(COMPRESSION))
-    at, packed = start, []
-    while at < end:
-        read = os.pread(file, min(end - at, 1 << 22), at)
-        packed.append(compressor.compress(read))
-        at += len(read)
-    return b"".join([*packed, compressor.flush()])
-
-
-def _add(tar: tarfile.TarFile, path: Path, name: str, stored: dict[str, str]) -> None:
-    """Add a file, as a link if one of the same content is in the archive already."""
-    content = sha256(path)
-    member = tar.gettarinfo(path, name)
-    member.type, member.linkname = tarfile.REGTYPE, ""
-    if content in stored:
-        member.type, member.linkname, member.size = tarfile.LNKTYPE, stored[content], 0
-        tar.addfile(member)
-        return
-    stored[content] = name
-    member.size = path.stat().st_size
-    with path.open("rb") as file:
-        tar.addfile(member, file)
-
-
-def _kind(name: str) -> tuple[str, ...]:
-    """What archived files are ordered by: their ending, their path within an overlay, the rest."""
-    return name.rpartition(".")[2], name.partition(f"/{overlay.SITE}/")[2], name
 
 
 def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
@@ -295,37 +259,36 @@ def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str
 
 
 def unpack(bundle: Path, cache: Path) -> None:
-    """Bring a bundle's overlays into the cache of the box, compiled; those it has are left."""
-    contents = json.loads((bundle / "bundle.json").read_text())
-    folder = cache / "overlays"
-    if all((folder / key).exists() for key in contents["overlays"]):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=cache, prefix=".unpacking."))
+    """Bring a bundle's overlays into the cache of the box, compiled; those it has are left.
+
+    Raises UserError for what is no bundle, and Inconclusive for one that is not what it says.
+    """
+    keys = _keys(bundle)
+    if all((cache / "overlays" / key).exists() for key in keys):
+        return  # a cache that others made may be read by whom cannot write to it
     try:
-        with tarfile.open(bundle / ARCHIVE) as tar:
-            _extract(tar, aside)
-        for made in sorted((aside / "overlays").iterdir()):
-            compileall.compile_dir(made / overlay.SITE, quiet=2, workers=0)
-            if not (folder / made.name).exists():
-                made.rename(folder / made.name)
-        _keep_releases(aside, cache)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with writing(cache, "HARNESS_CACHE"):
+            archive.unpack(bundle / ARCHIVE, keys, cache)
+    except archive.Refused as refusal:
+        raise Inconclusive(f"{bundle} is refused: {refusal}; make it anew") from None
 
 
-def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    if hasattr(tarfile, "tar_filter"):
-        tar.extractall(folder, filter="tar")
-    else:  # the first patches of Python 3.10 and 3.11
-        tar.extractall(folder)
-
-
-def _keep_releases(aside: Path, cache: Path) -> None:
-    (cache / "releases").mkdir(exist_ok=True)
-    for file in aside.glob("releases/*.json"):
-        os.replace(file, cache / "releases" / file.name)
+def _keys(bundle: Path) -> list[str]:
+    try:
+        contents = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
+        form, keys = contents.get("format"), list(contents["overlays"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{bundle} is no bundle: it has no bundle.json that says so") from None
+    if form != FORMAT:
+        raise UserError(f"{bundle} is a bundle of another version: make it anew")
+    if not all(re.fullmatch(r"[0-9a-f]{20}", key) for key in keys):
+        raise UserError(f"{bundle} is no bundle: its bundle.json names what is no overlay")
+    return keys
 
 
 if __name__ == "__main__":
-    unpack(Path(sys.argv[1]), cache_folder())
+    try:
+        unpack(Path(sys.argv[1]), cache_folder())
+    except HarnessError as refusal:
+        print(f"harness: {refusal}", file=sys.stderr)
+        sys.exit(refusal.exit_code)

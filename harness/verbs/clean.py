@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.catalog import unknown
+from harness.files import writing
 from harness.machine import cache_folder
 from harness.report import table, terminal
 from harness.spec import ExitCode, HarnessError, UserError
-from harness.upstream import overlay
+from harness.upstream import archive, overlay
 from harness.verbs import Arguments
 
 
@@ -35,8 +36,10 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
     console.print(table(f"{cache}", ["overlay", "size", "holds"], rows))
     if dry_run:
         return
-    overlay.sweep(cache)
-    freed = [key for key in keys or found if overlay.free(cache, key)]
+    with writing(cache, "HARNESS_CACHE"):
+        overlay.sweep(cache)
+        archive.sweep(cache)
+        freed = [key for key in keys or found if overlay.free(cache, key)]
     size = _megabytes(sum(sizes[key] for key in freed))
     console.print(f"freed {len(freed)} of {len(keys or found)}: {size}")
     for key in set(keys or found) - set(freed):

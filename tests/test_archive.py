@@ -1,0 +1,297 @@
+"""An archive of overlays, made of tiny trees; and what a stranger may have put into one."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.files import sha256
+from harness.spec import Inconclusive, UserError
+from harness.upstream import archive, bytecode, overlay, pins
+from harness.upstream.archive import Refused
+from harness.upstream.overlay import Overlay, borrowed
+from harness.upstream.pins import Stack
+from harness.verbs import bundle
+
+STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
+LATER = replace(STACK, pins={"up": "1.1"})
+SAME, TOOL = "ANSWER = 1\n", "#!/bin/sh\n"
+
+
+@pytest.fixture(autouse=True)
+def maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has overlays made of three files, one of which differs between releases."""
+
+    def install(lock_file: Path, stack: Stack, site: Path) -> None:
+        (site / "up").mkdir(parents=True)
+        (site / "up" / "same.py").write_text(SAME)
+        (site / "up" / "release.py").write_text(f"RELEASE = {stack.pins['up']!r}\n")
+        (site / "bin").mkdir()
+        (site / "bin" / "tool").write_text(TOOL)
+        (site / "bin" / "tool").chmod(0o755)
+
+    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0\n")
+    monkeypatch.setattr(pins, "install", install)
+
+
+@pytest.fixture
+def lent(tmp_path: Path) -> dict[str, tuple[Stack, Overlay]]:
+    """Two overlays in a cache elsewhere, by their keys."""
+    cache, found = tmp_path / "elsewhere", {}
+    (cache / "releases").mkdir(parents=True)
+    pins.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
+    for stack in (STACK, LATER):
+        with borrowed(stack, (), cache) as each:
+            found[each.key] = (stack, each)
+    return found
+
+
+@pytest.fixture
+def packed(tmp_path: Path, lent: dict[str, tuple[Stack, Overlay]]) -> Path:
+    file = tmp_path / "overlays.tar.xz"
+    archive.write(file, lent, tmp_path / "elsewhere")
+    return file
+
+
+def members(file: Path) -> dict[str, bytes]:
+    with tarfile.open(file) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+
+
+def test_what_is_unpacked_is_what_was_packed_compiled_for_here(
+    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
+) -> None:
+    archive.unpack(packed, list(lent), cache)
+    for stack, there in lent.values():
+        with borrowed(stack, (), cache) as here:
+            assert not here.made
+            assert (here.key, here.lock) == (there.key, there.lock)
+            assert here.files is not None
+            assert here.files.keys() == (there.files or {}).keys()
+            assert here.hash_of("up/release.py") == there.hash_of("up/release.py")
+            for file, made in here.files.items():
+                assert sha256(here.site / file) == made.sha256
+            assert (here.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
+    assert json.loads(pins.release_file(cache, "up", "1.0").read_text())["released"] == "2024-01-01"
+    assert sorted(p.suffix for p in cache.iterdir()) == ["", "", ".lock"]
+
+
+def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
+    found = members(packed)
+    assert sum(content == SAME.encode() for content in found.values()) == 1
+    assert len([name for name in found if name.startswith("contents/")]) == 4
+    assert not any(b"cpython" in content for content in found.values())
+
+
+def test_bytecode_that_overlays_share_is_made_once(
+    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
+) -> None:
+    archive.unpack(packed, list(lent), cache)
+    one, two = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
+    assert bytecode.of(one / "same.py").samefile(bytecode.of(two / "same.py"))
+    assert not bytecode.of(one / "release.py").samefile(bytecode.of(two / "release.py"))
+
+
+def test_what_the_cache_has_is_left(
+    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
+) -> None:
+    with borrowed(STACK, (), cache) as mine:
+        before = mine.site.stat().st_ino
+    archive.unpack(packed, list(lent), cache)
+    assert mine.site.stat().st_ino == before
+    assert {folder.name for folder in overlay.kept(cache)} == set(lent)
+
+
+def test_a_file_that_was_changed_is_not_packed(
+    lent: dict[str, tuple[Stack, Overlay]], tmp_path: Path
+) -> None:
+    _, found = list(lent.values())[-1]  # of several that have a file it is taken from
+    file = found.site / "up" / "same.py"
+    file.chmod(0o644)
+    file.write_text(SAME.replace("1", "2"))
+    with pytest.raises(overlay.DamagedOverlay, match=r"up/same\.py is not as it was made"):
+        archive.write(tmp_path / "archive", lent, tmp_path / "elsewhere")
+
+
+CONTENT = b"ANSWER = 1\n"
+SIZE = len(CONTENT)
+NAME = hashlib.sha256(CONTENT).hexdigest()
+KEY = overlay.key(STACK)
+
+
+def manifest(**changes: Any) -> bytes:
+    told = {
+        "format": overlay.FORMAT, "key": KEY, "stack": {}, "defects": [], "packages": {},
+        "lock": "", "diff": "", "files": {"up/same.py": [len(CONTENT), NAME]},
+    }  # fmt: skip
+    return json.dumps(told | changes).encode()
+
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def plain(name: str, content: bytes) -> Member:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    return member, content
+
+
+def special(name: str, kind: bytes, target: str = "") -> Member:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
+
+
+def strangers(file: Path, *more: Member, told: bytes | None = None) -> Path:
+    """An archive with one good content, a manifest, and more."""
+    told = manifest() if told is None else told
+    good = [plain(f"contents/{NAME}", CONTENT), plain(f"overlays/{KEY}/overlay.json", told)]
+    with tarfile.open(file, "w:xz") as tar:
+        for member, content in (*good, *more):
+            tar.addfile(member, io.BytesIO(content))
+    return file
+
+
+def files(path: str, size: Any = SIZE, content: Any = NAME) -> bytes:
+    return manifest(files={path: [size, content]})
+
+
+def test_a_strangers_archive_that_is_what_it_says_is_taken(tmp_path: Path, cache: Path) -> None:
+    archive.unpack(strangers(tmp_path / "archive"), [KEY], cache)
+    assert overlay.kept(cache)[0].name == KEY
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        plain("/tmp/out.py", b"x"),
+        plain("../out.py", b"x"),
+        plain("contents/../../out.py", b"x"),
+        plain("overlays/x/site-packages/out.py", b"x"),
+        plain(f"contents/{'0' * 64}", b"another content than it says"),
+        plain(f"contents/{NAME}", CONTENT),
+        special("contents", tarfile.SYMTYPE, "/tmp"),
+        special(f"contents/{'0' * 64}", tarfile.SYMTYPE, "/etc/passwd"),
+        special(f"contents/{'0' * 64}", tarfile.LNKTYPE, "/etc/passwd"),
+        special(f"contents/{'0' * 64}", tarfile.FIFOTYPE),
+        special(f"contents/{'0' * 64}", tarfile.CHRTYPE),
+        special(f"contents/{'0' * 64}", tarfile.DIRTYPE),
+    ],
+    ids=lambda m: f"{m[0].name[:20]} {m[0].type.decode()}",
+)
+def test_what_no_archive_of_ours_holds_is_refused(
+    member: Member, tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(Refused):
+        archive.unpack(strangers(tmp_path / "archive", member), [KEY], cache)
+    assert nothing_left(cache)
+    assert not (tmp_path / "out.py").exists()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        files("../../../out.py"),
+        files("/tmp/out.py"),
+        files("up/../../out.py"),
+        files("up//out.py"),
+        files("."),
+        files(""),
+        files("up/same.py", size=3),
+        files("up/same.py", content="1" * 64),
+        files("up/same.py", content=f"../contents/{NAME}"),
+        files("up/same.py", content="../overlays/x"),
+        files("up/same.py", size="11"),
+        manifest(files=["up/same.py"]),
+        manifest(files={"up/same.py": 11}),
+        manifest(key="0" * 20),
+        manifest(format=overlay.FORMAT - 1),
+        b"{",
+    ],
+    ids=lambda told: told.decode()[-40:],
+)
+def test_a_manifest_that_is_none_or_leads_out_is_refused(
+    told: bytes, tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(Refused):
+        archive.unpack(strangers(tmp_path / "archive", told=told), [KEY], cache)
+    assert nothing_left(cache)
+    assert not list(tmp_path.rglob("out.py"))
+
+
+def nothing_left(cache: Path) -> bool:
+    """Whether a cache holds nothing but locks."""
+    return {p.suffix for p in cache.rglob("*") if not p.is_dir()} <= {".lock"}
+
+
+def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> None:
+    content = packed.read_bytes()
+    for kept in (len(content) // 2, 10, 0):
+        packed.write_bytes(content[:kept])
+        with pytest.raises(Refused, match="it cannot be read"):
+            archive.unpack(packed, [KEY], cache)
+        assert nothing_left(cache)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, packed: Path, lent: dict[str, tuple[Stack, Overlay]]) -> Path:
+    """A bundle, less what it needs to run."""
+    made = tmp_path / "bundle"
+    made.mkdir()
+    packed.rename(made / bundle.ARCHIVE)
+    told = {"format": bundle.FORMAT, "overlays": {key: {} for key in lent}}
+    (made / "bundle.json").write_text(json.dumps(told))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "is no bundle"),
+        ("{", "is no bundle"),
+        ("[]", "is no bundle"),
+        ('{"overlays": {"../../x": {}}, "format": 2}', "names what is no overlay"),
+        ('{"overlays": {}}', "is a bundle of another version: make it anew"),
+    ],
+)
+def test_what_is_no_bundle_is_a_mistake(
+    tmp_path: Path, cache: Path, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / "bundle.json").write_text(text)
+    with pytest.raises(UserError, match=told):
+        bundle.unpack(tmp_path, cache)
+    assert not cache.exists()
+
+
+def test_a_bundle_that_is_refused_is_named(folder: Path, cache: Path) -> None:
+    strangers(folder / bundle.ARCHIVE, plain("../out.py", b"x"))
+    with pytest.raises(Inconclusive, match=r"bundle is refused: '\.\./out\.py' is nothing"):
+        bundle.unpack(folder, cache)
+
+
+def fail(number: int) -> Callable[..., None]:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return failing
+
+
+@pytest.mark.parametrize("step", ["_write", "_put_together", "_keep"])
+def test_a_full_disk_leaves_nothing_half_unpacked(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(archive, step, fail(errno.ENOSPC))
+    with pytest.raises(Inconclusive, match=f"no room on the disk for {cache}"):
+        bundle.unpack(folder, cache)
+    assert nothing_left(cache)
