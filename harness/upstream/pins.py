@@ -13,16 +13,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.files import write_whole
+from harness.files import write_whole, writing
 from harness.spec import HarnessError, Inconclusive, Scenario, Unsupported, UserError
+from harness.upstream import requirements
 
 BASE = (
     "torch", "triton", "typing-extensions", "filelock", "fsspec", "jinja2", "markupsafe",
@@ -167,8 +169,9 @@ def released(name: str, version: str, cache: Path) -> str:
     days = re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock)
     if not days:
         raise Inconclusive(f"the index does not say when {name} {version} was released: name date=")
-    known.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(known, json.dumps({"released": min(days)}) + "\n")
+    with writing(known, "HARNESS_CACHE"):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(known, json.dumps({"released": min(days)}) + "\n")
     return min(days)
 
 
@@ -177,9 +180,12 @@ def release_file(cache: Path, name: str, version: str) -> Path:
     return cache / "releases" / f"{name}-{version}.json"
 
 
-def versions(name: str, any_python: bool = False) -> list[str]:
-    """All releases of a package that this Python, or any, can install, newest first; no yanked."""
-    options = ["--ignore-requires-python"] if any_python else []
+def versions(name: str, any_python: bool = False, index: Sequence[str] = ()) -> list[str]:
+    """All releases of a package that this Python, or any, can install, newest first; no yanked.
+
+    ``index`` are pip's options of where to look, if it is not where the user's configuration says.
+    """
+    options = [*(["--ignore-requires-python"] if any_python else []), *index]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "index", "versions", *options, name],
         capture_output=True, text=True, check=False,
@@ -227,8 +233,8 @@ def _parts(stack: Stack) -> list[Stack]:
 
 
 def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
-    requirements = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
-    if not requirements:
+    wanted = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
+    if not wanted:
         return ""
     with _no_base(bounds) as overrides:
         return _uv(
@@ -237,7 +243,7 @@ def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
                 "--override", overrides, "--exclude-newer", stack.date,
                 *_exempt(stack.pins), *_wheels_only(), *_target(stack), *_build_options(),
             ],
-            stdin="\n".join(requirements) + "\n",
+            stdin="\n".join(wanted) + "\n",
             pins=stack.pins,
         )  # fmt: skip
 
@@ -272,16 +278,32 @@ def _install_part(lock_file: Path, stack: Stack, site: Path) -> None:
     )  # fmt: skip
 
 
-def required(file: Path) -> dict[str, str]:
-    """The releases that the requirements in a file mean today, without what those require."""
-    text = _uv(
-        [
-            "pip", "compile", str(file), "--no-deps", "--no-header", "--no-annotate", "--quiet",
-            "--python", sys.executable,
-        ],
-        pins={},
-    )  # fmt: skip
-    return {name.lower().replace("_", "-"): version for name, version in locked(text).items()}
+def required(file: Path, names: Iterable[str]) -> dict[str, str]:
+    """The releases of these packages that a requirements file means today.
+
+    Nothing is built, downloaded or run. Raises UserError for a file that does not name releases,
+    and for a range with nothing in it.
+    """
+    asked = requirements.read(file)
+    return {
+        name: _meant(name, asked.versions[name], asked.index)
+        for name in names
+        if name in asked.versions
+    }
+
+
+def _meant(name: str, versions_: SpecifierSet, index: Sequence[str]) -> str:
+    """The one release that a requirement names, else the newest that it lets through."""
+    exact = [s.version for s in versions_ if s.operator in ("==", "===")]
+    if exact and not exact[0].endswith(".*") and versions_.contains(exact[0], prereleases=True):
+        return exact[0]
+    known = versions(name, index=index)
+    if not known:
+        raise Inconclusive(f"the package index names no release of {name}: is there a network?")
+    found = sorted(versions_.filter(known), key=Version)
+    if not found:
+        raise UserError(f"no release is {name}{versions_}: they go from {known[-1]} to {known[0]}")
+    return found[-1]
 
 
 def locked(lock_text: str) -> dict[str, str]:
@@ -360,6 +382,8 @@ def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
             f"the index's certificate was refused while looking for {what}: where a proxy signs "
             "for it, name the file of its authority in SSL_CERT_FILE"
         )
+    if re.search(r"os error (28|122)\b", text):  # ENOSPC, EDQUOT
+        return Inconclusive(f"no room on the disk to install {what}: free some: {_cause(text)}")
     unknown = re.search(r"(\S+) was not found in the package registry", text)
     if unknown and unknown.group(1) in pins:
         return UserError(f"no package '{unknown.group(1)}' in the index")

@@ -180,7 +180,7 @@ def _required(file: Path, console: Console) -> dict[str, str]:
     if not file.is_file():
         raise UserError(f"no requirements file {file}")
     names = catalog.upstreams()
-    required = pins.required(file)
+    required = pins.required(file, [*names, "torch"])
     found = {name: version for name, version in required.items() if name in names}
     if not found:
         raise UserError(f"{file} names none of {', '.join(names)}")

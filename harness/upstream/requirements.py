@@ -1,0 +1,136 @@
+"""Requirements files: which releases they ask for, read without running anything of theirs.
+
+Nothing is built or installed to find out: a source distribution that a file names would run its own
+code. What is no name of a package with versions is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from harness.spec import UserError
+
+NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
+INDEX = ("-i", "--index-url", "--pypi-url", "--extra-index-url", "-f", "--find-links", "--no-index")
+"""Where versions are looked up: the user's own business."""
+IDLE = (
+    "--pre", "--prefer-binary", "--require-hashes", "--no-binary", "--only-binary",
+    "--trusted-host", "--use-feature",
+)  # fmt: skip
+"""Options of an installer, of which there is none here."""
+
+
+ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
+"""How files end that would be installed; each is a name that a package could have."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a requirements file asks for."""
+
+    versions: Mapping[str, SpecifierSet]
+    """By the package's name as indices have it: ``megatron-core``."""
+    index: Sequence[str] = ()
+    """Its options of where to look, as pip takes them."""
+
+
+@dataclass
+class _Reading:
+    """A file on its way to an answer, with those that it names."""
+
+    root: Path
+    required: dict[str, SpecifierSet] = field(default_factory=dict)
+    constraints: dict[str, SpecifierSet] = field(default_factory=dict)
+    index: list[str] = field(default_factory=list)
+    seen: set[tuple[Path, bool]] = field(default_factory=set)
+
+    def read(self, file: Path, *, constraint: bool = False) -> None:
+        if (file, constraint) in self.seen:
+            return
+        self.seen.add((file, constraint))
+        found = self.constraints if constraint else self.required
+        for number, line in _lines(file):
+            try:
+                self._take(line, file, found, constraint)
+            except ValueError as why:
+                raise UserError(f"{file}, line {number}: '{line}' is refused: {why}") from None
+
+    def _take(
+        self, line: str, file: Path, found: dict[str, SpecifierSet], constraint: bool
+    ) -> None:
+        if line.startswith("-"):
+            self._option(line, file, constraint)
+            return
+        asked = _requirement(line)
+        if asked.marker is None or asked.marker.evaluate():
+            name = canonicalize_name(asked.name)
+            found[name] = found.get(name, SpecifierSet()) & asked.specifier
+
+    def _option(self, line: str, file: Path, constraint: bool) -> None:
+        option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
+        if option in NESTED:
+            self.read(self._inside(file, value), constraint=constraint or NESTED[option] == "-c")
+        elif option in INDEX:
+            self.index += [option, *shlex.split(value)]
+        elif option not in IDLE:
+            raise ValueError(
+                "nothing is built or installed to check it; name releases, as transformers==4.36.2"
+            )
+
+    def _inside(self, file: Path, name: str) -> Path:
+        """A file that another one names, which must lie with the first, or below."""
+        named = (file.parent / name).resolve()
+        if self.root not in named.parents:
+            raise ValueError(f"it lies outside of {self.root}")
+        if not named.is_file():
+            raise ValueError("there is no such file")
+        return named
+
+
+def read(file: Path) -> Asked:
+    """What a file asks for, and the files that it names.
+
+    Raises UserError, with the line, for what does not name releases: a path, an address, ``-e``.
+    """
+    top = file.resolve()
+    reading = _Reading(top.parent)
+    reading.read(top)
+    bounds = reading.constraints
+    versions = {n: s & bounds.get(n, SpecifierSet()) for n, s in reading.required.items()}
+    return Asked(versions, tuple(reading.index))
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The logical lines of a file with their numbers, less comments and hashes."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    whole = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        whole += re.sub(r"(^|\s)#.*", "", line)
+        if whole.endswith("\\"):
+            whole = whole[:-1]
+            continue
+        told = re.sub(r"\s--(hash|config-settings?|global-option)[=\s]\S+", "", whole).strip()
+        whole = ""
+        if told:
+            yield number, told
+
+
+def _requirement(line: str) -> Requirement:
+    try:
+        asked = Requirement(line)
+    except InvalidRequirement:
+        asked = None
+    if asked is None or asked.url or ARCHIVES.search(asked.name):
+        raise ValueError("it is no name of a package with versions, as transformers==4.36.2")
+    return asked
