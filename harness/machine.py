@@ -7,8 +7,10 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
@@ -17,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.files import ROOT, locked
+from harness.files import ROOT, locked, writing
 from harness.spec import Inconclusive, Lane, Scenario, Unsupported, UserError
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
@@ -174,10 +176,37 @@ def refuse_unless_on_a_path(folder: Path, name: str) -> None:
         raise UserError(f"{name}={folder} has a '{os.pathsep}' in it, which parts a Python path")
 
 
+def own_place(cache: Path, name: str) -> Path:
+    """A folder of the cache for what this user's runs write: leases, compiled extensions, answers.
+
+    In a cache that is somebody else's to write to it lies among the user's temporary files instead,
+    so that a run whose overlays are all there needs no more. Raises Inconclusive where that place
+    is not the user's own.
+    """
+    return (cache if _writable(cache / name) else _temporary()) / name
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a folder can be written to, or made."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def _temporary() -> Path:
+    place = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
+    with writing(place, "HARNESS_CACHE"):
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+    # Anybody may have made something of that name there before.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise Inconclusive(f"{place} is not this user's alone: name another HARNESS_CACHE")
+    return place
+
+
 def cache_folder() -> Path:
     """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
-    user's own cache. Raises Inconclusive where it is no folder, and UserError for one that cannot
-    stand in a Python path."""
+    user's own cache. It may be somebody else's, to read from. Raises Inconclusive where it is no
+    folder, and UserError for one that cannot stand in a Python path."""
     named = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"

@@ -6,6 +6,7 @@ the screen, rename the window or turn a verdict around.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -17,6 +18,7 @@ CONTROL = re.compile(
     "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # the direction of text; unseen ones
     "\ud800-\udfff]"  # halves of a character, which no terminal's encoding has
 )
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LONGEST = 500
 """Characters of a complaint about what went wrong in the machinery."""
 
@@ -30,6 +32,9 @@ def complaint(error: BaseException) -> str:
     """What an exception says, on one line; of an OSError, which file or folder it is about."""
     if isinstance(error, OSError) and error.strerror:
         paths = [str(p) for p in (error.filename, error.filename2) if p is not None]
+        if error.errno in NO_ROOM:
+            where = f" for {' -> '.join(paths)}" if paths else ""
+            return _one_line(f"no room on the disk{where}: free some")
         return _one_line(f"{' -> '.join(paths) or type(error).__name__}: {error.strerror}")
     return _one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ import pytest
 from harness import catalog, config, machine
 from harness.__main__ import main
 from harness.config import RunConfig
-from harness.spec import Inconclusive, Outcome, RunResult, Unsupported
+from harness.spec import RELEASED, Inconclusive, Outcome, RunResult, Unsupported
 from harness.sweep import cells
 from harness.sweep.cells import Answer
-from harness.upstream import pins
+from harness.trial.run import stack_of
+from harness.upstream import overlay, pins
 from harness.verbs import matrix
 from tests.made_up import KNOWN, YES, Upstream, cell
 
@@ -81,6 +84,121 @@ def test_a_cell_that_is_not_whole_is_asked_again(upstream: Upstream, cache: Path
     upstream.asked.clear()
     assert main([*SWEEP]) == 0
     assert len(upstream.asked) == 5
+
+
+QUESTION = {
+    "scenario": "rope_zero_init", "pins": dict(cell("4.36.2", YES).pins), "lane": "cpu",
+    "seed": 0, "code": "digest",
+}  # fmt: skip
+
+
+def test_a_stored_answer_is_that_to_the_same_question(cache: Path) -> None:
+    cells._store(cache, QUESTION, cell("4.36.2", YES))
+    assert cells._read(cache, dict(reversed(QUESTION.items()))) == cell("4.36.2", YES)
+    for part in QUESTION:
+        assert cells._read(cache, {**QUESTION, part: "another"}) is None
+
+
+@pytest.mark.parametrize("part", QUESTION)
+def test_a_cell_about_something_else_is_not_believed(cache: Path, part: str) -> None:
+    """Under the name of the right one, as a cache that was put together by hand may have it."""
+    cells._store(cache, QUESTION, cell("4.36.2", YES))
+    (file,) = (cache / "cells").iterdir()
+    told = json.loads(file.read_text())
+    for where in told.values():
+        if part in where:
+            kept, where[part] = where[part], "another"
+            file.write_text(json.dumps(told))
+            assert cells._read(cache, QUESTION) is None
+            where[part] = kept
+    file.write_text(json.dumps(told))
+    assert cells._read(cache, QUESTION)
+
+
+def test_a_question_holds_all_that_an_answer_depends_on(cache: Path) -> None:
+    asked = config.compose(["scenario=rope_zero_init", "variant=released", "launch=cpu"])
+    stack = stack_of(asked, RELEASED, cache)
+    told = cells._question(asked, stack)
+    here = machine.facts()
+    assert (told["python"], told["torch"]) == (here["python"], here["torch"])
+    assert told["overlay"] == overlay.key(stack)
+    assert told["pins"] == stack.pins
+    assert told["params"] == json.loads(json.dumps(asdict(asked.params)))
+    assert told["code"] == cells.code("rope_zero_init")
+    assert (told["seed"], told["threads"], told["lane"]) == (0, asked.launch.threads, "cpu")
+
+
+WHOLE = json.loads(json.dumps(cell("4.36.2", YES).to_json()))
+
+
+def test_a_cell_survives_the_store() -> None:
+    assert cells.Cell.from_json(WHOLE) == cell("4.36.2", YES)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_cell_that_lacks_a_field_is_not_believed(name: str) -> None:
+    with pytest.raises(ValueError, match="not the fields"):
+        cells.Cell.from_json({k: v for k, v in WHOLE.items() if k != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        ("scenario", None),
+        ("pins", ["transformers"]),
+        ("pins", {"transformers": 4}),
+        ("answer", "Affected"),
+        ("answer", None),
+        ("answer", ["affected"]),
+        ("reason", 1),
+        ("lane", None),
+        ("torch", 2.0),
+        ("date", "yesterday"),
+        ("seconds", "1.5"),
+        ("seconds", True),
+        ("seconds", float("nan")),
+        ("seconds", -1),
+        ("step", "0"),
+        ("step", True),
+        ("step", -1),
+        ("run", 5),
+        ("log", "line"),
+        ("log", [1]),
+        ("stored", "no"),
+    ],
+)
+def test_a_cell_with_an_odd_field_is_not_believed(name: str, odd: object) -> None:
+    with pytest.raises(ValueError, match=f"no {name} of a cell"):
+        cells.Cell.from_json({**WHOLE, name: odd})
+
+
+@pytest.mark.parametrize("told", [None, [], "affected", {}, {**WHOLE, "more": 1}], ids=str)
+def test_what_is_no_cell_is_not_believed(told: object) -> None:
+    with pytest.raises(ValueError, match="not the fields"):
+        cells.Cell.from_json(told)
+
+
+def test_a_full_disk_ends_a_sweep_with_one_line(
+    upstream: Upstream, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cells, "write_whole", full)
+    assert main([*SWEEP]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"harness: no room on the disk for {cache / 'cells'}")
+    assert told.count("\n") == 1
+    assert list((cache / "cells").iterdir()) == []
+
+
+def test_where_its_files_cannot_go_a_sweep_does_not_begin(
+    upstream: Upstream, tmp_path: Path, capsys: Capture
+) -> None:
+    for option in ("--csv", "--json"):
+        assert main([*SWEEP, option, str(tmp_path / "none" / "cells")]) == 2
+        assert f"no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert upstream.asked == []
 
 
 def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(

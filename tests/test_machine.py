@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,8 @@ import pytest
 
 from harness import catalog, machine
 from harness.machine import Gpu, choose_lane, visible
-from harness.spec import Lane, Outcome, Unsupported, Variant
+from harness.spec import Inconclusive, Lane, Outcome, Unsupported, Variant
+from tests.another_user import NOBODY, as_nobody, needs_root
 
 TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
 WIDE = replace(TOLD, variants={**TOLD.variants, "wide": Variant("", Outcome.CLEAN, ranks=4)})
@@ -133,3 +137,44 @@ def test_a_bundle_says_which_commit_it_was_made_of(
 def test_without_git_the_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert machine.source() == {"commit": None, "dirty": None, "unknown": "no git on the PATH"}
+
+
+def test_a_users_own_things_lie_in_the_cache(tmp_path: Path) -> None:
+    assert machine.own_place(tmp_path / "cache", "gpus") == tmp_path / "cache" / "gpus"
+
+
+def _lease(cache: Path, temporary: str) -> Iterator[Path | str]:
+    tempfile.tempdir = temporary
+    try:
+        place = machine.own_place(cache, "gpus")
+        with machine.leased(0, place, lambda: None):
+            yield place
+    except Inconclusive as error:
+        yield str(error)
+
+
+@needs_root
+def test_in_somebody_elses_cache_they_lie_among_the_users_temporary_files(shared: Path) -> None:
+    cache, temporary = shared / "cache", shared / "tmp"
+    cache.mkdir()
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    own = temporary / f"distributed-bugs-{NOBODY}"
+    for _ in range(2):
+        with as_nobody(_lease, cache, str(temporary)) as place:
+            assert place == own / "gpus"
+    assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (NOBODY, 0o700)
+    assert not list(cache.iterdir())
+
+
+@needs_root
+@pytest.mark.parametrize("trap", ["folder", "link", "open"])
+def test_a_place_that_somebody_else_made_first_is_not_trusted(shared: Path, trap: str) -> None:
+    cache, own = shared / "cache", shared / f"distributed-bugs-{NOBODY}"
+    cache.mkdir()
+    own.symlink_to(cache) if trap == "link" else own.mkdir()
+    if trap == "open":
+        os.chown(own, NOBODY, NOBODY)
+        own.chmod(0o777)
+    with as_nobody(_lease, cache, str(shared)) as told:
+        assert told == f"{own} is not this user's alone: name another HARNESS_CACHE"

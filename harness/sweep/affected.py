@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from harness import catalog
-from harness.files import ROOT, write_whole
+from harness.files import ROOT, write_whole, writing
 from harness.sweep.cells import Answer, Cell
 from harness.upstream import pins
 
@@ -43,7 +43,8 @@ def record(cells: Iterable[Cell]) -> None:
             continue  # what it covers cannot be read
         scope = catalog.scenario(scenario)
         told[:] = [fact for fact in told if pins.covers(scope, fact["pins"])]
-    write_whole(FILE, json.dumps(dict(sorted(facts.items())), indent=1) + "\n")
+    with writing(FILE, "checkout"):
+        write_whole(FILE, json.dumps(dict(sorted(facts.items())), indent=1) + "\n")
 
 
 def load() -> dict[str, list[Fact]]:

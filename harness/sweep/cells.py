@@ -1,7 +1,8 @@
 """Cells: the answer of one release to one scenario, asked by running it as published, and stored.
 
 A cell is a run of the variant ``released``. Its answer is kept in the cache under a digest of all
-that it depends on: the overlay, the scenario's parameters, the lane, torch, and our own code.
+that it depends on: the overlay, the scenario's parameters, the lane, torch, and our own code. That
+stands in the file as well, and is compared before the answer is believed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +25,7 @@ from typing import Any
 
 from harness import catalog, machine
 from harness.config import RunConfig
-from harness.files import write_whole
+from harness.files import write_whole, writing
 from harness.machine import cache_folder
 from harness.report import last_lines, terminal
 from harness.spec import (
@@ -39,7 +42,7 @@ from harness.trial.records import RUN_FILE, Exit, read_json
 from harness.trial.run import chosen_pins, run, stack_of
 from harness.upstream import overlay, pins
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever an older cell should not be believed any more."""
 
 
@@ -96,8 +99,40 @@ class Cell:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Cell:
+    def from_json(told: Any) -> Cell:
+        """A cell that was stored; raises ValueError where a field is missing or odd."""
+        if not isinstance(told, dict) or told.keys() != FIELDS.keys():
+            raise ValueError("not the fields of a cell")
+        for name, holds in FIELDS.items():
+            if not holds(told[name]):
+                raise ValueError(f"no {name} of a cell: {told[name]!r}")
         return Cell(**{**told, "answer": Answer(told["answer"]), "log": tuple(told["log"])})
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_day(value: Any) -> bool:
+    return _is_text(value) and re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None
+
+
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "scenario": _is_text,
+    "pins": lambda value: type(value) is dict and all(_is_text(v) for v in value.values()),
+    "answer": lambda value: value in [str(answer) for answer in Answer],
+    "reason": _is_text,
+    "lane": _is_text,
+    "python": _is_text,
+    "torch": lambda value: value is None or _is_text(value),
+    "date": _is_day,
+    "seconds": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
+    "step": lambda value: value is None or (type(value) is int and value >= 0),
+    "run": lambda value: value is None or _is_text(value),
+    "log": lambda value: type(value) is list and all(map(_is_text, value)),
+    "stored": lambda value: type(value) is bool,
+}
+"""What a stored cell holds, and of which kind: nothing else is believed."""
 
 
 def answers(
@@ -145,7 +180,7 @@ def _make_overlay(config: RunConfig, cache: Path, again: bool) -> None:
     """Have the overlay ready; what hinders it, the run will meet again and tell."""
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
-        if again or _read(cache, _key(config, stack)) is None:
+        if again or _read(cache, _question(config, stack)) is None:
             with overlay.borrowed(stack, (), cache):
                 pass
 
@@ -162,8 +197,8 @@ def ask(
 ) -> Cell:
     """The answer of the release that ``config`` pins: the stored one, else by running it."""
     try:
-        key = _key(config, stack_of(config, RELEASED, cache))
-        stored = None if again else _read(cache, key)
+        question = _question(config, stack_of(config, RELEASED, cache))
+        stored = None if again else _read(cache, question)
         if stored:
             return replace(stored, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop)
@@ -173,7 +208,7 @@ def ask(
         return _unanswered(config, error)
     cell = _cell(config, result, folder)
     if _lasting(cell, folder):
-        _store(cache, key, cell)
+        _store(cache, question, cell)
     return cell
 
 
@@ -223,19 +258,24 @@ def _lane(config: RunConfig) -> Lane | None:
         return None
 
 
-def _key(config: RunConfig, stack: pins.Stack) -> str:
-    content = [
-        FORMAT,
-        config.scenario,
-        overlay.key(stack),
-        asdict(config.params),
-        config.seed,
-        config.launch.threads,
-        str(_lane(config)),
-        machine.facts()["torch"],
-        code(config.scenario),
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+def _question(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
+    """All that an answer depends on, as JSON has it."""
+    here = machine.facts()
+    question = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "pins": dict(stack.pins),
+        "overlay": overlay.key(stack),
+        "params": asdict(config.params),
+        "seed": config.seed,
+        "threads": config.launch.threads,
+        "lane": str(_lane(config)),
+        "python": here["python"],
+        "torch": here["torch"],
+        "code": code(config.scenario),
+    }
+    told: dict[str, Any] = json.loads(json.dumps(question))
+    return told
 
 
 @cache
@@ -245,20 +285,31 @@ def code(scenario: str) -> str:
     return catalog.digest(catalog.places()[scenario], *ours)
 
 
-def _file(cache: Path, key: str) -> Path:
-    return cache / "cells" / f"{key}.json"
+def _file(folder: Path, question: Mapping[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:20]
+    return folder / f"{key}.json"
 
 
-def _read(cache: Path, key: str) -> Cell | None:
-    try:
-        return Cell.from_json(json.loads(_file(cache, key).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or not whole: it is asked again
+def _read(cache: Path, question: Mapping[str, Any]) -> Cell | None:
+    """The stored answer to this very question, if there is one that can be believed."""
+    for folder in (cache / "cells", machine.own_place(cache, "cells")):
+        try:
+            told = json.loads(_file(folder, question).read_text(encoding="utf-8"))
+            cell = Cell.from_json(told["cell"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not there, or not whole: it is asked again
+        same = all(question[part] == getattr(cell, part) for part in ("scenario", "pins", "lane"))
+        if told["question"] == question and same:
+            return cell
+    return None
 
 
-def _store(cache: Path, key: str, cell: Cell) -> None:
-    _file(cache, key).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(_file(cache, key), json.dumps(cell.to_json(), indent=1) + "\n")
+def _store(cache: Path, question: Mapping[str, Any], cell: Cell) -> None:
+    file = _file(machine.own_place(cache, "cells"), question)
+    with writing(file, "HARNESS_CACHE"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        told = {"question": question, "cell": cell.to_json()}
+        write_whole(file, json.dumps(told, indent=1) + "\n")
 
 
 def _today() -> str:

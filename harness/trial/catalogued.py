@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
-from harness.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of
+from harness.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of, optional
 from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
 from harness.upstream import pins, shims
@@ -29,7 +29,9 @@ SHAPE = held(
         "params": by_name(lambda _: ""), "pins": by_name(TEXT), "installed": FLAG,
         "launch": by_name(lambda _: ""), "machine": by_name(lambda _: ""),
         "environment": by_name(TEXT), "trials": by_name(by_name(lambda _: "")),
-        "source": held({"commit": maybe(TEXT), "dirty": maybe(FLAG)}),
+        "source": held(
+            {"commit": maybe(TEXT), "dirty": maybe(FLAG), "unknown": optional(TEXT)}
+        ),
     }
 )  # fmt: skip
 TRIAL = {

@@ -240,7 +240,7 @@ def _devices(job: Job) -> Iterator[list[str]]:
         time.sleep(0.2)
 
     most = max(job.scenario.ranks_of(v) for v in runnable)
-    with machine.leased(most, job.cache / "gpus", wait) as lent:
+    with machine.leased(most, machine.own_place(job.cache, "gpus"), wait) as lent:
         yield [gpu.number for gpu in lent]
 
 
@@ -261,7 +261,7 @@ def _launch_acts(job: Job, variant: str, devices: Sequence[str]) -> None:
 
 def _extensions(job: Job, variant: str) -> Path:
     """Where ranks keep what they compile: a folder for each stack, as they break each other's."""
-    return job.cache / "extensions" / job.overlays[variant].key
+    return machine.own_place(job.cache, "extensions") / job.overlays[variant].key
 
 
 def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.machine import cache_folder
+from harness.machine import cache_folder, own_place
 from harness.report import table, terminal
 from harness.spec import BUGGY, FIXED, ExitCode, Lane, Scenario
 from harness.trial.launch import rank_environment, torchrun
@@ -70,7 +70,7 @@ def _bare(run_folder: Path, variant: str) -> float:
     (copy / variant).mkdir(parents=True)
     write_json(copy / RUN_FILE, run)
     site = Path(trial["overlay"]["site"])
-    extensions = cache_folder() / "extensions" / trial["overlay"]["key"]
+    extensions = own_place(cache_folder(), "extensions") / trial["overlay"]["key"]
     environment = rank_environment(Lane(run["lane"]), site, extensions, run["launch"]["threads"])
     command = torchrun(copy, variant, trial["ranks"])
     seconds, _ = _timed(

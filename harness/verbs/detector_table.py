@@ -163,7 +163,7 @@ def measure() -> dict[str, float]:
     """Seconds a call of each detector, and of a training step, on the slower of two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_measure_rank, (folder,), nprocs=2)
-        ranks = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+        ranks = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
     return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_whole
-from harness.spec import ExitCode
+from harness.files import write_all, writing
+from harness.spec import ExitCode, Inconclusive, UserError
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE, VERDICT_FILE, read_json, read_records
 from harness.verbs import Arguments
@@ -32,11 +32,21 @@ def main(arguments: list[str]) -> int:
 
 
 def keep(run_folder: Path, out: Path) -> None:
-    """Write ``out.json`` and ``out.md`` from a run folder, graded anew."""
-    kept = collect(run_folder)
+    """Write ``out.json`` and ``out.md`` from a run folder, graded anew; both or none.
+
+    Raises UserError where there is no such folder, and Inconclusive for what is no run's record.
+    """
+    if not out.parent.is_dir():
+        raise UserError(f"no folder {out.parent}: name one that is there, as docs/evidence/NAME")
+    try:
+        kept = collect(run_folder)
+        told = page(kept, out.name)
+    except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
+        raise Inconclusive(f"{run_folder} is not the record of a run: {error!r}") from None
     # Not with_suffix, which would cut a name such as fp16_overflow_0.19.8 at its last dot.
-    write_whole(out.with_name(f"{out.name}.json"), json.dumps(kept, indent=1) + "\n")
-    write_whole(out.with_name(f"{out.name}.md"), page(kept, out.name))
+    files = {".json": json.dumps(kept, indent=1) + "\n", ".md": told}
+    with writing(out, "OUT"):
+        write_all({out.with_name(f"{out.name}{ending}"): text for ending, text in files.items()})
 
 
 def collect(run_folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from harness import catalog, config
 from harness.config import ALL, RunConfig
-from harness.files import write_whole
+from harness.files import write_whole, writing
 from harness.report import COLOURS, Progress, table, terminal
 from harness.spec import RELEASED, Scenario, UserError, Verdict
 from harness.sweep import affected
@@ -126,13 +126,17 @@ def matrix(
 
     With ``record`` the answers are kept in the repository, see ``affected``.
     """
+    for file in filter(None, (csv_file, json_file)):
+        if not file.parent.is_dir():  # told before a sweep of hours, not after it
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
     sweep, console = asked("matrix", words), terminal()
     cells = swept(sweep, console, again=again)
     console.print()
     console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
     console.print(counted(cells))
     if json_file:
-        write_whole(json_file, json.dumps([cell.to_json() for cell in cells], indent=1) + "\n")
+        with writing(json_file, "file"):
+            write_whole(json_file, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
     if csv_file:
         _write_csv(csv_file, sweep, cells)
     if record:
@@ -234,4 +238,5 @@ def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
     for cell in cells:
         told = cell.to_json()
         writer.writerow([*(cell.pins[name] for name in sweep.axes), *(told[f] for f in facts)])
-    write_whole(file, text.getvalue())
+    with writing(file, "file"):
+        write_whole(file, text.getvalue())
