@@ -12,12 +12,15 @@ from harness import catalog
 from harness.config import RunConfig
 from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
 from harness.sweep.cells import Answer, Cell
-from harness.trial.records import EXIT_FILE, RUN_FILE, write_json
+from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The releases that there are, newest first."""
 FIXED_IN = "4.38"
 YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+
+
+OF = Identity("run", "run_json", "rope_zero_init", RELEASED, "", 0, "params", 2)
 
 
 class Upstream:
@@ -45,8 +48,7 @@ class Upstream:
         facts = {"python": "3.11.7", "torch": "2.13.0"}
         trials = {RELEASED: {"pins": told}}
         write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": trials, "machine": facts})
-        ended = {"code": 0, "seconds": 1.0, "timed_out": self.timed_out, "survivors": []}
-        write_json(folder / RELEASED / EXIT_FILE, ended)
+        write_exit(folder / RELEASED, Exit(0, 1.0, timed_out=self.timed_out), OF)
         finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
         trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
         return RunResult(asked.scenario, Verdict.UNJUDGED, (), (trial,)), folder

@@ -170,7 +170,7 @@ FAULTS: list[tuple[Exception, str]] = [
     (TypeError("wrong\n\x1b[2Jtype"), r"TypeError: wrong \x1b[2Jtype"),
     (AssertionError(), "AssertionError"),
     (MemoryError(), "MemoryError"),
-    (OSError(28, "No space left on device", "/full/file"), "/full/file: No space left on device"),
+    (OSError(28, "No space left on device", "/full/file"), "no room on the disk for /full/file"),
     (OSError(18, "Invalid cross-device link", "/a", None, "/b"), "/a -> /b: Invalid cross-device"),
 ]
 
