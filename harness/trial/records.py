@@ -12,19 +12,17 @@ the digests of the ranks' files: they belong together, or nothing of them is bel
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from harness.files import read_plain, sha256, write_whole
+from harness.files import new_folder_beside, read_plain, sha256, unwritten, write_whole
 from harness.plan import BrokenPromise, Kind, Ledger, Plan, to_json
 from harness.shapes import (
     COUNT,
@@ -365,7 +363,7 @@ def write_json(path: Path, data: Any) -> None:
     try:
         write_whole(path, json.dumps(data, indent=2) + "\n")
     except OSError as error:
-        raise _no_room(path, error) from None
+        raise unwritten(path, error, "runs=") from None
 
 
 def read_json(path: Path) -> Any:
@@ -380,9 +378,7 @@ def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
     """Make ``parent/name`` with its run.json and a folder a trial: all of it or nothing."""
     aside: Path | None = None
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}."))
-        os.chmod(aside, 0o755)
+        aside = new_folder_beside(parent / name)
         write_json(aside / RUN_FILE, run)
         for variant, trial in run["trials"].items():
             for act in trial["acts"]:
@@ -391,13 +387,7 @@ def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
         aside.rename(final)
         return final
     except OSError as error:
-        raise _no_room(parent, error) from None
+        raise unwritten(parent, error, "runs=") from None
     finally:
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _no_room(path: Path, error: OSError) -> Inconclusive:
-    if error.errno == errno.ENOSPC:
-        return Inconclusive(f"no room on the disk for {path}: free some, or name another runs=")
-    return Inconclusive(f"cannot write {path}: {error.strerror or error}")
