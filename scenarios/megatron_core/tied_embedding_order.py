@@ -153,7 +153,7 @@ def run(ctx: Context) -> None:
     with ctx.phase("init"):
         tied.connect(ctx)
         ddp = tied.data_parallel(tied.stage(ctx, tied.Shape()), sharded=sharded, overlap=overlap)
-        place = tied.layout(ddp, sharded)
+        place = tied.layout(ddp, tied.tied_weight(ddp), sharded=sharded)
         ctx.record("layout", sharded=sharded, **vars(place))
     with ctx.phase("reduce"):
         _reduce(ctx, ddp, place.owned)
@@ -163,6 +163,8 @@ def run(ctx: Context) -> None:
         sums[ctx.rank] = gradient.sum()
         dist.all_reduce(sums)
         ctx.record("compared", in_embedding_group=tied.apart(gradient), sums=sums.tolist())
+        others, copy = tied.others(ddp, sharded=sharded), tied.tied_weight(ddp)
+        cells.rest(ctx, 1.0 + ctx.rank, others, tied.apart(copy.detach()))
 
 
 def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
@@ -176,11 +178,14 @@ def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
     def look(when: str) -> None:
         cells.snapshot(ctx, when, gradient, owned)
 
+    def backward() -> None:
+        tied.loss_with(ddp.module, row, 1.0 + ctx.rank).backward()
+
     with ddp.no_sync():  # for the first table: with overlap, the next one is reduced at once
-        tied.loss_with(ddp.module, row).backward()
+        backward()
     look(cells.BEFORE)
     tied.zero_gradients(ddp)
-    tied.loss_with(ddp.module, row).backward()
+    backward()
     if ctx.params.overlap_grad_reduce:
         time.sleep(OVERLAPPING)
     cells.after(ddp, "finish_grad_sync", lambda: look(SCATTERED))
@@ -190,7 +195,7 @@ def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
 
 def detect(records: Records) -> Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages."""
-    return cells.incomplete(records, COPIES)
+    return cells.otherwise_wrong(records) or cells.incomplete(records, COPIES, SUMMED)
 
 
 def exercised(records: Records) -> Exercise:

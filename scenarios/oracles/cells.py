@@ -6,10 +6,13 @@ every rank has a cell: what its buffer holds. The owners of a copy are the ranks
 step with a part of it; right is the mean over the replicas, summed over the stages.
 
 Each rank's gradient is 0 but in the column of its number, so that any row of a cell tells how much
-of g0 to g3 is in it. A record ``cell`` has the rows at a moment (``when``): equal ones in one
-piece, and those that the rank owns apart. A record ``layout`` tells which elements of the buffer
-are the copy (``buffer``), which of the copy the rank owns (``owned``), and whether its optimizer is
-``sharded``.
+of g0 to g3 is in it; and in one column that all share, which tells whether they were added up. A
+record ``cell`` has the rows at a moment (``when``): equal ones in one piece, and those that the
+rank owns apart. A record ``layout`` tells which elements of the buffer are the copy (``buffer``),
+which of the copy the rank owns (``owned``), and whether its optimizer is ``sharded``. A record
+``rest`` has what else the copies' owners step with: the gradients of the other weights (``owned``,
+the values that occur), each of which is ``scale`` on this rank before it is reduced, their
+``dtypes``, and how far the copies themselves are ``apart``.
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.plan import Kind, Plan
-from harness.shapes import COUNT, FLAG, NUMBER, TEXT, held, many
+from harness.shapes import COUNT, FLAG, NUMBER, SIZE, TEXT, by_name, held, many
 from harness.spec import Context, Exercise, Finding, Inconclusive, Records
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RANKS, REPLICAS = 4, 2
+SHARED = RANKS
+"""The column that every rank's gradient has a 1 in."""
 BEFORE = "before"
 """The moment at which each rank's cell has its own gradient."""
 UNIT = "of a rank's gradient, half of which is right"
@@ -32,12 +37,13 @@ UNIT = "of a rank's gradient, half of which is right"
 _EDGES = many(COUNT, 2)
 LAYOUT = Kind({"sharded": FLAG, "buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
 _PIECE = held({"owned": FLAG, "row": many(NUMBER), "rows": COUNT})
+_REST = Kind({"scale": SIZE, "owned": by_name(many(NUMBER)), "dtypes": many(TEXT), "apart": SIZE})
 
 
 def plan(moments: Sequence[str]) -> Plan:
-    """Where the copy lies, and what a rank's cell holds at each of the moments."""
+    """Where the copy lies, what a rank's cell holds at each of the moments, and the rest."""
     cell = Kind({"when": TEXT, "pieces": many(_PIECE)}, [1] * len(moments))
-    return {"layout": LAYOUT, "cell": cell}
+    return {"layout": LAYOUT, "cell": cell, "rest": _REST}
 
 
 Piece = Mapping[str, Any]
@@ -47,13 +53,22 @@ Piece = Mapping[str, Any]
 def one_hot(ctx: Context, width: int) -> Tensor:
     """The row that this rank's gradient is made of, [width].
 
-    It is 2 to the power of the rank, not 1, so that sums over all columns tell the ranks apart too.
+    It is 2 to the power of the column, not 1, so that sums over all columns tell the ranks apart
+    too.
     """
     import torch
 
     row = torch.zeros(width, device=ctx.device)
-    row[ctx.rank] = 2**ctx.rank
+    for column in (ctx.rank, SHARED):
+        row[column] = 2**column
     return row
+
+
+def rest(ctx: Context, scale: float, others: Mapping[str, Tensor], apart: float) -> None:
+    """Write down what this rank owns of the other weights' gradients, by their names."""
+    owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
+    dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
+    ctx.record("rest", scale=scale, owned=owned, dtypes=dtypes, apart=apart)
 
 
 def snapshot(ctx: Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
@@ -90,11 +105,40 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     return pieces
 
 
-def incomplete(records: Records, copies: tuple[str, ...]) -> Finding | None:
+def otherwise_wrong(records: Records) -> Finding | None:
+    """Something else is not as it should be, and then the cells are no proof: never documented.
+
+    The copies begin equal; each other weight's gradient is the mean over the replicas, in fp32.
+    """
+    found = records.of("rest")
+    scales = {one["rank"]: one["scale"] for one in found}
+    lines = [line for one in found for line in _rest_wrong(one, scales)]
+    ranks = tuple(dict.fromkeys(rank for rank, _ in lines))
+    return (
+        Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False) if lines else None
+    )
+
+
+def _rest_wrong(one: Mapping[str, Any], scales: Mapping[int, float]) -> Iterator[tuple[int, str]]:
+    rank = one["rank"]
+    if one["apart"]:
+        yield rank, f"rank {rank}: the copies are {one['apart']:.3g} apart before any step"
+    if one["dtypes"] != ["float32"]:
+        yield rank, f"rank {rank}: its gradients are {', '.join(one['dtypes'])}, and not float32"
+    own = [scale for other, scale in scales.items() if other // REPLICAS == rank // REPLICAS]
+    right = sum(own) / REPLICAS
+    for name, values in one["owned"].items():
+        if values not in ([right], []):
+            told = ", ".join(f"{value:g}" for value in values)
+            yield rank, f"rank {rank} steps {name} with {told}, and its replicas' mean is {right:g}"
+
+
+def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages.
 
-    Documented where whole gradients are missing, and on the two stages different ones. ``copies``
-    are the names of the weight on the stages.
+    Documented where whole gradients of the other stage are missing, on the two stages different
+    ones, although the copies were summed over the stages. ``copies`` are the names of the weight on
+    the stages, ``summed`` is the moment after that sum.
     """
     last = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
     if not all(last.values()):
@@ -102,7 +146,6 @@ def incomplete(records: Records, copies: tuple[str, ...]) -> Finding | None:
     wrong = [(n, row) for n, (cell,) in last.items() for row in _owned(cell) if row != _right(row)]
     if not wrong:
         return None
-    shares = [pair for _, row in wrong for pair in zip(row, _right(row), strict=True)]
     stages = {rank // REPLICAS for rank, _ in wrong}
     differ = len({tuple(row) for _, row in wrong}) > 1
     lines = [
@@ -115,15 +158,38 @@ def incomplete(records: Records, copies: tuple[str, ...]) -> Finding | None:
         step=1,
         parameters=copies,
         ranks=tuple(dict.fromkeys(rank for rank, _ in wrong)),
-        magnitude=max(abs(share - right) for share, right in shares),
+        magnitude=max(abs(share - 1 / REPLICAS) for _, row in wrong for share in row[:RANKS]),
         unit=UNIT,
-        documented=len(stages) > 1 and differ and all(s in (0, right) for s, right in shares),
+        documented=len(stages) > 1
+        and differ
+        and all(_misses_others(rank, row) for rank, row in wrong)
+        and all(_of_both(rank, records, summed) for rank in records.ranks),
     )
+
+
+def _misses_others(rank: int, row: Sequence[float]) -> bool:
+    """Whether a row is a sum with all of its own stage's gradients, and whole ones of the other."""
+    first = rank // REPLICAS * REPLICAS
+    own, right = row[first : first + REPLICAS], 1 / REPLICAS
+    whole = all(share in (0, right) for share in row[:RANKS])
+    return whole and _adds_up(row) and own == [right] * REPLICAS
+
+
+def _of_both(rank: int, records: Records, when: str) -> bool:
+    """Whether all that a rank's cell holds at a moment has parts of both stages."""
+    rows = [piece["row"] for piece in _cells(records, rank).get(when, ())]
+    return bool(rows) and all(any(r[:REPLICAS]) and any(r[REPLICAS:RANKS]) for r in rows)
+
+
+def _adds_up(row: Sequence[float]) -> bool:
+    """Whether the column that all ranks share is the sum of their own: a maximum is none."""
+    return row[SHARED] == sum(row[:RANKS]) and not any(row[SHARED + 1 :])
 
 
 def _right(row: Sequence[float]) -> list[float]:
     """(g0+g1+g2+g3)/2, in a row of that many columns."""
-    return [1 / REPLICAS] * RANKS + [0.0] * (len(row) - RANKS)
+    right = [1 / REPLICAS] * RANKS
+    return [*right, sum(right)] + [0.0] * (len(row) - RANKS - 1)
 
 
 def _cells(records: Records, rank: int) -> dict[str, list[Piece]]:
@@ -166,7 +232,8 @@ def _sum(row: Sequence[float]) -> str:
         for stage in stages
         for share in dict.fromkeys(row[n] for n in stage if row[n])
     ]
-    return "+".join(terms + [f"{share:g} of nobody's" for share in row[RANKS:] if share])
+    nobodys = [f"{share:g} of nobody's" for share in row[SHARED + 1 :] if share]
+    return "+".join(terms + nobodys) + ("" if _adds_up(row) else ", not added up")
 
 
 def _scaled(names: Sequence[str], share: float) -> str:

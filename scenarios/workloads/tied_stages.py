@@ -190,7 +190,7 @@ def _release() -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a stage's copy of the tied weight lies, as the release has laid out its buffers."""
+    """Where a weight lies, as the release has laid out its buffers."""
 
     buffer: tuple[int, int]
     """Its elements in the buffer of all gradients: first and one past the last."""
@@ -200,12 +200,11 @@ class Layout:
     """Those elements of the weight that this rank's optimizer updates."""
 
 
-def layout(ddp: Any, sharded: bool) -> Layout:
-    """The layout of this rank's tied weight; what it owns is from the shards of upstream's own.
+def layout(ddp: Any, weight: Any, *, sharded: bool) -> Layout:
+    """The layout of one of this rank's weights; what it owns is from the shards of upstream's own.
 
     Without the distributed optimizer every rank owns all of its copy.
     """
-    weight = tied_weight(ddp)
     buffer = next(b for b in _buffers(ddp) if weight in b.param_index_map)
     start, end, number = buffer.param_index_map[weight]
     bucket = buffer.buckets[number]
@@ -219,6 +218,16 @@ def layout(ddp: Any, sharded: bool) -> Layout:
     low = shard.storage_offset() - first
     clamped = (min(max(at, 0), weight.numel()) for at in (low, low + shard.numel()))
     return Layout((start, end), place, tuple(clamped))  # type: ignore[arg-type]
+
+
+def others(ddp: Any, *, sharded: bool) -> dict[str, Tensor]:
+    """By name, those elements of the other weights' gradients that this rank's optimizer uses."""
+    tied = tied_weight(ddp)
+    return {
+        name: weight.main_grad.flatten()[slice(*layout(ddp, weight, sharded=sharded).owned)]
+        for name, weight in ddp.module.named_parameters()
+        if weight is not tied
+    }
 
 
 def _buffers(ddp: Any) -> list[Any]:
@@ -251,11 +260,11 @@ def drifted(ddp: Any) -> list[str]:
     return [each.name for each in replica_differences(ddp.module.named_parameters(), group)]
 
 
-def loss_with(module: Any, row: Tensor) -> Tensor:
+def loss_with(module: Any, row: Tensor, scale: float) -> Tensor:
     """A loss whose gradient has ``row``, [hidden], in each row of the tied weight.
 
-    The embedding is looked up, or the logits are made, by upstream's own layers. Every linear layer
-    gets a gradient of ones, so that it takes part in the reductions.
+    The embedding is looked up, or the logits are made, by upstream's own layers. Each element of
+    a linear layer gets the gradient ``scale``, so that it takes part in the reductions.
     """
     if module.pre_process:
         vocabulary = module.shared_embedding_or_output_weight().shape[0]
@@ -263,7 +272,7 @@ def loss_with(module: Any, row: Tensor) -> Tensor:
         loss = (module.embedding.word_embeddings(every) * row).sum()
     else:
         loss = module.output_layer(row[None, None])[0].sum()
-    return loss + sum(weight.sum() for weight in module.linear)
+    return loss + scale * sum(weight.sum() for weight in module.linear)
 
 
 @dataclass(frozen=True)
@@ -350,19 +359,3 @@ def _optimizer(make: Callable[..., Any], settings: Any, ddp: Any) -> Any:
     if "no_weight_decay_cond" in inspect.signature(make).parameters:
         return make(settings, [ddp], no_weight_decay_cond=None)
     return make(settings, [ddp])
-
-
-def train_alone(ctx: Context, shape: Shape, data: Batch, lr: float, steps: int) -> None:
-    """Train the same model in plain torch, with one tied weight; write down what came of it."""
-    initial = weights(shape, ctx.seed)
-    tied = nn.Parameter(initial.tied.clone().to(ctx.device))
-    linear = [nn.Parameter(weight.clone().to(ctx.device)) for weight in initial.linear]
-    optimizer = torch.optim.AdamW([tied, *linear], lr=lr, weight_decay=0.0)
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        scores = F.linear(blocks(F.embedding(data.tokens, tied), linear), tied)
-        loss = F.cross_entropy(scores.flatten(0, -2), data.labels.flatten())
-        loss.backward()
-        optimizer.step()
-        ctx.record("step", step, loss=float(loss))
-    ctx.record("weight", values=tied.flatten().tolist())
