@@ -24,6 +24,44 @@ def epoch(number: int, *seen: int, samples: int = 4, seed: int = 0) -> dict[str,
     return {"kind": "epoch", "step": number, "seen": list(seen), "samples": samples, "seed": seed}
 
 
+def drawn(number: int, seen: list[int], order: list[int]) -> dict[str, Any]:
+    """An epoch of batches of one."""
+    return epoch(number, *seen, samples=len(order)) | {"batch": 1, "order": order}
+
+
+def test_a_rank_that_saw_its_share_of_each_order_is_no_finding() -> None:
+    mine = [drawn(1, [3, 1], [3, 0, 1, 2]), drawn(2, [0, 1], [0, 2, 1, 3])]
+    other = [drawn(1, [1, 2], [0, 1, 3, 2]), drawn(2, [3, 0], [1, 3, 2, 0])]
+    assert coverage.misdrawn(ranks(mine, other)) is None, "that the orders are unlike is the bug"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (drawn(2, [0, 2], [0, 2, 1, 3]), "rank 0: 1 of the 2 samples of its share are others"),
+        (drawn(2, [0], [0, 2, 1, 3]), "rank 0: 1 of the 2 samples of its share are others"),
+        (drawn(2, [0, 1], [0, 2, 1, 2]), "its order of 4 is not one of all 4 samples"),
+        (drawn(2, [3, 1], [3, 0, 1, 2]), "rank 0: it drew the order of epoch 1 again"),
+    ],
+)
+def test_what_a_rank_draws_otherwise_is_never_documented(wrong: dict[str, Any], told: str) -> None:
+    found = coverage.misdrawn(ranks([drawn(1, [3, 1], [3, 0, 1, 2]), wrong], []))
+    assert found is not None
+    assert (found.step, found.ranks, found.documented) == (2, (0,), False)
+    assert told in found.message
+
+
+def test_watching_a_loader_notes_the_order_that_its_sampler_drew() -> None:
+    samples: Any = range(8)
+    shuffled: Any = torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True)
+    sampler = shuffled.sampler
+    order = coverage._noted(sampler)
+    first = [int(sample) for batch in shuffled for sample in batch]
+    assert order == first
+    assert [int(sample) for batch in shuffled for sample in batch] == order != first
+    assert isinstance(sampler, torch.utils.data.RandomSampler)
+
+
 def test_an_epoch_that_the_ranks_share_out_whole_is_no_finding() -> None:
     records = ranks([epoch(1, 3, 1), epoch(2, 0, 2)], [epoch(1, 0, 2), epoch(2, 3, 1)])
     assert coverage.incomplete(records) is None
@@ -53,21 +91,23 @@ def test_ranks_that_were_seeded_alike_did_not_exercise_it_and_the_reason_names_t
     assert (apart.met, apart.text) == (True, "the ranks were seeded unlike, with 7, 8")
 
 
-def resumed(before: list[int], after: list[int]) -> Records:
-    return ranks([{"kind": "resume", "before": before, "after": after, "whole": [0, 1, 2, 3]}])
+def resumed(before: list[int], after: list[int], **more: Any) -> Records:
+    """Of 5 rows in tables of 3 and 2."""
+    told = {"transform": "map", "rows": 5, "tables": [3, 5], "batch": 0, "marks": [1], "mark": 1}
+    seen = {"kind": "resume", "before": before, "after": after, "whole": list(range(5))}
+    return ranks([{**seen, **told, **more}])
 
 
 @pytest.mark.parametrize(
     ("after", "documented", "told"),
     [
-        ([1, 2, 3], None, ""),
-        (
-            [3],
-            True,
-            "2 rows are never seen (1 to 2), 0 are seen twice",
-        ),
-        ([0, 1, 2, 3], False, "1 are seen twice, or out of order"),
-        ([2, 1, 3], False, "0 are seen twice, or out of order"),
+        ([1, 2, 3, 4], None, ""),
+        ([3, 4], True, "2 rows are never seen (1 to 2), 0 are seen twice"),
+        ([2, 3, 4], False, "1 rows are never seen (1 to 1)"),
+        ([4], False, "3 rows are never seen"),
+        ([4, 3], False, "2 rows are never seen"),
+        ([0, 1, 2, 3, 4], False, "1 are seen twice, or out of order"),
+        ([2, 1, 3, 4], False, "0 are seen twice, or out of order"),
         ([], True, "the next row that came is none"),
     ],
 )
@@ -79,9 +119,34 @@ def test_a_resume_goes_on_with_the_next_row(
     assert told in (found.message if found else "")
 
 
+def test_a_batch_of_rows_may_be_skipped_behind_the_end_of_a_table() -> None:
+    found = coverage.skipped(resumed([0], [4], batch=2))
+    assert found is not None
+    assert found.documented
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"whole": [0, 1, 2, 4]}, "without a resume 4 of 5 rows came, in 4 draws"),
+        ({"whole": [0, 2, 1, 3, 4]}, "without a resume 5 of 5 rows came, in 5 draws or out of"),
+        ({"marks": [0]}, "the transform map was applied 0 times, not 1"),
+        ({"marks": [1, 2]}, "the transform map was applied 1, 2 times, not 1"),
+    ],
+)
+@pytest.mark.parametrize("after", [[1, 2, 3, 4], [3, 4]])
+def test_a_stream_that_is_wrong_in_itself_is_never_documented(
+    more: dict[str, Any], told: str, after: list[int]
+) -> None:
+    found = coverage.skipped(resumed([0], after, **more))
+    assert found is not None
+    assert not found.documented
+    assert told in found.message
+
+
 def test_a_resume_at_an_end_exercises_nothing() -> None:
-    assert coverage.resumed(resumed([0], [1, 2, 3])).met
-    for before in ([], [0, 1, 2, 3]):
+    assert coverage.resumed(resumed([0], [1, 2, 3, 4])).met
+    for before in ([], [0, 1, 2, 3, 4]):
         assert "not in the middle" in coverage.resumed(resumed(before, [])).text
 
 

@@ -22,6 +22,9 @@ from harness.plan import Plan
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import coverage
 
+BATCH = 4
+"""Rows of a batched map()."""
+
 
 @dataclass
 class Params(Knobs):
@@ -77,27 +80,45 @@ def run(ctx: Context) -> None:
     params = ctx.params
     dataset = _dataset(params)
     rows = iter(dataset)
-    before = [int(next(rows)["id"]) for _ in range(params.before)]
+    before = [next(rows) for _ in range(params.before)]
     state = json.loads(json.dumps(dataset.state_dict()))  # as through a file
     resumed = _dataset(params)
     resumed.load_state_dict(state)
-    after = [int(row["id"]) for row in resumed]
-    whole = [int(row["id"]) for row in _dataset(params)]
-    ctx.record("resume", before=before, after=after, whole=whole, transform=params.transform)
+    after, whole = list(resumed), list(_dataset(params))
+    named = {"before": before, "after": after, "whole": whole}
+    ctx.record(
+        "resume", transform=params.transform, rows=params.rows, tables=_ends(params),
+        batch=BATCH if params.transform == "batched" else 0,
+        marks=sorted({int(row["mark"]) for rows in named.values() for row in rows}),
+        mark=int(params.transform in ("map", "batched")),
+        **{name: [int(row["id"]) for row in rows] for name, rows in named.items()},
+    )  # fmt: skip
+
+
+def _ends(params: Params) -> list[int]:
+    """Where the tables end, which are as long as one another, or the first ones a row longer."""
+    size, longer = divmod(params.rows, params.shards)
+    return [size * n + min(n, longer) for n in range(1, params.shards + 1)]
 
 
 def _dataset(params: Params) -> Any:
-    """A stream of numbered rows, as it is made at the start of each process."""
+    """A stream of numbered rows, as it is made at the start of each process.
+
+    A map counts in a row's ``mark`` that it was applied.
+    """
     from datasets import Dataset
 
-    stream = Dataset.from_dict({"id": list(range(params.rows))})
+    stream = Dataset.from_dict({"id": list(range(params.rows)), "mark": [0] * params.rows})
     stream = stream.to_iterable_dataset(num_shards=params.shards)
     transforms = {
         "none": lambda: stream,
-        "map": lambda: stream.map(dict),
-        "batched": lambda: stream.map(dict, batched=True, batch_size=4),
+        "map": lambda: stream.map(lambda row: {"mark": row["mark"] + 1}),
+        "batched": lambda: stream.map(
+            lambda rows: {"mark": [mark + 1 for mark in rows["mark"]]},
+            batched=True, batch_size=BATCH,
+        ),
         "filter": lambda: stream.filter(bool),
-    }
+    }  # fmt: skip
     return transforms[params.transform]()
 
 

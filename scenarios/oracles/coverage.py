@@ -1,13 +1,17 @@
 """Who saw which sample? Over all ranks an epoch is the dataset, each sample once, in a new order.
 
 Records ``epoch`` have the samples that a rank saw, in order (``seen``), how many there are
-(``samples``) and the seed that its generator had; their step is the epoch. A record ``resume`` has
-the rows ``before`` a checkpoint, those ``after`` it, and the ``whole`` of a run that goes on.
+(``samples``), how many of them are in a ``batch``, the ``order`` of all of them that the rank drew
+its share from, and the seed that its generator had; their step is the epoch. A record ``resume``
+has the rows ``before`` a checkpoint, those ``after`` it, and the ``whole`` of a run that goes on;
+how many ``rows`` there are, where the ``tables`` that they come in end, and ``marks``: how often
+the ``transform`` was applied to them, where that is to be ``mark`` times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from harness.plan import Kind, Plan, each
@@ -18,24 +22,48 @@ UNIT = "of all samples seen by nobody"
 
 
 _ROWS = many(COUNT)
-RESUME = Kind({"before": _ROWS, "after": _ROWS, "whole": _ROWS, "transform": TEXT})
+RESUME = Kind(
+    {"before": _ROWS, "after": _ROWS, "whole": _ROWS, "transform": TEXT, "rows": COUNT,
+     "tables": _ROWS, "batch": COUNT, "marks": _ROWS, "mark": COUNT}
+)  # fmt: skip
+_EPOCH = {"samples": COUNT, "batch": COUNT, "seen": _ROWS, "order": _ROWS, "seed": WHOLE}
 
 
 def plan(epochs: int) -> Plan:
     """What ``watch`` records of so many epochs."""
-    return {"epoch": Kind({"samples": COUNT, "seen": _ROWS, "seed": WHOLE}, each(epochs))}
+    return {"epoch": Kind(_EPOCH, each(epochs))}
 
 
-def watch(ctx: Context, loader: Iterable[Any], samples: int, epochs: int) -> None:
-    """Go through a loader of integers, epoch by epoch, and write down which of them came."""
+def watch(ctx: Context, loader: Any, samples: int, batch: int, epochs: int) -> None:
+    """Go through a loader of integers, epoch by epoch, and write down which of them came.
+
+    ``loader.batch_sampler`` shards another one, ``batch_sampler``, which asks a ``sampler``.
+    """
     import torch
 
+    order = _noted(loader.batch_sampler.batch_sampler.sampler)
     for epoch in range(1, epochs + 1):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch - 1)
         seed = torch.initial_seed()
         seen = [int(sample) for batch in loader for sample in batch]
-        ctx.record("epoch", epoch, samples=samples, seen=seen, seed=seed)
+        ctx.record(
+            "epoch", epoch, samples=samples, batch=batch, seen=seen, order=list(order), seed=seed
+        )
+
+
+def _noted(sampler: Any) -> list[int]:
+    """The order that a sampler has drawn last; it goes on as it is, and remains of its class."""
+    kind, order = type(sampler), list[int]()
+
+    def draw(self: Any) -> Iterator[int]:
+        order.clear()
+        for index in kind.__iter__(self):
+            order.append(int(index))
+            yield index
+
+    sampler.__class__ = type(kind.__name__, (kind,), {"__iter__": draw})
+    return order
 
 
 def _epochs(records: Records) -> Mapping[int, Sequence[Sequence[int]]]:
@@ -67,6 +95,39 @@ def incomplete(records: Records) -> Finding | None:
         clock="epoch",
         documented=all(len(seen) == total for seen in wrong.values()),
     )
+
+
+def misdrawn(records: Records) -> Finding | None:
+    """A rank saw other samples than its share of the order that it drew, or drew a wrong order.
+
+    The bug is that the orders are unlike: whatever else is wrong is not documented. Of an order's
+    batches a rank has each that its number and the number of ranks say.
+    """
+    lines = [(one, line) for one in records.of("epoch") for line in _misdrawn(one, records)]
+    if not lines:
+        return None
+    return Finding(
+        "\n".join(line for _, line in lines),
+        min(one["step"] for one, _ in lines),
+        ranks=tuple(sorted({one["rank"] for one, _ in lines})),
+        clock="epoch",
+        documented=False,
+    )
+
+
+def _misdrawn(one: Record, records: Records) -> Iterator[str]:
+    where, order, size = f"epoch {one['step']}, rank {one['rank']}:", one["order"], one["batch"]
+    if sorted(order) != list(range(one["samples"])):
+        yield f"{where} its order of {len(order)} is not one of all {one['samples']} samples"
+    batches = [order[at : at + size] for at in range(0, len(order), size)]
+    share = [sample for batch in batches[one["rank"] :: len(records.ranks)] for sample in batch]
+    if one["seen"] != share:
+        apart = sum(a != b for a, b in zip_longest(one["seen"], share))
+        yield f"{where} {apart} of the {len(share)} samples of its share are others"
+    before = (other for other in records.of("epoch", one["rank"]) if other["step"] < one["step"])
+    for other in before:
+        if other["order"] == order:
+            yield f"{where} it drew the order of epoch {other['step']} again"
 
 
 def shuffled(records: Records) -> Exercise:
@@ -106,10 +167,20 @@ def blind(records: Records) -> dict[str, bool]:
 
 
 def skipped(records: Records) -> Finding | None:
-    """The rows before the checkpoint and after it are not those of a run that goes on."""
+    """The rows before the checkpoint and after it are not those of a run that goes on.
+
+    Documented where it goes on at, or within a batch behind, the end of a table.
+    """
     seen = records.one("resume")
-    if seen is None or seen["before"] + seen["after"] == seen["whole"]:
+    if seen is None:
         return None
+    wrong = "\n".join(_stream_wrong(seen))
+    if wrong:
+        return Finding(wrong, ranks=records.ranks, clock="row", documented=False)
+    if seen["before"] + seen["after"] == seen["whole"]:
+        return None
+    place = len(seen["whole"]) - len(seen["after"])
+    jumped = any(0 <= place - end <= seen["batch"] for end in seen["tables"])
     never = sorted(set(seen["whole"]) - set(seen["before"]) - set(seen["after"]))
     twice = sorted(set(seen["before"]) & set(seen["after"]))
     return Finding(
@@ -119,8 +190,19 @@ def skipped(records: Records) -> Finding | None:
         magnitude=len(never) / len(seen["whole"]),
         unit=UNIT,
         clock="row",
-        documented=bool(never) and not twice,
+        documented=bool(never) and jumped and seen["after"] == seen["whole"][place:],
     )
+
+
+def _stream_wrong(seen: Record) -> Iterator[str]:
+    """What is wrong with the stream itself, resumed or not."""
+    whole, rows = seen["whole"], seen["rows"]
+    if whole != list(range(rows)):
+        there = len(set(whole) & set(range(rows)))
+        yield f"without a resume {there} of {rows} rows came, in {len(whole)} draws or out of order"
+    if seen["marks"] != [seen["mark"]]:
+        times = ", ".join(map(str, seen["marks"]))
+        yield f"the transform {seen['transform']} was applied {times} times, not {seen['mark']}"
 
 
 def _told(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
