@@ -16,11 +16,12 @@ to 1 and mends both. docs/reports has one that needs nothing of this project.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
 from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, NUMBER, many
+from harness.shapes import COUNT, NUMBER, SIZE, WHOLE, many
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -70,7 +71,10 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step, with what it applied; at the end what the Trainer has logged."""
-    step = {"tokens": many(COUNT), "losses": many(NUMBER), **applied.FACTS}
+    step = {
+        "tokens": many(COUNT), "losses": many(NUMBER), "rows": many(WHOLE), "aside": SIZE,
+        **applied.FACTS,
+    }  # fmt: skip
     logged = {"losses": many(NUMBER, at.params.steps), "accumulation": COUNT}
     return {"step": Kind(step, each(at.params.steps)), "logged": Kind(logged)}
 
@@ -94,12 +98,27 @@ def detect(records: Records) -> Finding | None:
     """Each update is the right one divided by the accumulation steps, and the logged loss right."""
     steps, logged = records.of("step"), records.one("logged")
     wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong or logged is None:
+    other = list(_otherwise_wrong(records))
+    if logged is None or not (wrong or other):
         return None
     divided = all(applied.times(step, 1 / logged["accumulation"]) for step in steps)
-    silent = not any(wrong_detectors(records).values())
     lines = [applied.told(step) for step in wrong]
-    return applied.finding(wrong, lines, documented=divided and silent)
+    if not wrong:
+        return Finding("\n".join(other), ranks=records.ranks, documented=False)
+    return applied.finding(wrong, [*other, *lines], documented=divided and not other)
+
+
+def _otherwise_wrong(records: Records) -> Iterator[str]:
+    """What is not right, and not the size of an update either."""
+    steps = records.of("step")
+    rows = [row for step in steps for row in step["rows"]]
+    if sorted(rows) != list(range(len(rows))):
+        known = len({row for row in rows if row >= 0})
+        yield f"the model was given {len(rows)} rows, and {known} different ones of the dataset"
+    for step in steps:
+        if step["aside"]:
+            yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
+    yield from (name for name, fired in wrong_detectors(records).items() if fired)
 
 
 def exercised(records: Records) -> Exercise:

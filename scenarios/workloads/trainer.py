@@ -2,7 +2,8 @@
 
 Rows of one length, so that the mean of the micro-batches' means is that of the batch. What the
 optimizer applies is recorded step by step, beside what plain torch has on the rows that the model
-was really given. Imports torch and transformers: import it from a scenario's ``run``.
+was really given, and which these were. Imports torch and transformers: import it from a scenario's
+``run``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(torch.float32)
 
 
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss (nats) of the tokens that count; logits [rows, length, vocabulary]."""
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
 class Plain(nn.Module):
     """A module of one's own, whose loss is its own mean, and which takes no keywords."""
 
@@ -47,9 +53,8 @@ class Plain(nn.Module):
         self.embed, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.head(self.embed(input_ids))[:, :-1]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-        return {"loss": loss, "logits": logits}
+        logits = self.head(self.embed(input_ids))
+        return {"loss": next_token_loss(logits, labels), "logits": logits}
 
 
 MODELS = {"llama": llama, "plain": Plain}
@@ -74,7 +79,6 @@ def trainer(ctx: Context, model: nn.Module, lr: float, size: int, steps: int, **
     """
     model = model.to(ctx.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    Watch(ctx, model, optimizer)
     arguments = TrainingArguments(
         output_dir=str(ctx.folder / "out"), use_cpu=ctx.lane is Lane.CPU, seed=ctx.seed,
         report_to=[], per_device_train_batch_size=size, max_steps=steps, max_grad_norm=0.0,
@@ -83,10 +87,11 @@ def trainer(ctx: Context, model: nn.Module, lr: float, size: int, steps: int, **
     )  # fmt: skip
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     count = size * steps * arguments.gradient_accumulation_steps * ctx.world_size
+    dataset = rows(count, ctx.seed)
+    Watch(ctx, model, optimizer, lr, dataset)
     return Trainer(
-        model=model, args=arguments, train_dataset=rows(count, ctx.seed),
-        optimizers=(optimizer, constant),
-    )  # fmt: skip
+        model=model, args=arguments, train_dataset=dataset, optimizers=(optimizer, constant)
+    )
 
 
 def logged(made: Any) -> list[float]:
@@ -97,9 +102,14 @@ def logged(made: Any) -> list[float]:
 class Watch:
     """Sees what the model is given, and at each step of the optimizer what it applies."""
 
-    def __init__(self, ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.ctx, self.model, self.step = ctx, model, 0
+    def __init__(
+        self, ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer, lr: float,
+        dataset: list[Rows],
+    ) -> None:  # fmt: skip
+        self.ctx, self.model, self.step, self.lr = ctx, model, 0, lr
         self.reference = copy.deepcopy(model)  # before the hooks, which would be copied, too
+        self.left = applied.copied(model)
+        self.numbers = {_name(one["input_ids"], one["labels"]): n for n, one in enumerate(dataset)}
         self.seen: list[Rows] = []
         model.register_forward_pre_hook(self._given, with_kwargs=True)
         optimizer.register_step_pre_hook(self._before)
@@ -111,16 +121,30 @@ class Watch:
     def _before(self, *_: Any) -> None:
         self.weights = applied.copied(self.model)
 
-    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after(self, *_: Any) -> None:
         self.step += 1
         plain = applied.plainly(self._loss, self.weights, self.seen)
-        rate = optimizer.param_groups[0]["lr"]
         tokens = [int((one["labels"][:, 1:] != IGNORED).sum()) for one in self.seen]
-        facts = applied.facts(plain, self.weights, applied.copied(self.model), rate)
-        self.ctx.record("step", self.step, tokens=tokens, losses=plain.losses, **facts)
+        before, self.left = self.left, applied.copied(self.model)
+        facts = applied.facts(plain, self.weights, self.left, self.lr)
+        self.ctx.record(
+            "step", self.step, tokens=tokens, losses=plain.losses, rows=self._rows(),
+            aside=max(float((self.weights[n] - w).abs().max()) for n, w in before.items()), **facts,
+        )  # fmt: skip
         self.seen.clear()
+
+    def _rows(self) -> list[int]:
+        """The numbers in the dataset of the rows that were given; -1 of one that is not there."""
+        given = [
+            pair for one in self.seen for pair in zip(one["input_ids"], one["labels"], strict=True)
+        ]
+        return [self.numbers.get(_name(*pair), -1) for pair in given]
 
     def _loss(self, weights: Any, batch: Rows) -> Tensor:
         answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=batch)
-        loss: Tensor = answer["loss"]
-        return loss
+        return next_token_loss(answer["logits"], batch["labels"])
+
+
+def _name(tokens: Tensor, labels: Tensor) -> tuple[int, ...]:
+    """What tells one row from another."""
+    return (*tokens.tolist(), *labels.tolist())

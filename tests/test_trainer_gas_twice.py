@@ -1,0 +1,64 @@
+"""Grading of trainer_gas_twice, on records that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.spec import Records
+from scenarios.transformers import trainer_gas_twice
+
+
+def trained(size: float, **changed: Any) -> Records:
+    """Two steps of two micro-batches of one row, which applied ``size`` times the gradient."""
+    steps = [
+        {
+            "kind": "step", "rank": 0, "step": n, "gradient": 1.0, "applied": size, "off": 0.0,
+            "ratio": size, "micro": [size] * 2, "losses": [1.0, 2.0], "tokens": [15, 15],
+            "reference_loss": 1.5, "rows": [2 * n - 2, 2 * n - 1], "aside": 0.0,
+        }
+        for n in (1, 2)
+    ]  # fmt: skip
+    steps[1].update({k: v for k, v in changed.items() if k in steps[1]})
+    logged = {"kind": "logged", "rank": 0, "step": None, "accumulation": 2}
+    return Records({0: [*steps, {**logged, "losses": changed.get("logged", [1.5, 1.5])}]})
+
+
+def test_the_right_update_is_no_finding_and_half_of_it_is_the_documented_one() -> None:
+    assert trainer_gas_twice.detect(trained(1.0)) is None
+    found = trainer_gas_twice.detect(trained(0.5))
+    assert found is not None
+    assert (found.documented, found.step, found.magnitude) == (True, 1, 0.5)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"rows": [1, 3]}, "the model was given 4 rows, and 3 different ones of the dataset"),
+        ({"rows": [-1, 3]}, "the model was given 4 rows, and 3 different ones of the dataset"),
+        ({"aside": 1e-3}, "the weights changed by up to 0.001 before step 2"),
+        ({"logged": [1.5, 3.0]}, "the logged loss is not the mean over all tokens"),
+        ({"logged": [1.5]}, "the logged loss is not the mean over all tokens"),
+    ],
+)
+def test_what_else_is_wrong_with_a_step_is_never_documented(
+    ratio: float, changed: dict[str, Any], told: str
+) -> None:
+    found = trainer_gas_twice.detect(trained(ratio, **changed))
+    assert found is not None
+    assert not found.documented
+    assert told in found.message
+
+
+@pytest.mark.parametrize("changed", [{"ratio": 0.4}, {"off": 0.5}])
+def test_another_size_or_direction_is_not_the_documented_update(changed: dict[str, Any]) -> None:
+    found = trainer_gas_twice.detect(trained(0.5, **changed))
+    assert found is not None
+    assert not found.documented
+
+
+def test_nothing_recorded_is_nothing_found_and_nothing_exercised() -> None:
+    assert trainer_gas_twice.detect(Records({})) is None
+    assert not trainer_gas_twice.exercised(Records({}))
