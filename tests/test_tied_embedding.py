@@ -196,6 +196,16 @@ def test_nothing_recorded_is_nothing_found_nor_exercised(module: Any, ranks: int
     list(module.agree(dict.fromkeys(module.SCENARIO.variants, records)))
 
 
+def test_owners_that_miss_a_gradient_of_their_own_stage_have_another_bug(copied: Copied) -> None:
+    recording = copied(ORDER)
+    for rank, missed in ((1, 0), (2, 3)):
+        with recording.records("buggy", rank) as records:
+            last = [record for record in records if record["kind"] == "cell"][-1]
+            row = [0.0 if n == missed else 0.5 for n in range(4)]
+            last["pieces"][0]["row"][:5] = [*row, 1.5]
+    assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
+
+
 def test_a_finding_tells_by_how_much_and_who_misses_whom(copied: Copied) -> None:
     finding = copied(ORDER).trial("buggy").finding
     assert finding is not None

@@ -3,9 +3,10 @@
 The reference is of the same class and weights, built where nothing interferes. A rank records
 ``buffers`` for each model: ``lane``, ``precision``, the names ``compared``, what of these is
 ``differing``, and what is ``turned``: values that the model computes from its buffers and that
-differ. How it was built is told by ``sharded`` of ``parameters``, and by ``casts``: the dtypes of
-what constructors made that were asked for float32. A record ``logits`` has what the reference and a
-model answered to the same tokens.
+differ. How far the reference itself is from plain torch's LLaMA is told by ``reference_off`` and
+``turned_off``. How it was built is told by ``sharded`` of ``parameters``, and by ``casts``: the
+dtypes of what constructors made that were asked for float32. A record ``logits`` has what the
+reference and a model answered to the same tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
 """How far buffers may be from a reference built on the CPU: a GPU's own arithmetic moved cosines
 in bf16 by up to 2**-8."""
 
+PLAIN, PLAIN_LOGITS = 2.0**-7, 0.05
+"""How far the reference's buffers, and as a fraction its logits, may be from plain torch's: bf16
+rounds cosines by up to 2**-9, and moved logits by up to 0.018; turning the other way, by 1.2."""
+
 UNIT = "from the reference"
 
 DIFFERENCE = held(
@@ -44,6 +49,7 @@ DIFFERENCE = held(
 LOGITS = {
     "parameters": COUNT, "unequal_parameters": many(TEXT), "tokens": COUNT, "reference": TEXT,
     "first": maybe(COUNT), "after": COUNT, "differing": COUNT, "greatest": by_name(SIZE),
+    "reference_off": SIZE,
 }  # fmt: skip
 
 
@@ -54,6 +60,7 @@ def plan(*precisions: str) -> Plan:
         "casts": by_name(TEXT), "sharded": COUNT, "parameters": COUNT,
         "compared": by_name(many(COUNT)), "differing": many(DIFFERENCE), "parted": many(TEXT),
         "turned": optional(many(DIFFERENCE)), "saved": optional(many(TEXT)),
+        "reference_off": by_name(SIZE), "turned_off": optional(by_name(SIZE)),
     }  # fmt: skip
     return {"buffers": Kind(compared, [None] * len(precisions)), "logits": Kind(LOGITS)}
 
@@ -139,6 +146,9 @@ def beyond(difference: Difference, rounding: float) -> bool:
 def unlike_reference(records: Records, documented: Documented) -> Finding | None:
     """Some buffer or logit is not the reference's; documented where all figures are."""
     built, answers = records.of("buffers"), records.of("logits")
+    odd = list(dict.fromkeys(_no_reference(records)))
+    if odd:
+        return Finding("\n".join(odd), ranks=records.ranks, documented=False)
     wrong = [
         (_precision(record), difference)
         for record in built
@@ -167,6 +177,18 @@ def unlike_reference(records: Records, documented: Documented) -> Finding | None
 
 def _precision(record: Record) -> str:
     return str(record.get("precision", "bf16"))
+
+
+def _no_reference(records: Records) -> Iterator[str]:
+    """Where the reference is no LLaMA, so that nothing is proved by it."""
+    for record in records.of("buffers"):
+        for name, off in {**record["reference_off"], **record.get("turned_off", {})}.items():
+            if not near(off, 0.0, within=PLAIN):
+                yield f"the reference's {name} is {off:.3g} off plain torch's"
+    for answer in records.of("logits"):
+        off = answer["reference_off"]
+        if not near(off, 0.0, within=PLAIN_LOGITS):
+            yield f"the reference's logits are off by {off:.3g} of plain torch's"
 
 
 def _found(record: Record) -> Sequence[Difference]:

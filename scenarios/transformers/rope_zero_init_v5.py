@@ -96,8 +96,8 @@ def run(ctx: Context) -> None:
         rope.init_distributed(ctx)
     with ctx.phase("buffers"):
         model, casts = rope.built("bf16", _contexts(ctx))
-        turned = rope.turned(model, ctx.device)
-        rope.compare_buffers(ctx, model, "bf16", casts, turned=turned)
+        turned, off = rope.turned(model, ctx.device)
+        rope.compare_buffers(ctx, model, "bf16", casts, turned=turned, turned_off=off)
     with ctx.phase("logits"):
         rope.compare_logits(ctx, model, ctx.params.tokens)
 

@@ -25,6 +25,7 @@ from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
 from harness.spec import Context
 from scenarios.oracles import buffers
+from scenarios.workloads import plain_llama
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
 """The model's dtype under each precision of the DeepSpeed config. A config without bf16 and fp16
@@ -108,7 +109,7 @@ def compare_buffers(
     ctx: Context, model: LlamaForCausalLM, precision: str, casts: Mapping[str, str], **more: Any
 ) -> None:
     """Record how the buffers differ from those of ``tiny``, for ``scenarios.oracles.buffers``."""
-    parameters = list(model.parameters())
+    parameters, reference = list(model.parameters()), tiny(precision)
     ctx.record(
         "buffers",
         lane=ctx.lane,
@@ -117,7 +118,8 @@ def compare_buffers(
         sharded=sum(map(_sharded, parameters)),
         parameters=len(parameters),
         compared={name: list(buffer.shape) for name, buffer in model.named_buffers()},
-        differing=buffers.facts(buffer_differences(model, tiny(precision))),
+        differing=buffers.facts(buffer_differences(model, reference)),
+        reference_off=plain_llama.buffers_off(reference.named_buffers(), Shape.positions),
         parted=_parted(model, ctx.device),
         **more,
     )
@@ -136,17 +138,20 @@ def _parted(model: nn.Module, device: torch.device) -> list[str]:
     return [found.name for found in replica_differences(named)]
 
 
-def turned(model: LlamaForCausalLM, device: torch.device) -> list[dict[str, Any]]:
+def turned(
+    model: LlamaForCausalLM, device: torch.device
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """How the cosines and sines differ that the rotary embeddings of transformers 5 give out, for
-    every position, from those of ``tiny``."""
+    every position, from those of ``tiny``; and how far these are from plain torch's."""
     answers = []
     for each, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
         positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
         like = torch.empty(0, dtype=torch.bfloat16, device=where)
         answers.append([t[0] for t in each.model.rotary_emb(like, positions)])
-    named = zip(("cos", "sin"), *answers, strict=True)
+    named = list(zip(("cos", "sin"), *answers, strict=True))
     differences = [difference(name, ours, theirs) for name, ours, theirs in named]
-    return buffers.facts(found for found in differences if found is not None)
+    off = plain_llama.buffers_off(((name, theirs) for name, _, theirs in named), Shape.positions)
+    return buffers.facts(found for found in differences if found is not None), off
 
 
 def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
@@ -169,8 +174,12 @@ def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
         unequal = {name for each in references.values() for name in _unequal(model, each)}
         theirs = {kind: _logits(each, tokens) for kind, each in references.items()}
         answer = buffers.diverging(_logits(model, tokens), theirs, LENGTHS)
-    parameters = len(list(model.parameters()))
-    ctx.record("logits", parameters=parameters, unequal_parameters=sorted(unequal), **answer)
+        plain = plain_llama.logits(first.state_dict(), tokens, Shape.layers, Shape.heads)
+        off = max(plain_llama.logits_off(each, plain) for each in theirs.values())
+    ctx.record(
+        "logits", parameters=len(list(model.parameters())), unequal_parameters=sorted(unequal),
+        reference_off=off, **answer,
+    )  # fmt: skip
 
 
 def _logits(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:

@@ -34,13 +34,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("scenario", nargs="*", choices=[[], *mutations()], default=[])
     parser.add_argument("--only", help="the name of one mutation")
     options = parser.parse_args(arguments)
-    told = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-    wrong = 0
+    wrong, answers = 0, list[tuple[str, TrialResult]]()
     for scenario in options.scenario or mutations():
         chosen = [m for m in mutations()[scenario] if options.only in (None, m.name)]
         for trial in _trials(scenario, chosen):
             wrong += trial.outcome is not Outcome.INCONCLUSIVE
-            told.setdefault(scenario, {})[trial.variant] = _told(trial)
+            answers.append((scenario, trial))
+    told = json.loads(KEPT.read_text()) if KEPT.is_file() else {}  # another run may have written
+    for scenario, trial in answers:
+        told.setdefault(scenario, {})[trial.variant] = _told(trial)
     write_whole(KEPT, json.dumps(told, indent=1, sort_keys=True) + "\n")
     write_whole(PAGE, page(told))
     terminal().print(f"{wrong} came out as if they were the documented bug, or none")

@@ -1,0 +1,80 @@
+"""LLaMA in plain torch: what a release's own model, built where nothing interferes, must be.
+
+The releases' models are references for one another only as far as they are LLaMAs. Imports torch:
+import it from a scenario's ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BASE, DIMENSIONS, EPSILON = 10000.0, 128, 1e-6
+"""LLaMA's defaults: of the frequencies, of a head, and of the norms."""
+
+
+def _angles(positions: int) -> Tensor:
+    """By how much each position turns each dimension, [positions, 128], in fp64."""
+    frequencies = BASE ** (-torch.arange(0, DIMENSIONS, 2, device="cpu").double() / DIMENSIONS)
+    turned = torch.outer(torch.arange(positions, device="cpu").double(), frequencies)
+    return torch.cat((turned, turned), dim=-1)
+
+
+def buffers_off(buffers: Iterable[tuple[str, Tensor]], positions: int) -> dict[str, float]:
+    """How far rotary buffers are from plain torch's: cosines and sines, and of frequencies the
+    angle (radians) by which they turn the last position. Others are passed over."""
+    angles = _angles(positions)
+    last = angles[-1, : DIMENSIONS // 2]
+    kinds = {"inv_freq": last, "cos": angles.cos(), "sin": angles.sin()}
+    found = {}
+    for name, buffer in buffers:
+        kind = name.rpartition(".")[2].removeprefix("original_").strip("_").removesuffix("_cached")
+        if kind in kinds:
+            value = buffer.detach().cpu().double() * (positions - 1 if kind == "inv_freq" else 1)
+            found[name] = float((value.reshape(kinds[kind].shape) - kinds[kind]).abs().max())
+    return found
+
+
+def logits(weights: Mapping[str, Tensor], tokens: Tensor, layers: int, heads: int) -> Tensor:
+    """The logits [1, positions, vocabulary] of tokens [1, positions], in fp32, by a model's weights
+    under the names of transformers."""
+    named = {name: weight.float() for name, weight in weights.items()}
+    angles = _angles(tokens.shape[1]).float().to(tokens.device)
+    x = named["model.embed_tokens.weight"][tokens]
+    for number in range(layers):
+        start = f"model.layers.{number}."
+        own = {n.removeprefix(start): w for n, w in named.items() if n.startswith(start)}
+        x = x + _attended(own, _norm(x, own["input_layernorm.weight"]), angles, heads)
+        h = _norm(x, own["post_attention_layernorm.weight"])
+        inner = F.silu(h @ own["mlp.gate_proj.weight"].T) * (h @ own["mlp.up_proj.weight"].T)
+        x = x + inner @ own["mlp.down_proj.weight"].T
+    return _norm(x, named["model.norm.weight"]) @ named["lm_head.weight"].T
+
+
+def _attended(own: Mapping[str, Tensor], x: Tensor, angles: Tensor, heads: int) -> Tensor:
+    q, k, v = (
+        (x @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for name in "qkv"
+    )
+    mixed = F.scaled_dot_product_attention(
+        _turned(q, angles), _turned(k, angles), v, is_causal=True
+    )
+    return mixed.transpose(1, 2).flatten(-2) @ own["self_attn.o_proj.weight"].T
+
+
+def _turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Each pair of a dimension and that half a head further on, turned by its angle."""
+    one, other = x.chunk(2, dim=-1)
+    return x * angles.cos() + torch.cat((-other, one), dim=-1) * angles.sin()
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
+
+
+def logits_off(found: Tensor, plain: Tensor) -> float:
+    """The distance of logits from plain torch's, as a fraction."""
+    return float((found.float() - plain).norm() / plain.norm())
