@@ -30,11 +30,11 @@ from harness.knobs import Knobs, knob
 from harness.plan import Kind, Plan, each
 from harness.shapes import COUNT, NUMBER, SIZE, TEXT, by_name, held, many
 from harness.spec import (
-    Companion, Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected,
-    unaffected,
+    Companion, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario,
+    affected, unaffected,
 )  # fmt: skip
 from scenarios.oracles import agree as agreement
-from scenarios.oracles import blind, copies
+from scenarios.oracles import blind, copies, stepped
 
 LAYER_NORMS = tuple(
     f"{norm}.{part}"
@@ -49,8 +49,8 @@ by up to 7e-4 in ten steps; the bug moves the tenth by 0.06."""
 
 
 STEP = {
-    "loss": NUMBER, "grad_norm": SIZE, "clipping": SIZE, "replicas": COUNT,
-    "differing": by_name(SIZE),
+    "loss": NUMBER, "grad_norm": SIZE, "clipping": SIZE, "replicas": many(TEXT),
+    "differing": by_name(SIZE), **stepped.FACTS,
 }  # fmt: skip
 FAILURE = held({"key": TEXT, "checkpoint": TEXT, "files": many(TEXT, 2)})
 CHECK = {"compared": COUNT, "failures": many(FAILURE)}
@@ -151,14 +151,12 @@ def run(ctx: Context) -> None:
     from scenarios.workloads import fused, gpt
 
     adam, sgd = partial(fused.adam, ctx.lane), torch.optim.SGD
+    optimizer = partial(sgd if ctx.params.optimizer == "sgd" else adam, lr=ctx.params.lr)
     with ctx.phase("init"):
-        engine, group = gpt.engine(
-            ctx,
-            partial(sgd if ctx.params.optimizer == "sgd" else adam, lr=ctx.params.lr),
-            gpt.config(ctx.params.batch, ctx.params.gradient_clipping),
-        )
+        config = gpt.config(ctx.params.batch, ctx.params.gradient_clipping)
+        engine, group = gpt.engine(ctx, optimizer, config)
     with ctx.phase("steps"):
-        _train(ctx, engine, group)
+        _train(ctx, engine, group, stepped.Watch(engine, optimizer))
     with ctx.phase("check"):
         tag = f"global_step{ctx.params.steps}"
         engine.save_checkpoint(str(ctx.folder / "checkpoints"), tag=tag)
@@ -167,12 +165,14 @@ def run(ctx: Context) -> None:
             ctx.record("checkpoint", **_documented_check(ctx.folder / "checkpoints" / tag))
 
 
-def _train(ctx: Context, engine: Any, group: Any) -> None:
+def _train(ctx: Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
     from harness.detectors.replicas import replica_differences, replicated_parameters
     from scenarios.workloads import gpt
 
     data = gpt.batch(gpt.Shape(), ctx.params.batch, ctx.seed, ctx.device)
     for step in range(1, ctx.params.steps + 1):
+        watch.begin()
+        plain = gpt.plainly(engine, group, data)
         loss = engine.train_batch(iter([data]))
         replicas = list(replicated_parameters(engine.module))
         differences = replica_differences(replicas, group)
@@ -182,8 +182,9 @@ def _train(ctx: Context, engine: Any, group: Any) -> None:
             loss=float(loss),
             grad_norm=float(engine.get_global_grad_norm()),
             clipping=ctx.params.gradient_clipping,
-            replicas=len(replicas),
+            replicas=[name for name, _ in replicas],
             differing=copies.facts(differences),
+            **watch.facts(plain),
         )
 
 
@@ -205,13 +206,17 @@ def _documented_check(checkpoint: Path) -> dict[str, Any]:
 
 
 def detect(records: Records) -> Finding | None:
-    """The replicas part after a step, and the documented check fails on the checkpoint."""
+    """The replicas part after a step, because ranks other than 0 applied their gradients unclipped,
+    and the documented check fails on the checkpoint. Every other parameter took its right step."""
+    wrong = stepped.astray(records, excused=_unclipped)
+    if wrong:
+        return stepped.finding(wrong)
     parting, saved = copies.parting(records, "differing"), records.one("checkpoint")
     failures = saved["failures"] if saved else []
     if not parting:
         undocumented = "the documented check fails, but no drift was seen during training"
         return Finding(undocumented, documented=False) if failures else None
-    replicas = records.of("step", 0)[0]["replicas"]
+    replicas = len(records.of("step", 0)[0]["replicas"])
     lines = [
         f"step {parting.step}: {len(parting.first)} of {replicas} replicated parameters "
         f"differ between tensor-parallel ranks, by up to {parting.greatest:.3g}",
@@ -220,6 +225,12 @@ def detect(records: Records) -> Finding | None:
     if saved and failures:
         lines.append(f"{len(failures)} of {saved['compared']} layer-norm keys differ on disk")
     return parting.finding(lines, records.ranks, documented=bool(failures))
+
+
+def _unclipped(step: Record, name: str) -> bool:
+    """Whether a rank other than 0 applied the whole gradient of a replicated parameter."""
+    theirs = step["rank"] > 0 and name in step["replicas"]
+    return theirs and stepped.gave(step, step["got"][name], 1.0)
 
 
 def _assertion(failure: Mapping[str, Any]) -> str:
@@ -240,7 +251,7 @@ def exercised(records: Records) -> Exercise:
     return Exercise.of(
         len(active) == len(steps),
         f"clipping was active in all {len(steps)} steps {told} of a model with "
-        f"{steps[0]['replicas']} replicated parameters",
+        f"{len(steps[0]['replicas'])} replicated parameters",
         f"clipping was active in {len(active)} of {len(steps)} steps {told}",
     )
 

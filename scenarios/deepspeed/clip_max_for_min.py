@@ -107,8 +107,13 @@ def detect(records: Records) -> Finding | None:
         f"of {len(steps)} steps of {len(records.ranks)} ranks {len(wrong)} are wrong: {len(whole)} "
         f"not clipped, {len(raised)} raised to the threshold",
     ]
-    documented = bool(whole and raised) and len(wrong) == len(whole) + len(raised)
+    documented = bool(whole and raised) and all(applied.times(s, _larger(s)) for s in steps)
     return applied.finding(wrong, lines, _wanted, documented=documented)
+
+
+def _larger(step: Record) -> float:
+    """How much of the gradient the larger factor applies."""
+    return float(max(1.0, step["clipping"] / step["gradient"]))
 
 
 def _at_threshold(step: Record) -> bool:

@@ -98,8 +98,12 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The last stage applied its gradient, each before it one divided by GAS once more."""
+    """The last stage applied its gradient, each before it one divided by GAS once more. The loss is
+    that of plain torch all the while."""
     steps = records.of("step")
+    if any(blind.loss_unlike_reference(records).values()):
+        told = "the loss of a step is not that which plain torch has of its micro-batches"
+        return Finding(told, documented=False)
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
         return None

@@ -31,7 +31,7 @@ from harness.spec import (
     unaffected,
 )  # fmt: skip
 from scenarios.oracles import agree as agreement
-from scenarios.oracles import blind, copies
+from scenarios.oracles import blind, copies, stepped
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two stages may be from those of one. bf16 rounding alone moved them
@@ -125,7 +125,11 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The copies part after a step, and each stage applied its own gradient instead of the sum."""
+    """The copies part after a step, and each stage applied its own gradient instead of the sum. All
+    else took the step that plain torch takes."""
+    wrong = stepped.astray(records, excused=copies.unsummed)
+    if wrong:
+        return stepped.finding(wrong)
     parting = copies.parting(records, "drift")
     if parting is None:
         unsummed = [s for s in records.of("step") if "own" in s and not _is(s, "sum")]
@@ -137,7 +141,7 @@ def detect(records: Records) -> Finding | None:
         f"{max(parting.last.values()):.3g} after step {parting.last_step}",
         *map(_applied, same_step),
     ]
-    own = all(_is(step, "own") and not _is(step, "sum") for step in same_step)
+    own = all(_is(step, "own") and not _is(step, "sum") for step in records.of("step"))
     return parting.finding(lines, records.ranks, documented=own)
 
 

@@ -28,7 +28,7 @@ from harness.plan import Plan
 from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
-from scenarios.oracles import copies, resume
+from scenarios.oracles import copies, resume, stepped
 
 
 @dataclass
@@ -132,7 +132,11 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """A parameter is not what it was before the save; documented where it was reset to default."""
+    """A parameter is not what it was before the save; documented where it was reset to default, and
+    every step was the one that plain torch takes."""
+    wrong = stepped.astray(records)
+    if wrong:
+        return stepped.finding(wrong)
     changed = resume.changed(records)
     if not changed:
         return None

@@ -30,10 +30,11 @@ from typing import Any
 from harness.knobs import Knobs, knob
 from harness.plan import Plan
 from harness.spec import (
-    Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
+    Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
+    unaffected,
 )  # fmt: skip
 from scenarios.deepspeed.tied_grad_reduce import DEFECT as REDUCE_DEFECT
-from scenarios.oracles import copies, resume
+from scenarios.oracles import copies, resume, stepped
 
 
 @dataclass
@@ -135,7 +136,11 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The last stage's tied weight is not what it was before the save, and had drifted by then."""
+    """The last stage's tied weight is not what it was before the save, and had drifted by then, on
+    one of the two roads. All else took the step that plain torch takes."""
+    wrong = stepped.astray(records, excused=_drifting)
+    if wrong:
+        return stepped.finding(wrong)
     changed, drifted = resume.changed(records), resume.drifted(records)
     if not changed and not drifted:
         return None
@@ -143,6 +148,12 @@ def detect(records: Records) -> Finding | None:
     lines = [*map(str, changed), _drifted(drifted), *([str(resume.losses(records))] * bool(weight))]
     documented = bool(drifted) and {one.rank for one in weight} == {max(records.ranks)}
     return resume.finding(records, changed, lines, documented=documented)
+
+
+def _drifting(step: Record, name: str) -> bool:
+    """Whether a stage applied its own gradient, or one behind the first the unclipped sum."""
+    unclipped = step["rank"] > 0 and name == WEIGHT and stepped.gave(step, step["got"][name], 1.0)
+    return unclipped or copies.unsummed(step, name)
 
 
 def _drifted(tied: Mapping[str, float]) -> str:

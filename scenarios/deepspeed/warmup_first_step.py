@@ -15,6 +15,7 @@ are in ``__init__``, unlike LRRangeTest and OneCycle. The fix sets them there (P
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from harness.numbers import near
 from harness.plan import Kind, Plan, each
 from harness.shapes import COUNT, NUMBER, SIZE, TEXT, many
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
-from scenarios.oracles import blind, schedule
+from scenarios.oracles import applied, blind, schedule
 
 
 @dataclass
@@ -61,12 +62,14 @@ SCENARIO = Scenario(
 
 
 def plan(at: Place) -> Plan:
-    """The schedule; the rate of each step; what the engine says of it afterwards."""
+    """The schedule; the rate of each step; what the engine says of it afterwards, and the weights:
+    of a step that is measured in rates of 1, ``ratio`` is the rate that was applied."""
     told = {
         "name": TEXT, "own": SIZE, "low": SIZE, "high": SIZE, "warmup": COUNT, "steps": COUNT,
         "batch": COUNT,
     }  # fmt: skip
-    after = Kind({"loss": NUMBER, "logged": many(SIZE)}, each(at.params.steps))
+    facts = {"loss": NUMBER, "logged": many(SIZE), **applied.FACTS}
+    after = Kind(facts, each(at.params.steps))
     return {"schedule": Kind(told), **schedule.plan(at.params.steps), "step": after}
 
 
@@ -91,10 +94,14 @@ def run(ctx: Context) -> None:
     for step in range(1, p.steps + 1):
         inputs, labels = next(data)
         mine = slice(ctx.rank * p.batch, (ctx.rank + 1) * p.batch)
+        before = applied.copied(engine.module, torch.float64)
+        plain = applied.plainly(regression.of(engine.module), before, [(inputs, labels)])
         loss = regression.loss(engine(inputs[mine]), labels[mine])
         engine.backward(loss)
         engine.step()
-        ctx.record("step", step, loss=float(loss), logged=[float(rate) for rate in engine.get_lr()])
+        facts = applied.facts(plain, before, applied.copied(engine.module), 1.0)
+        logged = [float(rate) for rate in engine.get_lr()]
+        ctx.record("step", step, loss=float(loss.detach()), logged=logged, **facts)
 
 
 def _formula(records: Records, step: int) -> float:
@@ -105,11 +112,32 @@ def _formula(records: Records, step: int) -> float:
 
 
 def detect(records: Records) -> Finding | None:
-    """The first step used the optimizer's own rate, and all others the schedule's."""
+    """The first step used the optimizer's own rate, and all others the schedule's. Each moved the
+    weights by as much, against the gradient, and the next step's rate was logged."""
+    odd = [*_unlike_rate(records), *_logged_wrong(records)]
+    if odd:
+        return Finding("\n".join(odd[:3]), documented=False)
     wrong = schedule.deviations(records, partial(_formula, records))
     own = records.of("schedule")[0]["own"]
     documented = all(each.step == 1 and each.rate == own for each in wrong)
     return schedule.finding(wrong, documented=documented) if wrong else None
+
+
+def _unlike_rate(records: Records) -> Iterator[str]:
+    """The steps that did not move the weights by their rate."""
+    for rank in records.ranks:
+        rates, steps = records.of("rate", rank), records.of("step", rank)
+        for told, step in zip(rates, steps, strict=True):
+            if not all(applied.times(step, rate) for rate in told["rates"]):
+                yield f"{applied.told(step)}, at a rate of {told['rates']}"
+
+
+def _logged_wrong(records: Records) -> Iterator[str]:
+    """The steps after which the engine did not report the next one's rate."""
+    for step in records.of("step"):
+        right = _formula(records, step["step"] + 1)
+        if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
+            yield f"step {step['step']}: {step['logged']} is logged, where {right:.4g} is next"
 
 
 def exercised(records: Records) -> Exercise:
@@ -122,6 +150,5 @@ def exercised(records: Records) -> Exercise:
 
 def wrong_detectors(records: Records) -> dict[str, bool]:
     """The loss falls; and the rate that the engine reports after a step is the next one's."""
-    told = [(_formula(records, s["step"] + 1), s["logged"]) for s in records.of("step")]
-    beyond = any(not near(rate, right, within=1e-9) for right, rates in told for rate in rates)
+    beyond = any(_logged_wrong(records))
     return blind.loss_ends_higher(records) | {"a rate that is logged is not the schedule's": beyond}

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.shapes import Facts, FLAG, NUMBER, SIZE, by_name, maybe, optional
-from harness.spec import Exercise, Finding, Records
+from harness.shapes import FLAG, NUMBER, SIZE, Facts, by_name, many, maybe, optional
+from harness.spec import Exercise, Finding, Record, Records
+from scenarios.oracles import stepped
 
 UNIT = "between the copies of a weight"
 
@@ -19,9 +20,13 @@ TIED_STEP: Facts = {
     "loss": NUMBER, "grad_norm": maybe(SIZE), "clipping": SIZE, "drift": by_name(SIZE),
     "own": optional(SIZE), "sum": optional(SIZE), "applied": optional(SIZE),
     "buffered": optional(FLAG), "parted": optional(FLAG), "applied_parted": optional(FLAG),
-    "left_parted": optional(maybe(FLAG)),
+    "left_parted": optional(maybe(FLAG)), **stepped.FACTS,
+    "got_of_own": by_name(many(NUMBER, 3)),
 }  # fmt: skip
-"""A step of ``scenarios.workloads.tied_pipeline``; a rank without a copy has no gradient of it."""
+"""A step of ``scenarios.workloads.tied_pipeline``; a rank without a copy has no gradient of it.
+
+``got_of_own`` has of the tied weight how much of the stage's own gradient its optimizer got, as
+``got`` has of the sum over the stages."""
 
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:
@@ -62,6 +67,16 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
         return None
     first, last = parted[0], parted[-1]
     return Parting(first["step"], first[field], last[field], last["step"])
+
+
+def unsummed(step: Record, name: str) -> bool:
+    """Whether a stage applied its own gradient of the tied weight, whole: for ``stepped.astray``.
+
+    The norm is of what was applied, and so another one as well.
+    """
+    own = step["got_of_own"]
+    applied = bool(own) and all(stepped.gave(step, s, stepped.factor(step)) for s in own.values())
+    return applied and (name in own or name == stepped.NORM)
 
 
 def gradients_parted(records: Records) -> Exercise:

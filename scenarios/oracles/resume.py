@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.plan import Kind, Plan, each
@@ -55,7 +56,8 @@ def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -
     """Do the act that this is; ``steps`` are those before the save.
 
     ``trainer.engine`` saves and loads as DeepSpeed's does, ``trainer.step(number)`` takes a step
-    and records it, ``trainer.copies()`` tells how far copies are apart: ``tied``, ``tied_masters``.
+    and records it, ``trainer.copies()`` tells how far copies are apart: ``tied``, ``tied_masters``;
+    ``trainer.watch`` is a ``stepped.Watch``, which goes on after the load as it was at the save.
     """
     with ctx.phase(ctx.act):
         if ctx.act == "train":
@@ -71,9 +73,15 @@ def _save(ctx: Context, trainer: Any, steps: int) -> None:
         trainer.step(number)
     ctx.record("drift", steps, tied=trainer.copies()["tied_masters"])
     dump_state(ctx.folder / "before", trainer.engine)
+    trainer.watch.save(_torchs(ctx))
     trainer.engine.save_checkpoint(str(ctx.folder / "checkpoints"), tag=TAG)
     trainer.step(steps + 1)
     dump_state(ctx.folder / "uninterrupted", trainer.engine)
+
+
+def _torchs(ctx: Context) -> Path:
+    """Where a rank keeps what torch's own optimizer remembers of the steps before the save."""
+    return ctx.folder / f"torch_{ctx.rank}.pt"
 
 
 def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> None:
@@ -87,6 +95,8 @@ def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> Non
     )
     if path is None:
         raise Inconclusive("load_checkpoint found nothing to load")
+    if optimizer_states:
+        trainer.watch.load(_torchs(ctx))
     changes = changes_since(ctx.folder / "before", trainer.engine)
     now = {name: tensor.cpu() for name, tensor in state_of(trainer.engine).items()}
     reset = {c.name for c in changes} - {c.name for c in state_changes(fresh, now)}

@@ -27,7 +27,9 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
+from harness.detectors.replicas import replicated_parameters
 from harness.spec import Context, Lane
+from scenarios.oracles.stepped import Plain
 from scenarios.workloads import bf16
 from scenarios.workloads.fused import layer_norm
 
@@ -94,6 +96,23 @@ def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tup
     assert isinstance(made.optimizer, BF16_Optimizer), type(made.optimizer)
     assert theirs == dist.get_process_group_ranks(group), "grid and parallel_state disagree"
     return made, group
+
+
+def plainly(made: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
+    """What plain autograd has for the weights as they are now; a collective call of the ranks.
+
+    A replicated parameter counts once in the norm, as rank 0 of ``group`` has it.
+    """
+    tokens, labels = data
+    parameters = dict(made.module.named_parameters())
+    value = loss(made.module(tokens), labels)
+    found = torch.autograd.grad(value, list(parameters.values()))
+    gradients = {name: each.float() for name, each in zip(parameters, found, strict=True)}
+    replicated = {name for name, _ in replicated_parameters(made.module)}
+    counted = [g for n, g in gradients.items() if n not in replicated or not dist.get_rank(group)]
+    square = torch.stack([each.square().sum() for each in counted]).sum()
+    dist.all_reduce(square, group=group)
+    return Plain(float(value.detach()), float(square.sqrt()), gradients)
 
 
 def config(size: int, clipping: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ vocabulary]. Imports torch and upstream: import it from a scenario's ``run``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
-from scenarios.oracles import copies
+from scenarios.oracles import copies, stepped
 from scenarios.workloads import bf16
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Training:
 
 
 SHAPE = Shape()
+
+TIED = "tied_modules.embed."
+WEIGHT = TIED + "word_embeddings.weight"
+"""The name of the tied weight, on each stage that has a copy."""
 
 
 class WordEmbeddings(nn.Embedding):
@@ -145,13 +149,15 @@ def engine(ctx: Context, shape: Shape, training: Training) -> Any:
     )
     made, *_ = deepspeed.initialize(
         model=module,
-        optimizer=torch.optim.AdamW(
-            module.parameters(), lr=training.lr, weight_decay=training.weight_decay
-        ),
+        optimizer=_optimizer(training, module.parameters()),
         config=_config(training, ctx.pins),
     )
     assert isinstance(made.optimizer, BF16_Optimizer) is training.bf16, type(made.optimizer)
     return made
+
+
+def _optimizer(training: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=training.lr, weight_decay=training.weight_decay)
 
 
 def _config(training: Training, pins: Mapping[str, str]) -> dict[str, Any]:
@@ -173,13 +179,16 @@ class Trainer:
     def __init__(self, ctx: Context, training: Training, shape: Shape = SHAPE) -> None:
         with ctx.phase("init"):
             made = engine(ctx, shape, training)
-        self.ctx, self.engine, self.training = ctx, made, training
+        self.ctx, self.engine, self.training, self.shape = ctx, made, training, shape
         self.data = _data(shape, training, ctx.seed, ctx.device)
         self.gradients = TiedGradients(made)
+        self.watch = stepped.Watch(made, partial(_optimizer, training))
 
     def step(self, number: int) -> None:
         """One step over all micro-batches; number counts from 1."""
         self.gradients.forget()
+        self.watch.begin()
+        plain, own = plainly(self.ctx, self.engine, self.shape, self.data)
         mean = float(self.engine.train_batch(iter(self.data)))
         self.ctx.record(
             "step",
@@ -189,6 +198,8 @@ class Trainer:
             clipping=self.training.clipping,
             drift=drift(self.engine),
             **self.gradients.facts(),
+            **self.watch.facts(plain),
+            got_of_own=self.watch.shares(own),
         )
 
     def copies(self) -> dict[str, dict[str, float]]:
@@ -262,6 +273,66 @@ class TiedGradients:
         # A list first: every rank must make every collective call.
         found = [replica_differences([("", gradient)], group) for _, _, group in self.copies]
         return any(found)
+
+
+def plainly(
+    ctx: Context, made: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[stepped.Plain, dict[str, Tensor]]:
+    """What plain autograd has for the weights of all stages as they are now, all on this rank.
+
+    The gradient of a tied weight is the sum of its copies', which counts once in the norm; what the
+    stage's own copies have alone is returned besides. A collective call.
+    """
+    stages = _gathered(ctx, made.module)
+    leaves = [w for weights in stages for w in weights.values()]
+    losses, sums = [], [torch.zeros_like(leaf, dtype=torch.float32) for leaf in leaves]
+    for tokens, labels in data:
+        value = loss(_whole(shape, stages, tokens), labels)
+        losses.append(float(value.detach()))
+        for total, found in zip(
+            sums, torch.autograd.grad(value, leaves, allow_unused=True), strict=True
+        ):
+            total += 0 if found is None else found.float()
+    flat = iter(total / len(losses) for total in sums)
+    own = [{name: next(flat) for name in weights} for weights in stages]
+    tied = torch.stack([each[WEIGHT] for each in own if WEIGHT in each]).sum(0)
+    right = [{**each, **({WEIGHT: tied} if WEIGHT in each else {})} for each in own]
+    # DeepSpeed counts nothing of a later stage's tied module.
+    counted = [
+        gradient.norm()
+        for stage, each in enumerate(right)
+        for name, gradient in each.items()
+        if not stage or not name.startswith(TIED)
+    ]
+    plain = stepped.Plain(
+        sum(losses) / len(losses), float(torch.stack(counted).norm()), right[ctx.rank]
+    )
+    return plain, {name: g for name, g in own[ctx.rank].items() if name == WEIGHT}
+
+
+def _gathered(ctx: Context, module: nn.Module) -> list[dict[str, Tensor]]:
+    """The weights of each stage, as leaves on this rank's device."""
+    mine = {name: parameter.detach().cpu() for name, parameter in module.named_parameters()}
+    stages: list[Any] = [None] * ctx.world_size
+    dist.all_gather_object(stages, mine)
+    return [
+        {name: w.to(ctx.device).requires_grad_() for name, w in weights.items()}
+        for weights in stages
+    ]
+
+
+def _whole(shape: Shape, stages: Sequence[Mapping[str, Tensor]], tokens: Tensor) -> Tensor:
+    """The logits of the whole model: the first stage's copy embeds, the last one's is the head."""
+
+    def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+    first, last = (part(stages[place], TIED) for place in (0, -1))
+    x: Tensor = torch.func.functional_call(Embedding(shape), first, (tokens,))
+    middle = {name: weight for weights in stages for name, weight in weights.items()}
+    for number in (1, 2, 3):
+        x = torch.func.functional_call(Block(shape), part(middle, f"{number}."), (x,))
+    return F.linear(x, last["word_embeddings.weight"], last.get("head_bias"))
 
 
 def _norm(value: Any) -> float | None:

@@ -1,0 +1,48 @@
+"""What else could be wrong with a pipeline's accumulation, and with the loss that it tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.spec import Edits
+from tests.mutations import mutation
+from tests.mutations._statements import calling, followed, guarded, setting
+
+ENGINE = "deepspeed/runtime/engine.py"
+PIPE = "deepspeed/runtime/pipe/engine.py"
+
+
+@mutation("loss_halved", PIPE, "PipelineEngine._aggregate_total_loss",
+          "tells half of the loss, and trains as it should")  # fmt: skip
+def loss_halved(function: Any) -> Edits:
+    yield from followed(setting(function, "loss"), "loss = loss / 2")
+
+
+@mutation("divided_by_more", ENGINE, "DeepSpeedEngine._scale_loss_by_gas",
+          "divides by twice the micro-batches, on every stage alike")  # fmt: skip
+def divided_by_more(function: Any) -> Edits:
+    yield from followed(setting(function, "scaling_factor"), "scaling_factor = 2 * scaling_factor")
+
+
+@mutation("same_micro_batch", PIPE, "PipelineEngine._next_batch",
+          "sees the first micro-batch again and again")  # fmt: skip
+def same_micro_batch(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    again = cst.parse_expression("self.__dict__.setdefault('first', next(self.data_iterator))")
+    for call in m.findall(function, m.Call(m.Name("next"))):
+        yield call, again
+
+
+@mutation("first_stage_stands", PIPE, "PipelineEngine._exec_optimizer_step",
+          "steps on the last stage only")  # fmt: skip
+def first_stands(function: Any) -> Edits:
+    yield from guarded(calling(function, "_take_model_step"), "self.is_last_stage()")
+
+
+MUTATIONS = (
+    loss_halved, divided_by_more, same_micro_batch, first_stands,
+    replace(first_stands, variant="buggy"), replace(loss_halved, variant="buggy"),
+)  # fmt: skip
