@@ -107,6 +107,8 @@ def detect(records: Records) -> Finding | None:
         f"of {len(steps)} steps of {len(records.ranks)} ranks {len(wrong)} are wrong: {len(whole)} "
         f"not clipped, {len(raised)} raised to the threshold",
     ]
+    if not (whole or raised):
+        lines = [applied.told(wrong[0]), *lines]
     documented = bool(whole and raised) and all(applied.times(s, _larger(s)) for s in steps)
     return applied.finding(wrong, lines, _wanted, documented=documented)
 

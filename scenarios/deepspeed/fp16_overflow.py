@@ -25,12 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
 from harness.plan import Plan
 from harness.spec import Context, Finding, Place, Records, Scenario, affected, unaffected
-from scenarios.oracles import loss_scale
+from scenarios.oracles import begun, loss_scale
 
 
 @dataclass
@@ -112,13 +113,18 @@ def run(ctx: Context) -> None:
         engine = byte_gpt.engine(ctx, params.lr, _config(ctx), headroom.observe)
     with ctx.phase("steps"):
         text = corpus.standard_library()
+        optimizer = partial(byte_gpt.optimizer, lr=params.lr)
+        first = begun.Watch(engine, optimizer, params.gradient_clipping)
         watch = loss_scale.Watch(
-            ctx, engine, headroom, precision=params.precision, zero_stage=params.zero_stage,
+            ctx, engine, headroom, first, precision=params.precision, zero_stage=params.zero_stage,
             steps=params.steps, warn_below=params.warn_below, corpus=text.facts,
+            rates={"first": params.first_lr, "top": params.lr, "ramp": params.ramp},
         )  # fmt: skip
         batches = text.batches(ctx, params.sequences, byte_gpt.Shape().sequence + 1)
         for step in range(1, params.steps + 1):
-            loss = engine(next(batches))
+            batch = next(batches)
+            watch.begin(step, batch)
+            loss = engine(batch)
             engine.backward(loss)
             if not watch.step(step, loss):
                 return

@@ -21,6 +21,7 @@ from harness.shapes import (
     COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, held, maybe,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Record, Records
+from scenarios.oracles import begun
 
 LIMIT = 65504
 """The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
@@ -38,29 +39,47 @@ SCALER = held(
 SETUP = {
     "precision": TEXT, "zero_stage": COUNT, "steps": COUNT, "warn_below": NUMBER,
     "corpus": held({"sha256": TEXT, "bytes": COUNT, "files": COUNT}), "scaler": SCALER,
+    "rates": held({"first": SIZE, "top": SIZE, "ramp": COUNT}),
 }  # fmt: skip
 STEP = {
     "loss": MAY_OVERFLOW, "grad_norm": maybe(MAY_OVERFLOW), "loss_scale": SIZE, "skipped": COUNT,
     "lr": SIZE, "largest": by_name(MAY_OVERFLOW), "headroom": by_name(MAY_OVERFLOW),
+    "weights": SIZE,
 }  # fmt: skip
 
 
 def plan(steps: int) -> Plan:
-    """The scaler's knobs, then so many steps, unless the documented exception ends them."""
+    """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
+    first ones also whether they are plain torch's."""
     raised = Kind({"type": TEXT, "text": TEXT}, each(steps), ends=True)
-    return {"setup": Kind(SETUP), "step": Kind(STEP, each(steps)), "exception": raised}
+    return {
+        "setup": Kind(SETUP),
+        "step": Kind(STEP, each(steps)),
+        "exception": raised,
+        **begun.plan(steps),
+    }
 
 
 class Watch:
     """Writes down what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
 
-    def __init__(self, ctx: Context, engine: Any, headroom: Any, **setup: Any) -> None:
-        self.ctx, self.engine, self.headroom = ctx, engine, headroom
+    def __init__(
+        self, ctx: Context, engine: Any, headroom: Any, first: begun.Watch, **setup: Any
+    ) -> None:
+        self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first
         ctx.record("setup", **setup, scaler=_knobs(engine.optimizer))
+
+    def begin(self, number: int, batch: Any) -> None:
+        """Begin a step on a batch: of the first ones, plain torch takes it as well."""
+        if number <= begun.STEPS:
+            self.first.scale = _scale(self.engine.optimizer)
+            self.first.begin(batch)
 
     def step(self, number: int, loss: Any) -> bool:
         """Have the engine apply its gradients; False where DeepSpeed has given up."""
         raised = _documented(self.engine.step)
+        if number <= begun.STEPS:
+            self.ctx.record("begun", number, **self.first.facts(float(loss.detach())))
         norm = self.engine.get_global_grad_norm()
         readings = self.headroom.step()
         self.ctx.record(
@@ -73,6 +92,9 @@ class Watch:
             lr=self.engine.get_lr()[0],
             largest={reading.name: named(reading.largest) for reading in readings},
             headroom={reading.name: named(round(reading.bits, 3)) for reading in readings},
+            weights=sum(
+                float(p.detach().double().abs().sum()) for p in self.first.parameters.values()
+            ),
         )
         if raised is not None:
             self.ctx.record("exception", number, type=type(raised).__name__, text=str(raised))
@@ -204,6 +226,7 @@ def finding(
 ) -> Finding:
     """What happened, in order, then ``lines``; documented where there is nothing to doubt."""
     doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
+    doubts += untrue(records)
     return Finding(
         message="\n".join([*_told(records), *lines, *doubts]),
         step=first_broken(records),
@@ -244,6 +267,53 @@ def _from_elsewhere(records: Records) -> Iterator[str]:
         yield "none of the watched tensors had overflowed"
 
 
+def untrue(records: Records) -> Iterator[str]:
+    """What of the training is not as it should be, apart from any overflow."""
+    yield from begun.untrue(records)
+    for rank in records.ranks:
+        yield from list(_rates_wrong(records, rank))[:1]
+        yield from list(_scale_wrong(records, rank))[:1]
+        yield from list(_weights_wrong(records, rank))[:1]
+
+
+def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
+    """The rate rises by the same with every step that is taken, up to the top of the ramp."""
+    setup = records.one("setup", rank)
+    rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 0}
+    for step in records.of("step", rank):
+        taken = step["step"] - step["skipped"]
+        right = rates["first"] + (rates["top"] - rates["first"]) * taken / (rates["ramp"] or 1)
+        if taken <= rates["ramp"] and not near(step["lr"], right, share=1e-3):
+            yield (
+                f"rank {rank}, step {step['step']}: the next rate is {step['lr']:.4g}, where "
+                f"{right:.4g} is"
+            )
+
+
+def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
+    """A step that is skipped halves the scale, or leaves it; one that is taken never lowers it."""
+    setup, steps = records.one("setup", rank), records.of("step", rank)
+    least = setup["scaler"]["minimum"] if setup else None
+    for before, step in pairwise(steps):
+        was, now = before["loss_scale"], step["loss_scale"]
+        skips = step["skipped"] > before["skipped"]
+        if now not in ((was, max(was / 2, least or 0.0)) if skips else (was, 2 * was)):
+            what = "skipped" if skips else "taken"
+            yield f"rank {rank}, step {step['step']} was {what}: the scale went {was:g} to {now:g}"
+
+
+def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
+    """A step that is taken moves the weights, and none that is skipped; all ranks' are equal."""
+    steps = records.of("step", rank)
+    for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
+        skips = step["skipped"] > before["skipped"]
+        if (step["weights"] == before["weights"]) is not skips:
+            what = "skipped, and yet moved" if skips else "taken, and yet did not move"
+            yield f"rank {rank}, step {step['step']} was {what} the weights"
+        if step["weights"] != first["weights"]:
+            yield f"rank {rank}, step {step['step']}: the weights are not those of rank 0"
+
+
 def cut_short(records: Records) -> Iterator[str]:
     """The ranks that did not take all of their steps."""
     for rank in records.ranks:
@@ -257,7 +327,7 @@ def unwell(records: Records) -> Finding | None:
 
     Where nothing had overflowed, a skipped step is none of that: it is what loss scaling is for.
     """
-    odd = list(cut_short(records))
+    odd = [*cut_short(records), *untrue(records)]
     if skipped(records) and first_overflow(records):
         odd.append(f"{skipped(records)} steps were skipped, though every loss was finite")
     return Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None

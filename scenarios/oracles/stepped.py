@@ -120,9 +120,11 @@ class Watch:
     def _values(self) -> dict[str, Tensor]:
         from harness.detectors.state import master_copy
 
-        masters = {name: master_copy(p) for name, p in self.parameters.items()}
-        return {n: p.detach() if masters[n] is None else masters[n]
-                for n, p in self.parameters.items()}  # type: ignore[misc]  # fmt: skip
+        values = {}
+        for name, parameter in self.parameters.items():
+            master = master_copy(parameter)
+            values[name] = parameter.detach() if master is None else master
+        return values
 
     def _look(self, *_: Any) -> None:
         buffers = {n: getattr(p, "_hp_grad", None) for n, p in self.parameters.items()}

@@ -11,7 +11,7 @@ upstream: import it from a scenario's ``run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,15 @@ def engine(ctx: Context, lr: float, config: Mapping[str, Any], observe: Observe)
     model = ByteGPT(Shape(), observe)
     made, *_ = deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2),
+        optimizer=optimizer(model.parameters(), lr),
         config={**_accumulation(config), **config},
     )
     return made
+
+
+def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Torch's AdamW."""
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-2)
 
 
 def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
