@@ -382,7 +382,8 @@ def test_a_crash_names_the_rank_that_failed_first(recording: Recording) -> None:
 
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
     with recording.record("fixed", "step") as step:
-        step["grad_norm"] = step["clipping"] / 2
+        step["grad_norm"] = step["gradient"] = step["clipping"] / 2
+        step["got"] = {name: [norm, 1.0, 0.0] for name, (norm, _, _) in step["got"].items()}
     trial = recording.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "not exercised" in trial.reason

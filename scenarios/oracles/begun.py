@@ -56,6 +56,7 @@ class Watch:
             n: p.detach().to(dtype).clone().requires_grad_() for n, p in self.parameters.items()
         }
         self.torchs = make(list(self.copies.values()))
+        self._as_made()
         self.before: dict[str, Tensor] = {}
         self.loss = 0.0
         self.got: Tensor | None = None
@@ -100,6 +101,16 @@ class Watch:
             "got": named(float(reached.sqrt())), "clipping": self.clipping, "scale": self.scale,
             "rate": self.rates["lr"], "aside": named(self._aside()),
         }  # fmt: skip
+
+    def _as_made(self) -> None:
+        """Take the empty steps that DeepSpeed takes when some of its optimizers are made."""
+        import torch
+
+        states = self.base.state.values()
+        for _ in range(max((int(state["step"]) for state in states if "step" in state), default=0)):
+            for copy in self.copies.values():
+                copy.grad = torch.zeros_like(copy)
+            self.torchs.step()
 
     def _look(self, *_: Any) -> None:
         import torch

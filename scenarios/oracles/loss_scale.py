@@ -276,11 +276,17 @@ def untrue(records: Records) -> Iterator[str]:
         yield from list(_weights_wrong(records, rank))[:1]
 
 
+def _ended(records: Records, rank: int) -> list[Record]:
+    """A rank's steps that came to their end: not the one that raised."""
+    raised = {each["step"] for each in records.of("exception", rank)}
+    return [step for step in records.of("step", rank) if step["step"] not in raised]
+
+
 def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
     """The rate rises by the same with every step that is taken, up to the top of the ramp."""
     setup = records.one("setup", rank)
     rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 0}
-    for step in records.of("step", rank):
+    for step in _ended(records, rank):
         taken = step["step"] - step["skipped"]
         right = rates["first"] + (rates["top"] - rates["first"]) * taken / (rates["ramp"] or 1)
         if taken <= rates["ramp"] and not near(step["lr"], right, share=1e-3):
@@ -292,7 +298,7 @@ def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
 
 def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
     """A step that is skipped halves the scale, or leaves it; one that is taken never lowers it."""
-    setup, steps = records.one("setup", rank), records.of("step", rank)
+    setup, steps = records.one("setup", rank), _ended(records, rank)
     least = setup["scaler"]["minimum"] if setup else None
     for before, step in pairwise(steps):
         was, now = before["loss_scale"], step["loss_scale"]
@@ -304,7 +310,7 @@ def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
 
 def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
     """A step that is taken moves the weights, and none that is skipped; all ranks' are equal."""
-    steps = records.of("step", rank)
+    steps = _ended(records, rank)
     for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
         skips = step["skipped"] > before["skipped"]
         if (step["weights"] == before["weights"]) is not skips:

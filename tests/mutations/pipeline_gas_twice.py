@@ -7,10 +7,11 @@ from typing import Any
 
 from harness.spec import Edits
 from tests.mutations import mutation
-from tests.mutations._statements import calling, followed, guarded, setting
+from tests.mutations._statements import followed, repeated, setting, stepping
 
 ENGINE = "deepspeed/runtime/engine.py"
 PIPE = "deepspeed/runtime/pipe/engine.py"
+OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
 @mutation("loss_halved", PIPE, "PipelineEngine._aggregate_total_loss",
@@ -36,13 +37,13 @@ def same_micro_batch(function: Any) -> Edits:
         yield call, again
 
 
-@mutation("first_stage_stands", PIPE, "PipelineEngine._exec_optimizer_step",
-          "steps on the last stage only")  # fmt: skip
-def first_stands(function: Any) -> Edits:
-    yield from guarded(calling(function, "_take_model_step"), "self.is_last_stage()")
+@mutation("stepped_twice", OPTIMIZER, "DeepSpeedZeroOptimizer._optimizer_step",
+          "takes each step of the optimizer twice")  # fmt: skip
+def stepped_twice(function: Any) -> Edits:
+    yield from repeated(stepping(function))
 
 
 MUTATIONS = (
-    loss_halved, divided_by_more, same_micro_batch, first_stands,
-    replace(first_stands, variant="buggy"), replace(loss_halved, variant="buggy"),
+    loss_halved, divided_by_more, same_micro_batch, stepped_twice,
+    replace(stepped_twice, variant="buggy"), replace(loss_halved, variant="buggy"),
 )  # fmt: skip
