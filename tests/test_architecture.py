@@ -83,12 +83,10 @@ def test_imports_go_down(name: str) -> None:
         ("harness.detectors", set()),
         ("harness.upstream", {"harness.apex", "harness.files", "harness.spec"}),
         ("harness.apex", set()),
-        ("harness.plan", {"harness.shapes"}),
-        ("scenarios.oracles", {"harness.detectors", "harness.numbers", "harness.plan",
-                               "harness.shapes", "harness.spec"}),
-        ("scenarios", {"harness.detectors", "harness.knobs", "harness.numbers", "harness.plan",
-                       "harness.shapes", "harness.spec", "scenarios.oracles",
-                       "scenarios.workloads"}),
+        ("harness.facts", set()),
+        ("scenarios.oracles", {"harness.detectors", "harness.facts", "harness.spec"}),
+        ("scenarios", {"harness.detectors", "harness.facts", "harness.knobs", "harness.spec",
+                       "scenarios.oracles", "scenarios.workloads"}),
     ],
 )  # fmt: skip
 def test_the_lower_rooms_know_little(name: str, rooms: set[str]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.plan import BrokenPromise, Kind, Ledger, each, to_json
-from harness.shapes import NUMBER, TEXT, exactly
+from harness.facts.plan import BrokenPromise, Kind, Ledger, each, to_json
+from harness.facts.shapes import NUMBER, TEXT, exactly
 
 PLAN = {
     "setup": Kind({}),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.plan import BrokenPromise, Kind, each
-from harness.shapes import NUMBER
+from harness.facts.plan import BrokenPromise, Kind, each
+from harness.facts.shapes import NUMBER
 from harness.spec import Inconclusive, Records
 from harness.trial import records
 from harness.trial.proof import merged

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.shapes import (
+from harness.facts.shapes import (
     COUNT,
     FLAG,
     MAY_OVERFLOW,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
-from harness.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of, optional
+from harness.facts.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of, optional
 from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
 from harness.upstream import pins, shims

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.shapes import TEXT, by_name, held
+from harness.facts.shapes import TEXT, by_name, held
 from harness.spec import HarnessError, Inconclusive
 from harness.trial.records import (
     IDENTITY,

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
-from harness.numbers import finite
+from harness.facts.numbers import finite
 from harness.spec import (
     BUGGY,
     FIXED,

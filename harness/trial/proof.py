@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
-from harness.plan import BrokenPromise, Ledger, to_json
+from harness.facts.plan import BrokenPromise, Ledger, to_json
 from harness.spec import HarnessError, Inconclusive, Lane, Record, Records
 from harness.trial import catalogued, code
 from harness.trial.records import (

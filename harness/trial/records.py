@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from harness.files import new_folder_beside, read_plain, sha256, unwritten, write_whole
-from harness.plan import BrokenPromise, Kind, Ledger, Plan, to_json
-from harness.shapes import (
+from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, to_json
+from harness.facts.shapes import (
     COUNT,
     FLAG,
     NUMBER,
@@ -37,6 +36,7 @@ from harness.shapes import (
     maybe,
     optional,
 )
+from harness.files import new_folder_beside, read_plain, sha256, unwritten, write_whole
 from harness.spec import HarnessError, Inconclusive, Record, Records
 
 FORMAT = 2

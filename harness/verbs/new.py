@@ -32,8 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan, each
-from harness.shapes import NUMBER
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER
 from harness.spec import (
     Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, NUMBER, SIZE, TEXT, by_name, held, many
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, TEXT, by_name, held, many
 from harness.spec import (
     Companion, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario,
     affected, unaffected,

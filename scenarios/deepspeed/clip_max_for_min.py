@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan, each
-from harness.shapes import NUMBER, SIZE
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, SIZE
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip

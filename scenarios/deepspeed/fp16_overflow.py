@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Plan
+from harness.facts.plan import Plan
 from harness.spec import Context, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import begun, loss_scale
 

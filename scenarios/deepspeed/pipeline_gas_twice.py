@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
-from harness.numbers import near
-from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, NUMBER
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.numbers import near
-from harness.plan import Kind, Plan, each
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
 from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
     unaffected,

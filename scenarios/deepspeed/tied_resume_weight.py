@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Plan
+from harness.facts.plan import Plan
 from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
     unaffected,

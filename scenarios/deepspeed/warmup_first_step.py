@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
-from harness.numbers import near
-from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, NUMBER, SIZE, TEXT, many
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, TEXT, many
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import applied, blind, schedule
 

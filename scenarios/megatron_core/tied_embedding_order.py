@@ -30,8 +30,8 @@ from importlib import import_module
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan
-from harness.shapes import NUMBER, SIZE, many
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import NUMBER, SIZE, many
 from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip

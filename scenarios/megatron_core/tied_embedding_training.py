@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.numbers import near
-from harness.plan import Kind, Plan, each
-from harness.shapes import NUMBER, SIZE, TEXT, many, maybe
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, SIZE, TEXT, many, maybe
 from harness.spec import (
     FIXED, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
     unaffected,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.numbers import near
+from harness.facts.numbers import near
 from harness.spec import FIXED, Records
 
 REFERENCE = "reference"

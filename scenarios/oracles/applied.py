@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.numbers import near
-from harness.shapes import NUMBER, SIZE, many
+from harness.facts.numbers import near
+from harness.facts.shapes import NUMBER, SIZE, many
 from harness.spec import Finding, Record, Records
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.numbers import finite, named, near
-from harness.plan import Kind, Plan
-from harness.shapes import MAY_OVERFLOW, SIZE
+from harness.facts.numbers import finite, named, near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import MAY_OVERFLOW, SIZE
 from harness.spec import Record, Records
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from harness.numbers import finite, near
+from harness.facts.numbers import finite, near
 from harness.spec import Records
 
 Fired = Mapping[str, bool]

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.numbers import named, near
-from harness.plan import Kind, Plan
-from harness.shapes import (
+from harness.facts.numbers import named, near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import (
     COUNT, MAY_OVERFLOW, SIZE, TEXT, Facts, by_name, held, many, maybe, one_of, optional,
 )  # fmt: skip
 from harness.spec import Exercise, Finding, Lane, Record, Records

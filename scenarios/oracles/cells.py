@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.plan import Kind, Plan
-from harness.shapes import COUNT, FLAG, NUMBER, SIZE, TEXT, by_name, held, many
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, FLAG, NUMBER, SIZE, TEXT, by_name, held, many
 from harness.spec import Context, Exercise, Finding, Inconclusive, Records
 
 if TYPE_CHECKING:

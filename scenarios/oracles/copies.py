@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.shapes import FLAG, NUMBER, SIZE, Facts, by_name, many, maybe, optional
+from harness.facts.shapes import FLAG, NUMBER, SIZE, Facts, by_name, many, maybe, optional
 from harness.spec import Exercise, Finding, Record, Records
 from scenarios.oracles import stepped
 

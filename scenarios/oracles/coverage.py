@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, TEXT, WHOLE, many
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, TEXT, WHOLE, many
 from harness.spec import Context, Exercise, Finding, Record, Records
 
 UNIT = "of all samples seen by nobody"

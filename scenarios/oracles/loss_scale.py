@@ -15,9 +15,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from harness.numbers import named, near
-from harness.plan import Kind, Plan, each
-from harness.shapes import (
+from harness.facts.numbers import named, near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import (
     COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, held, maybe,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Record, Records

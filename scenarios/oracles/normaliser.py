@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.numbers import near
+from harness.facts.numbers import near
 
 Losses = Sequence[float]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.numbers import near
-from harness.shapes import SIZE, by_name
+from harness.facts.numbers import near
+from harness.facts.shapes import SIZE, by_name
 from harness.spec import Finding, Record, Records
 from scenarios.oracles.cells import RANKS, REPLICAS
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.plan import Kind, Plan, each
-from harness.shapes import (
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import (
     COUNT, FLAG, NUMBER, SIZE, TEXT, Facts, by_name, held, many,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.numbers import near
-from harness.plan import Kind, Plan, each
-from harness.shapes import SIZE, many
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import SIZE, many
 from harness.spec import Finding, Records
 
 TOLERANCE = 1e-6

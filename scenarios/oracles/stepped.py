@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.numbers import near
-from harness.shapes import NUMBER, SIZE, TEXT, Facts, by_name, many
+from harness.facts.numbers import near
+from harness.facts.shapes import NUMBER, SIZE, TEXT, Facts, by_name, many
 from harness.spec import Finding, Record, Records
 
 if TYPE_CHECKING:

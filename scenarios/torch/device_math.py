@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan
-from harness.shapes import NUMBER, TEXT, Shape, held, many
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import NUMBER, TEXT, Shape, held, many
 from harness.spec import (
     Context, Exercise, Finding, Lane, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.knobs import Knobs, knob
-from harness.plan import Plan
+from harness.facts.plan import Plan
 from harness.spec import (
     Companion, Context, Defect, Edits, Exercise, Finding, Lane, Place, Records, Scenario, affected,
     unaffected,

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
-from harness.plan import Kind, Plan, each
-from harness.shapes import COUNT, NUMBER, SIZE, WHOLE, many
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, many
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip

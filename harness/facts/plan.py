@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.shapes import Facts, held
+from harness.facts.shapes import Facts, held
 
 
 @dataclass(frozen=True)

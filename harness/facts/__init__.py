@@ -1,0 +1,1 @@
+"""What a rank records: what it promises beforehand, the shapes of facts, numbers compared."""
