@@ -6,6 +6,7 @@ another kind: no clipping, a gradient of zeros, a step left out. None may come o
 symptom, and none as clean: what is told is inconclusive, a crash or an undocumented finding.
 
 A module for each scenario holds its ``MUTATIONS``; ``python -m tests.mutations`` runs them.
+``device_math`` has none: its upstream is torch itself, which comes from no overlay to edit.
 """
 
 from __future__ import annotations
