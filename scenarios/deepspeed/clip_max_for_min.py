@@ -17,7 +17,7 @@ from functools import partial
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, SIZE
+from harness.facts.shapes import NUMBER, exactly
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -58,9 +58,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step, with what it applied."""
-    return {
-        "step": Kind({"loss": NUMBER, "clipping": SIZE, **applied.FACTS}, each(at.params.steps))
-    }
+    facts = {"loss": NUMBER, "clipping": exactly(at.params.clipping), **applied.FACTS}
+    return {"step": Kind(facts, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:

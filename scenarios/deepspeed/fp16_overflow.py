@@ -99,7 +99,7 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """The scaler's knobs; each step, unless the documented exception ends them."""
-    return loss_scale.plan(at.params.steps)
+    return loss_scale.plan(at.params)
 
 
 def run(ctx: Context) -> None:

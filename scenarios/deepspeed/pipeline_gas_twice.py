@@ -22,7 +22,7 @@ from functools import partial
 from harness.knobs import Knobs, knob
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER
+from harness.facts.shapes import COUNT, NUMBER, exactly
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -70,7 +70,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step, with what this stage applied."""
-    stage = {"loss": NUMBER, "micro_batches": COUNT, "stage": COUNT, "stages": COUNT}
+    told = {"micro_batches": exactly(at.params.micro_batches), "stages": exactly(at.world_size)}
+    stage = {"loss": NUMBER, "stage": COUNT, **told}
     return {"step": Kind({**stage, **applied.FACTS}, each(at.params.steps))}
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from harness.knobs import Knobs, knob
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, TEXT, many
+from harness.facts.shapes import NUMBER, SIZE, TEXT, exactly, many
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import applied, blind, schedule
 
@@ -64,10 +64,8 @@ SCENARIO = Scenario(
 def plan(at: Place) -> Plan:
     """The schedule; the rate of each step; what the engine says of it afterwards, and the weights:
     of a step that is measured in rates of 1, ``ratio`` is the rate that was applied."""
-    told = {
-        "name": TEXT, "own": SIZE, "low": SIZE, "high": SIZE, "warmup": COUNT, "steps": COUNT,
-        "batch": COUNT,
-    }  # fmt: skip
+    knobs = asdict(at.params) | {"own": getattr(at.params, at.params.own)}
+    told = {"name": TEXT, **{name: exactly(value) for name, value in knobs.items()}}
     facts = {"loss": NUMBER, "logged": many(SIZE), **applied.FACTS}
     after = Kind(facts, each(at.params.steps))
     return {"schedule": Kind(told), **schedule.plan(at.params.steps), "step": after}

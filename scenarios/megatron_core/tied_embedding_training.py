@@ -25,7 +25,7 @@ from typing import Any
 from harness.knobs import Knobs, knob
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, SIZE, TEXT, many, maybe
+from harness.facts.shapes import NUMBER, SIZE, TEXT, exactly, many
 from harness.spec import (
     FIXED, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
     unaffected,
@@ -34,7 +34,6 @@ from scenarios.oracles import agree as agreement
 from scenarios.oracles import cells, copies, owners
 
 STEP = {
-    "loss": maybe(NUMBER),  # the first stage has none
     "apart": SIZE, "replicas_differ": many(TEXT), "gradients_differ": SIZE, "gradient_sum": NUMBER,
     "own_gradient": SIZE, **owners.FACTS,
 }  # fmt: skip
@@ -108,7 +107,8 @@ def plan(at: Place) -> Plan:
     weight, steps = Kind({"values": many(NUMBER)}), each(at.params.steps)
     if at.world_size == 1:
         return {"step": Kind({"loss": NUMBER}, steps), "weight": weight}
-    return {"layout": cells.LAYOUT, "step": Kind(STEP, steps), "weight": weight}
+    loss = exactly(None) if at.rank < cells.REPLICAS else NUMBER  # the last stage has it
+    return {"layout": cells.LAYOUT, "step": Kind({**STEP, "loss": loss}, steps), "weight": weight}
 
 
 def run(ctx: Context) -> None:

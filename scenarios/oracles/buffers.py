@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.facts.numbers import named, near
 from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import (
-    COUNT, MAY_OVERFLOW, SIZE, TEXT, Facts, by_name, held, many, maybe, one_of, optional,
+    COUNT, MAY_OVERFLOW, SIZE, TEXT, Facts, by_name, exactly, held, many, maybe, one_of, optional,
 )  # fmt: skip
 from harness.spec import Exercise, Finding, Lane, Record, Records
 
@@ -56,13 +56,14 @@ LOGITS = {
 def plan(*precisions: str) -> Plan:
     """The buffers of a model in each of these precisions, then the logits of one."""
     compared: Facts = {
-        "lane": one_of(*(lane.value for lane in Lane)), "precision": one_of(*precisions),
+        "lane": one_of(*(lane.value for lane in Lane)),
         "casts": by_name(TEXT), "sharded": COUNT, "parameters": COUNT,
         "compared": by_name(many(COUNT)), "differing": many(DIFFERENCE), "parted": many(TEXT),
         "turned": optional(many(DIFFERENCE)), "saved": optional(many(TEXT)),
         "reference_off": by_name(SIZE), "turned_off": optional(by_name(SIZE)),
     }  # fmt: skip
-    return {"buffers": Kind(compared, [None] * len(precisions)), "logits": Kind(LOGITS)}
+    built = [{**compared, "precision": exactly(precision)} for precision in precisions]
+    return {"buffers": Kind(built, [None] * len(precisions)), "logits": Kind(LOGITS)}
 
 
 CASTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

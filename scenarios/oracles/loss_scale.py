@@ -18,7 +18,7 @@ from typing import Any
 from harness.facts.numbers import named, near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
-    COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, held, maybe,
+    COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, exactly, held, maybe,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Record, Records
 from scenarios.oracles import begun
@@ -48,12 +48,15 @@ STEP = {
 }  # fmt: skip
 
 
-def plan(steps: int) -> Plan:
+def plan(params: Any) -> Plan:
     """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
     first ones also whether they are plain torch's."""
+    told = ("precision", "zero_stage", "steps", "warn_below")
+    setup = {**SETUP, **{name: exactly(getattr(params, name)) for name in told}}
+    steps = params.steps
     raised = Kind({"type": TEXT, "text": TEXT}, each(steps), ends=True)
     return {
-        "setup": Kind(SETUP),
+        "setup": Kind(setup),
         "step": Kind(STEP, each(steps)),
         "exception": raised,
         **begun.plan(steps),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, many
+from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, exactly, many
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -75,7 +75,10 @@ def plan(at: Place) -> Plan:
         "tokens": many(COUNT), "losses": many(NUMBER), "rows": many(WHOLE), "aside": SIZE,
         **applied.FACTS,
     }  # fmt: skip
-    logged = {"losses": many(NUMBER, at.params.steps), "accumulation": COUNT}
+    logged = {
+        "losses": many(NUMBER, at.params.steps),
+        "accumulation": exactly(at.params.accumulation),
+    }
     return {"step": Kind(step, each(at.params.steps)), "logged": Kind(logged)}
 
 
