@@ -140,9 +140,10 @@ def detect(records: Records) -> Finding | None:
     changed = resume.changed(records)
     if not changed:
         return None
-    shown = [one for one in changed if not one.master] or changed
     reset = [one for one in changed if one.reset and _beside_the_tied_weight(one.name)]
     documented = reset == changed and {one.rank for one in reset} == {max(records.ranks)}
+    odd = [one for one in changed if one not in reset]
+    shown = [*odd[:3], *reset]
     lines = [*map(str, shown), *(resume.later(records, one) for one in reset)]
     return resume.finding(records, shown, lines, documented=documented)
 

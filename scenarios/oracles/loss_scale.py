@@ -227,11 +227,11 @@ def finding(
     unit: str,
     lines: Iterable[str] = (),
 ) -> Finding:
-    """What happened, in order, then ``lines``; documented where there is nothing to doubt."""
+    """What there is to doubt, what happened, in order, then ``lines``; documented without doubt."""
     doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
     doubts += untrue(records)
     return Finding(
-        message="\n".join([*_told(records), *lines, *doubts]),
+        message="\n".join([*doubts, *_told(records), *lines]),
         step=first_broken(records),
         parameters=(overflow[1],) if overflow else (),
         ranks=ranks,
