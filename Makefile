@@ -1,5 +1,6 @@
 # make run   set up, and run the first bug (the README's first command)
 # make test  set up, and pass the tests (the README's second command, and CI's)
+# make test-all   and longer: 50,000 spoilt run folders, mutations of upstream, faults of launches
 # make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ SCENARIO ?= bf16_clip
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint quick scenarios bench clean
+.PHONY: run test test-all lint quick scenarios bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -27,6 +28,11 @@ quick: $(READY)
 
 scenarios: $(READY)
 	$(BIN)/python -m pytest -m "launch or scenario"
+
+test-all: test
+	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
+	$(BIN)/python -m tests.mutations
+	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos
 
 bench: $(READY)
 	$(BIN)/python -m harness.bench $(SCENARIO)

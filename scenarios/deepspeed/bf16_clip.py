@@ -37,10 +37,9 @@ from scenarios.oracles import agree as agreement
 from scenarios.oracles import blind, copies, stepped
 
 LAYER_NORMS = tuple(
-    f"{norm}.{part}"
-    for norm in ("input_layernorm", "post_attention_layernorm")
+    f"{norm}.{part}" for norm in ("input_layernorm", "post_attention_layernorm")
     for part in ("weight", "bias")
-)
+)  # fmt: skip
 """The keys that the upstream test compares, in its order."""
 
 LOSS_TOLERANCE = 5e-3
@@ -135,8 +134,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step; on rank 0 of several, what the documented check says of the checkpoint."""
-    clipping = {"clipping": exactly(at.params.gradient_clipping)}
-    planned = {"step": Kind({**STEP, **clipping}, each(at.params.steps))}
+    step = {**STEP, "clipping": exactly(at.params.gradient_clipping)}
+    planned = {"step": Kind(step, each(at.params.steps))}
     if at.rank == 0 and at.world_size > 1:
         planned["checkpoint"] = Kind(CHECK)
     return planned
