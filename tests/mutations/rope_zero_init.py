@@ -39,14 +39,13 @@ def reflected(function: Any) -> Edits:
     return other_way(function)
 
 
-@mutation("weights_lost", ZERO, "GatheredParameters.__exit__",
-          "what was written into gathered weights is lost")  # fmt: skip
-def lost(function: Any) -> Edits:
+@mutation("first_part_everywhere", ZERO, "Init._partition_param",
+          "every rank keeps the first part of each weight")  # fmt: skip
+def first_part(function: Any) -> Edits:
     import libcst as cst
-    import libcst.matchers as m
 
-    for each in m.findall(function, m.Arg(m.Name("True"), m.Name("has_been_updated"))):
-        yield each, each.with_changes(value=cst.Name("False"))  # type: ignore[attr-defined]
+    for call in calls(function, "get_partition_rank"):
+        yield call, cst.Integer("0")
 
 
 @mutation("arange_left_alone", ZERO, WRAPPERS, "zero.Init does not touch arange")
@@ -72,5 +71,5 @@ def buggy_reflected(function: Any) -> Edits:
 
 
 MUTATIONS = (
-    frequencies, no_cosines, reflected, lost, left_alone, buggy_no_cosines, buggy_reflected,
+    frequencies, no_cosines, reflected, first_part, left_alone, buggy_no_cosines, buggy_reflected,
 )  # fmt: skip

@@ -49,14 +49,24 @@ def reflected(function: Any) -> Edits:
     return other_way(function)
 
 
-@mutation("weights_lost", ZERO, "GatheredParameters._partition_params",
-          "what was written into gathered weights is lost")  # fmt: skip
-def lost(function: Any) -> Edits:
+@mutation("scores_too_large", LLAMA, "LlamaAttention.__init__",
+          "attention scores are divided by the fourth root of the dimensions")  # fmt: skip
+def too_large(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for each in m.findall(function, m.Arg(keyword=m.Name("has_been_updated"))):
-        yield each, each.with_changes(value=cst.Name("False"))  # type: ignore[attr-defined]
+    for each in m.findall(function, m.BinaryOperation(operator=m.Power())):
+        yield each, each.with_changes(right=cst.parse_expression("-0.25"))  # type: ignore[attr-defined]
+
+
+@mutation("nothing_cast", ZERO, "zero_wrapper_for_fp_tensor_constructor",
+          "zero.Init leaves alone what its wrappers make")  # fmt: skip
+def left_alone(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    for each in m.findall(function, m.Call(m.Attribute(attr=m.Name("is_floating_point")))):
+        yield each, cst.Name("False")
 
 
 @mutation("doubled_frequencies", LLAMA, FREQUENCIES, "every frequency is twice the right one",
@@ -71,4 +81,12 @@ def buggy_reflected(function: Any) -> Edits:
     return other_way(function)
 
 
-MUTATIONS = (frequencies, scaled, reflected, lost, buggy_frequencies, buggy_reflected)
+MUTATIONS = (
+    frequencies,
+    scaled,
+    reflected,
+    too_large,
+    left_alone,
+    buggy_frequencies,
+    buggy_reflected,
+)

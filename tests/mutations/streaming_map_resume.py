@@ -42,16 +42,9 @@ def too_far(function: Any) -> Edits:
     skipped = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString(
         '"num_chunks_since_previous_state"')))])  # fmt: skip
     for choice in m.findall(function, m.IfExp(body=skipped)):
-        body = choice.body  # type: ignore[attr-defined]
-        one: Any = cst.parse_expression("1 + _ if _ else 0")
-        for hole in m.findall(one, m.Name("_")):
-            one = one.deep_replace(hole, body)
-        yield (
-            choice,
-            choice.with_changes(
-                body=one.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-            ),
-        )
+        body: Any = choice.body  # type: ignore[attr-defined]
+        resumed = cst.Call(cst.Name("bool"), [cst.Arg(body.deep_clone())])
+        yield choice, choice.with_changes(body=cst.BinaryOperation(body, cst.Add(), resumed))
 
 
 @mutation("state_not_loaded", FILE, RESUME, "a resumed stream begins once more")
