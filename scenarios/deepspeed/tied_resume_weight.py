@@ -145,8 +145,14 @@ def detect(records: Records) -> Finding | None:
     if not changed and not drifted:
         return None
     weight = [one for one in changed if one.name == WEIGHT]
-    lines = [*map(str, changed), _drifted(drifted), *([str(resume.losses(records))] * bool(weight))]
-    documented = bool(drifted) and {one.rank for one in weight} == {max(records.ranks)}
+    odd = [one for one in changed if one.master or not one.name.startswith("tied_modules.")]
+    lines = [
+        *map(str, odd or changed),
+        _drifted(drifted),
+        *([str(resume.losses(records))] * bool(weight)),
+    ]
+    last = {max(records.ranks)}
+    documented = bool(drifted) and not odd and {one.rank for one in weight} == last
     return resume.finding(records, changed, lines, documented=documented)
 
 

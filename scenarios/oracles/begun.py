@@ -134,28 +134,34 @@ class Watch:
         return aside / way if way else aside
 
 
-def untrue(records: Records) -> Iterator[str]:
+def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
     """What of the first steps is not as plain torch has it; of each rank the first.
 
     A step at which plain torch's gradient overflows as well says nothing, nor do those after it.
+    ``unscaled_twice``: gradients may also be too small by the scale of the loss, all of them.
     """
     for rank in records.ranks:
         for step in records.of("begun", rank):
             if not finite(step["gradient"]):
                 break
-            wrong = _wrong(step)
+            wrong = _wrong(step, unscaled_twice)
             if wrong:
                 yield f"rank {rank}, step {step['step']}: {wrong}"
                 break
 
 
-def _wrong(step: Record) -> str:
-    norm = step["gradient"]
-    right = min(norm, step["clipping"]) if step["clipping"] else norm
+def _wrong(step: Record, unscaled_twice: bool) -> str:
+    right, again = (_clipped(step, step["gradient"] / over) for over in (1, step["scale"]))
     if not near(step["loss"], step["reference_loss"], share=TOLERANCE):
         return f"the loss is {step['loss']:.5g}, where plain torch has {step['reference_loss']:.5g}"
+    if unscaled_twice and again < right and near(step["got"], again, share=TOLERANCE):
+        return ""
     if not near(step["got"], right, share=TOLERANCE):
         return f"the optimizer got a gradient of norm {step['got']:.4g}, where {right:.4g} is right"
     if not near(step["aside"], 0.0, within=ASIDE):
         return f"the weights are {step['aside']:.2g} of a step away from plain torch's"
     return ""
+
+
+def _clipped(step: Record, norm: float) -> float:
+    return float(min(norm, step["clipping"]) if step["clipping"] else norm)

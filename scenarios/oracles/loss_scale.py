@@ -271,8 +271,12 @@ def _from_elsewhere(records: Records) -> Iterator[str]:
 
 
 def untrue(records: Records) -> Iterator[str]:
-    """What of the training is not as it should be, apart from any overflow."""
-    yield from begun.untrue(records)
+    """What of the training is not as it should be, apart from any overflow.
+
+    At ZeRO stage 0 releases from 0.18.3 on divide by the scale twice, which is told of elsewhere.
+    """
+    setup = records.one("setup")
+    yield from begun.untrue(records, unscaled_twice=bool(setup and not setup["zero_stage"]))
     for rank in records.ranks:
         yield from list(_rates_wrong(records, rank))[:1]
         yield from list(_scale_wrong(records, rank))[:1]
