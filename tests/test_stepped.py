@@ -156,6 +156,19 @@ def test_moments_go_on_in_another_process_where_they_were_saved(tmp_path: Path) 
     assert max(fresh.facts(stepped.Plain(1.0, 1.0, {}))["strayed"].values()) > stepped.TOLERANCE
 
 
+def test_torchs_optimizer_goes_on_from_the_empty_step_that_the_other_was_made_with() -> None:
+    module = nn.Linear(3, 2)
+    optimizer = adam(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    watch = stepped.Watch(SimpleNamespace(module=module, optimizer=optimizer), adam)
+    watch.begin()
+    module(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+    assert set(watch.facts(stepped.Plain(1.0, 1.0, {}))["strayed"].values()) == {0.0}
+
+
 class Squares(nn.Module):
     """Answers with a loss, as the models do that begin."""
 

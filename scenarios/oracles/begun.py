@@ -15,6 +15,7 @@ from harness.facts.numbers import finite, named, near
 from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import MAY_OVERFLOW, SIZE
 from harness.spec import Record, Records
+from scenarios.oracles import stepped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,7 @@ class Watch:
             n: p.detach().to(dtype).clone().requires_grad_() for n, p in self.parameters.items()
         }
         self.torchs = make(list(self.copies.values()))
-        self._as_made()
+        stepped.as_made(self.torchs, self.base)
         self.before: dict[str, Tensor] = {}
         self.loss = 0.0
         self.got: Tensor | None = None
@@ -101,16 +102,6 @@ class Watch:
             "got": named(float(reached.sqrt())), "clipping": self.clipping, "scale": self.scale,
             "rate": self.rates["lr"], "aside": named(self._aside()),
         }  # fmt: skip
-
-    def _as_made(self) -> None:
-        """Take the empty steps that DeepSpeed takes when some of its optimizers are made."""
-        import torch
-
-        states = self.base.state.values()
-        for _ in range(max((int(state["step"]) for state in states if "step" in state), default=0)):
-            for copy in self.copies.values():
-                copy.grad = torch.zeros_like(copy)
-            self.torchs.step()
 
     def _look(self, *_: Any) -> None:
         import torch

@@ -73,6 +73,7 @@ class Watch:
         self.before: Gradients = {}
         self.got: Gradients = {}
         base = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        as_made(self.torchs, base)
         base.register_step_pre_hook(self._look)
 
     def begin(self) -> None:
@@ -142,6 +143,18 @@ class Watch:
             copy.grad = gradients[name].to(copy.dtype)
         self.torchs.step()
         return {name: copy.detach() for name, copy in self.copies.items()}
+
+
+def as_made(torchs: Any, base: Any) -> None:
+    """Have torch's optimizer take the empty steps that some of DeepSpeed's take when made."""
+    import torch
+
+    counts = (int(state["step"]) for state in base.state.values() if "step" in state)
+    for _ in range(max(counts, default=0)):
+        for group in torchs.param_groups:
+            for copy in group["params"]:
+                copy.grad = torch.zeros_like(copy)
+        torchs.step()
 
 
 def _share(got: Tensor, gradient: Tensor) -> list[float]:

@@ -5,8 +5,8 @@ exercised while upstream does something else proves nothing. So each scenario is
 another kind: no clipping, a gradient of zeros, a step left out. None may come out as the documented
 symptom, and none as clean: what is told is inconclusive, a crash or an undocumented finding.
 
-A module for each scenario holds its ``MUTATIONS``; ``python -m tests.mutations`` runs them.
-``device_math`` has none: its upstream is torch itself, which comes from no overlay to edit.
+A module for each scenario holds its ``MUTATIONS``; ``python -m tests.mutations`` runs them. There
+are none for ``device_math``, whose upstream is torch itself: it has no overlay to put one into.
 """
 
 from __future__ import annotations
