@@ -8,6 +8,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 SCENARIO ?= bf16_clip
 
+# What grading does, which must not hang on an assert: once more under python -O.
+GRADING := $(addprefix tests/test_,$(addsuffix .py,grade records catalogued plan shapes numbers oracles))
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -25,6 +28,7 @@ lint: $(READY)
 
 quick: $(READY)
 	$(BIN)/python -m pytest
+	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 
 scenarios: $(READY)
 	$(BIN)/python -m pytest -m "launch or scenario"

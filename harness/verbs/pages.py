@@ -19,7 +19,7 @@ from harness import catalog
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
 from harness.report import releases, terminal
-from harness.spec import ExitCode, Outcome, Scenario
+from harness.spec import ExitCode, Inconclusive, Outcome, Scenario
 from harness.sweep import affected
 from harness.verbs import Arguments
 
@@ -202,7 +202,8 @@ def _cell(text: str) -> str:
 def with_table(readme: str) -> str:
     """README with its table of bugs made anew, between its marks; broken ones keep their rows."""
     before, _, rest = readme.partition(TABLE)
-    assert TABLE_END in rest, "README.md has lost the marks of its table of bugs"
+    if TABLE_END not in rest:
+        raise Inconclusive("README.md has lost the marks of its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
     table = _table(["scenario", "upstream", "the bug"], rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from harness.spec import Context, Lane
+from harness.spec import Context, Inconclusive, Lane
 
 
 def accelerator(ctx: Context, **loading: Any) -> Accelerator:
@@ -18,5 +18,6 @@ def accelerator(ctx: Context, **loading: Any) -> Accelerator:
 
         options["dataloader_config"] = DataLoaderConfiguration(**loading)
     made: Any = Accelerator(**options)
-    assert made.num_processes == ctx.world_size, "accelerate does not see all ranks"
+    if made.num_processes != ctx.world_size:
+        raise Inconclusive(f"accelerate sees {made.num_processes} of {ctx.world_size} ranks")
     return made

@@ -28,7 +28,7 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
 from harness.detectors.replicas import replicated_parameters
-from harness.spec import Context, Lane
+from harness.spec import Context, Inconclusive, Lane
 from scenarios.oracles.stepped import Plain
 from scenarios.workloads import bf16
 from scenarios.workloads.fused import layer_norm
@@ -93,8 +93,12 @@ def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tup
     )
     group = parallel_state.get_tensor_model_parallel_group()
     theirs = dist.get_process_group_ranks(made.grid.get_slice_parallel_group())
-    assert isinstance(made.optimizer, BF16_Optimizer), type(made.optimizer)
-    assert theirs == dist.get_process_group_ranks(group), "grid and parallel_state disagree"
+    if not isinstance(made.optimizer, BF16_Optimizer):
+        raise Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
+    if theirs != dist.get_process_group_ranks(group):
+        raise Inconclusive(
+            "DeepSpeed's grid and parallel_state disagree on the tensor-parallel group"
+        )
     return made, group
 
 
