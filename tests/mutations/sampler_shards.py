@@ -6,7 +6,6 @@ from typing import Any
 
 from harness.spec import Edits
 from tests.mutations import mutation
-from tests.mutations._calls import calls
 
 LOADER = "accelerate/data_loader.py"
 RANDOM = "accelerate/utils/random.py"
@@ -43,13 +42,15 @@ def again(function: Any) -> Edits:
     return batch_again(function)
 
 
-@mutation("same_order", RANDOM, "synchronize_rng_state",
-          "every epoch is shuffled with the same seed")  # fmt: skip
-def same_order(function: Any) -> Edits:
+@mutation("first_sample_twice", LOADER, SHARD, "a batch ends with its first sample once more")
+def sample_twice(function: Any) -> Edits:
     import libcst as cst
+    import libcst.matchers as m
 
-    for call in calls(function, "set_state"):
-        yield call, cst.parse_expression("generator.manual_seed(1)")
+    for loop in m.findall(function, m.For()):
+        for given in m.findall(loop, m.Yield(m.Name("batch_to_yield"))):
+            again = cst.parse_expression("batch_to_yield[:-1] + batch_to_yield[:1]")
+            yield given, given.with_changes(value=again)  # type: ignore[attr-defined]
 
 
 @mutation("seeded_alike", RANDOM, "set_seed", "device_specific seeds all ranks alike")
@@ -73,4 +74,4 @@ def buggy_again(function: Any) -> Edits:
     return batch_again(function)
 
 
-MUTATIONS = (same_batches, again, same_order, seeded_alike, buggy_same_batches, buggy_again)
+MUTATIONS = (same_batches, again, sample_twice, seeded_alike, buggy_same_batches, buggy_again)
