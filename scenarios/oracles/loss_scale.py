@@ -52,7 +52,9 @@ def plan(params: Any) -> Plan:
     """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
     first ones also whether they are plain torch's."""
     told = ("precision", "zero_stage", "steps", "warn_below")
+    rates = {"first": params.first_lr, "top": params.lr, "ramp": params.ramp}
     setup = {**SETUP, **{name: exactly(getattr(params, name)) for name in told}}
+    setup["rates"] = exactly(rates)
     steps = params.steps
     raised = Kind({"type": TEXT, "text": TEXT}, each(steps), ends=True)
     return {
