@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from packaging.version import Version
 from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
@@ -295,7 +296,10 @@ def plainly(
         ):
             total += 0 if found is None else found.float()
     flat = iter(total / len(losses) for total in sums)
-    own = [{name: next(flat) for name in weights} for weights in stages]
+    own = [
+        {name: next(flat) * _accumulated(ctx, stage, len(losses)) for name in weights}
+        for stage, weights in enumerate(stages)
+    ]
     tied = torch.stack([each[WEIGHT] for each in own if WEIGHT in each]).sum(0)
     right = [{**each, **({WEIGHT: tied} if WEIGHT in each else {})} for each in own]
     # DeepSpeed counts nothing of a later stage's tied module.
@@ -309,6 +313,19 @@ def plainly(
         sum(losses) / len(losses), float(torch.stack(counted).norm()), right[ctx.rank]
     )
     return plain, {name: g for name, g in own[ctx.rank].items() if name == WEIGHT}
+
+
+def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
+    """What a release's pipelines multiply a stage's gradients with, where 1 is right.
+
+    That is ``pipeline_gas_twice``, and the opposite bug before it; AdamW divides it out again.
+    """
+    release = Version(ctx.pins["deepspeed"])
+    if Version("0.16") <= release < Version("0.18.3"):
+        return float(micro_batches)
+    if Version("0.18.3") <= release < Version("0.19.3"):
+        return float(micro_batches ** (stage + 1 - ctx.world_size))
+    return 1.0
 
 
 def _gathered(ctx: Context, module: nn.Module) -> list[dict[str, Tensor]]:
