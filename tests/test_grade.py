@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Inconclusive, Outcome, Verdict
-from harness.trial.grade import grade
+from harness import catalog
+from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
+from harness.trial.grade import grade, judge
 from harness.trial.records import EXIT_FILE, HOUSE, RUN_FILE, VERDICT_FILE
 from tests.recording import RECORDED, Recording, read
 
@@ -486,11 +487,59 @@ def test_a_control_whose_trigger_was_on_is_inconclusive(recording: Recording) ->
     assert recording.trial("control").outcome is Outcome.INCONCLUSIVE
 
 
-def test_a_control_with_the_symptom_spoils_the_reproduction(recording: Recording) -> None:
-    show_as(recording, "control", "buggy")
-    result = recording.grade()
-    assert result.verdict is Verdict.NOT_REPRODUCED
-    assert result.reasons == ("control: symptom, expected clean",)
+def test_a_control_with_the_symptom_spoils_the_reproduction() -> None:
+    seen = {"buggy": Outcome.SYMPTOM, "fixed": Outcome.CLEAN, "control": Outcome.SYMPTOM}
+    meant = {**seen, "control": Outcome.CLEAN}
+    trials = [TrialResult(v, outcome, meant[v], "") for v, outcome in seen.items()]
+    assert judge(trials, list) == (
+        Verdict.NOT_REPRODUCED,
+        ("control: symptom, expected clean",),
+    )
+    assert judge(trials[:2], list) == (Verdict.REPRODUCED, ())
+
+
+def test_trials_that_cannot_be_compared_are_inconclusive(recording: Recording) -> None:
+    def fail() -> list[str]:
+        raise Inconclusive("bf16_clip.agree cannot judge these records")
+
+    trials = [
+        TrialResult("buggy", Outcome.SYMPTOM, Outcome.SYMPTOM, ""),
+        TrialResult("fixed", Outcome.CLEAN, Outcome.CLEAN, ""),
+    ]
+    verdict, reasons = judge(trials, fail)
+    assert verdict is Verdict.INCONCLUSIVE
+    assert reasons == ("bf16_clip.agree cannot judge these records",)
+
+
+@pytest.mark.parametrize("name", ["plan", "detect", "wrong_detectors"])
+@pytest.mark.parametrize("fault", [ZeroDivisionError("by 0"), RecursionError(), AssertionError()])
+def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(
+    name: str, fault: Exception, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(catalog.load("bf16_clip"), name, fail)
+    trial = recording.trial("buggy")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert f"bf16_clip.{name} cannot judge these records: {type(fault).__name__}" in trial.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"),
+    [
+        ("detect", "wrong", "detect answered 'wrong', and no Finding"),
+        ("exercised", True, "exercised answered True, and no Exercise"),
+        ("detect", Finding("far", magnitude=float("nan")), "the finding's magnitude is nan"),
+    ],
+)
+def test_an_answer_that_is_none_is_inconclusive(
+    name: str, answer: object, said: str, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog.load("bf16_clip"), name, lambda _: answer)
+    trial = recording.trial("fixed")
+    assert trial.outcome is Outcome.INCONCLUSIVE
+    assert said in trial.reason
 
 
 def test_an_unsupported_trial_makes_the_run_unsupported(recording: Recording) -> None:

@@ -220,7 +220,7 @@ def test_a_wrong_buffer_of_the_fixed_release_is_no_reproduction(recording: Recor
         with recording.records("fixed", rank) as records:
             own = [r for r in records if r["kind"] not in ("buffers", "logits")]
             shown = [r for r in seen if r["kind"] in ("buffers", "logits")]
-            records[:] = [own[0], *shown, *own[1:]]
+            records[:] = [*own[:2], *shown, *own[2:]]
     result = recording.grade()
     assert result.verdict is Verdict.NOT_REPRODUCED
     assert "fixed: symptom, expected clean" in result.reasons
