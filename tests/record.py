@@ -51,7 +51,9 @@ def keep(run: Path, out: Path) -> None:
     result = grade(out)
     if result.verdict is not verdict:
         raise SystemExit(f"{run}: {verdict}, but its copy is {result.verdict}: {result.reasons}")
-    out.joinpath(VERDICT_FILE).write_text(json.dumps(result.to_json(), indent=1) + "\n")
+    taken = json.loads((run / VERDICT_FILE).read_text())["seconds"]
+    told_ = result.to_json() | {"seconds": taken}
+    out.joinpath(VERDICT_FILE).write_text(json.dumps(told_, indent=1) + "\n")
 
 
 def _launched(told: dict[str, Any]) -> list[dict[str, Any]]:

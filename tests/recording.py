@@ -18,7 +18,17 @@ from typing import Any
 from harness.spec import RunResult, TrialResult
 from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade
-from harness.trial.records import BEGIN, CHAIN, END, EXIT_FILE, RUN_FILE, Identity, digest, link
+from harness.trial.records import (
+    BEGIN,
+    CHAIN,
+    END,
+    EXIT_FILE,
+    RUN_FILE,
+    VERDICT_FILE,
+    Identity,
+    digest,
+    link,
+)
 
 FOLDER = Path(__file__).parent / "recorded"
 RECORDED = FOLDER / "bf16_clip_cpu"
@@ -77,6 +87,13 @@ class Recording:
         """The first record of a kind, to be changed in place; sealed."""
         with self.records(variant, rank) as records:
             yield next(record for record in records if record["kind"] == kind)
+
+
+def stored_verdict(folder: Path) -> dict[str, Any]:
+    """The verdict of a run as it was stored, less the seconds that its steps took."""
+    told: dict[str, Any] = json.loads((folder / VERDICT_FILE).read_text())
+    del told["seconds"]
+    return told
 
 
 def read(file: Path) -> list[dict[str, Any]]:

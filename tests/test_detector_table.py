@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -39,4 +40,5 @@ def test_a_detector_fires_where_and_when_its_runs_say(rows: dict[str, str]) -> N
 
 
 def test_an_early_warning_is_false_only_where_nothing_overflowed(rows: dict[str, str]) -> None:
-    assert "`fp16_overflow` (step 42, 34 before the first nan) | 0 of 1 |" in rows["headroom"]
+    told = r"`fp16_overflow` \(step \d+, \d+ before the first nan\) \| 0 of 1 \|"
+    assert re.search(told, rows["headroom"])

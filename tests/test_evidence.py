@@ -63,7 +63,7 @@ def test_what_is_no_whole_record_of_a_run_is_inconclusive(
     del told[part]
     file.write_text(json.dumps(told))
     assert main(["evidence", str(recording.folder), str(out)]) == 3
-    assert f"is not the record of a run: KeyError('{part}')" in capsys.readouterr().err
+    assert f"is not the record of a run: {part} is missing" in capsys.readouterr().err
     assert os.listdir(out.parent) == []
 
 
@@ -76,13 +76,17 @@ def test_a_full_disk_anywhere_is_one_line(
 
     monkeypatch.setattr(evidence, "keep", full)
     assert main(["evidence", "run", "out"]) == 3
-    assert capsys.readouterr().err == "harness: no room on the disk for /the/file: free some\n"
+    told = capsys.readouterr().err
+    assert told.startswith("harness: no room on the disk for /the/file: free some")
+    assert told.count("\n") == 1
 
 
-def test_another_error_of_the_system_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_system_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     def broken(*_: object) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(evidence, "keep", broken)
-    with pytest.raises(OSError, match="Bad file"):
-        main(["evidence", "run", "out"])
+    assert main(["evidence", "run", "out"]) == 3
+    assert "Bad file descriptor" in capsys.readouterr().err

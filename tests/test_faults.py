@@ -286,8 +286,7 @@ def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
         )  # fmt: skip
     assert done.returncode == ExitCode.INCONCLUSIVE
     assert (
-        Ended(3, "", done.stderr).complaint
-        == "OSError: No space left on device; --debug shows where"
+        Ended(3, "", done.stderr).complaint == "no room on the disk: free some; --debug shows where"
     )
 
 

@@ -18,10 +18,10 @@ import pytest
 from harness import spec
 from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade
-from harness.trial.records import VERDICT_FILE, read_records
+from harness.trial.records import read_records
 from scenarios.deepspeed import fp16_overflow, fp16_overflow_stage0
 from scenarios.oracles.loss_scale import expected_skips, overflowed
-from tests.recording import Recording
+from tests.recording import Recording, stored_verdict
 
 RECORDED = Path(__file__).parent / "recorded" / "fp16_overflow_cpu"
 Records = list[dict[str, Any]]
@@ -34,7 +34,7 @@ def overflow(tmp_path: Path) -> Recording:
 
 
 def test_the_recorded_run_is_graded_as_it_was_when_it_ran() -> None:
-    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    stored = stored_verdict(RECORDED)
     graded = json.loads(json.dumps(grade(RECORDED).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"

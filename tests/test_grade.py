@@ -15,15 +15,15 @@ import pytest
 from harness import catalog
 from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
 from harness.trial.grade import grade, judge
-from harness.trial.records import EXIT_FILE, HOUSE, RUN_FILE, VERDICT_FILE
-from tests.recording import RECORDED, Recording, read
+from harness.trial.records import EXIT_FILE, HOUSE, RUN_FILE
+from tests.recording import RECORDED, Recording, read, stored_verdict
 
 FILE = "deepspeed/runtime/bf16_optimizer.py"
 Tamper = Callable[[Recording, str], None]
 
 
 def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
-    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    stored = stored_verdict(RECORDED)
     graded = json.loads(json.dumps(grade(RECORDED).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"

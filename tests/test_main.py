@@ -21,7 +21,7 @@ from harness.spec import RunResult, Verdict
 from harness.sweep import suite
 from harness.verbs import check, pages, verbs
 from harness.verbs.check import Checked
-from tests.recording import RECORDED, Recording
+from tests.recording import RECORDED, Recording, stored_verdict
 
 Capture = pytest.CaptureFixture[str]
 BUG = "scenario=bf16_clip"
@@ -114,7 +114,7 @@ def test_a_recorded_run_is_graded_with_the_exit_code_of_its_verdict(
 
 def test_a_grade_as_json_is_the_stored_verdict(capsys: Capture) -> None:
     assert main(["grade", str(RECORDED), "--json"]) == 0
-    stored = json.loads((RECORDED / "verdict.json").read_text())
+    stored = stored_verdict(RECORDED)
     assert json.loads(capsys.readouterr().out) == {k: stored[k] for k in stored if k != "seconds"}
 
 

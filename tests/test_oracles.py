@@ -242,6 +242,20 @@ def test_the_usual_checks_fire_where_they_would() -> None:
     assert any(blind.norm(ranks(agreeing, differing)).values())
 
 
+def warm(**changes: Any) -> Records:
+    """One step at a rate of 0.1, which moved the weights by it, and after which 0.2 was logged."""
+    step = {"kind": "step", "step": 1, "logged": [0.2], **stepped([0.1] * 4), **changes}
+    return ranks([{"kind": "rate", "step": 1, "rates": [0.1]}, step])
+
+
+def test_weights_move_by_the_rate_and_the_next_one_is_logged() -> None:
+    twice = {key: stepped([0.2] * 4)[key] for key in ("ratio", "applied")}
+    assert not list(schedule.not_moved(warm()))
+    assert "at a rate of [0.1]" in next(schedule.not_moved(warm(**twice)))
+    assert not list(schedule.logged_wrong(warm(), lambda step: step / 10))
+    assert "0.2 is next" in next(schedule.logged_wrong(warm(logged=[0.1]), lambda step: step / 10))
+
+
 def test_rates_are_held_against_a_formula() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

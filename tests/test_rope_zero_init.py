@@ -16,11 +16,11 @@ import torch
 from harness.detectors.buffers import difference
 from harness.spec import Lane, Outcome, Records, Verdict
 from harness.trial.grade import grade
-from harness.trial.records import VERDICT_FILE, read_records
+from harness.trial.records import read_records
 from scenarios.oracles import buffers
 from scenarios.transformers import rope_zero_init, rope_zero_init_v5
 from scenarios.transformers.rope_zero_init import DOCUMENTED
-from tests.recording import Recording
+from tests.recording import Recording, stored_verdict
 
 RECORDED = Path(__file__).parent / "recorded" / "rope_zero_init_cpu"
 CLEAN = [name for name in rope_zero_init.SCENARIO.variants if name != "buggy"]
@@ -33,7 +33,7 @@ def recording(tmp_path: Path) -> Recording:
 
 
 def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
-    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    stored = stored_verdict(RECORDED)
     graded = json.loads(json.dumps(grade(RECORDED).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"

@@ -20,8 +20,8 @@ from torch.multiprocessing.spawn import spawn
 from harness.detectors.tied import tied_copies, tied_differences
 from harness.spec import Outcome, Verdict
 from harness.trial.grade import grade
-from harness.trial.records import EXIT_FILE, VERDICT_FILE
-from tests.recording import Recording
+from harness.trial.records import EXIT_FILE
+from tests.recording import Recording, stored_verdict
 
 NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]
 
@@ -134,7 +134,7 @@ def resumed(tmp_path: Path) -> Recording:
 
 
 def test_a_stored_run_in_two_acts_is_graded_as_it_was_when_it_ran() -> None:
-    stored = json.loads((RECORDED / VERDICT_FILE).read_text())
+    stored = stored_verdict(RECORDED)
     graded = json.loads(json.dumps(grade(RECORDED).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"

@@ -15,12 +15,10 @@ are in ``__init__``, unlike LRRangeTest and OneCycle. The fix sets them there (P
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
 from harness.knobs import Knobs, knob
-from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER, SIZE, TEXT, exactly, many
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
@@ -112,30 +110,14 @@ def _formula(records: Records, step: int) -> float:
 def detect(records: Records) -> Finding | None:
     """The first step used the optimizer's own rate, and all others the schedule's. Each moved the
     weights by as much, against the gradient, and the next step's rate was logged."""
-    odd = [*_unlike_rate(records), *_logged_wrong(records)]
+    formula = partial(_formula, records)
+    odd = [*schedule.not_moved(records), *schedule.logged_wrong(records, formula)]
     if odd:
         return Finding("\n".join(odd[:3]), documented=False)
-    wrong = schedule.deviations(records, partial(_formula, records))
+    wrong = schedule.deviations(records, formula)
     own = records.of("schedule")[0]["own"]
     documented = all(each.step == 1 and each.rate == own for each in wrong)
     return schedule.finding(wrong, documented=documented) if wrong else None
-
-
-def _unlike_rate(records: Records) -> Iterator[str]:
-    """The steps that did not move the weights by their rate."""
-    for rank in records.ranks:
-        rates, steps = records.of("rate", rank), records.of("step", rank)
-        for told, step in zip(rates, steps, strict=True):
-            if not all(applied.times(step, rate) for rate in told["rates"]):
-                yield f"{applied.told(step)}, at a rate of {told['rates']}"
-
-
-def _logged_wrong(records: Records) -> Iterator[str]:
-    """The steps after which the engine did not report the next one's rate."""
-    for step in records.of("step"):
-        right = _formula(records, step["step"] + 1)
-        if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
-            yield f"step {step['step']}: {step['logged']} is logged, where {right:.4g} is next"
 
 
 def exercised(records: Records) -> Exercise:
@@ -148,5 +130,5 @@ def exercised(records: Records) -> Exercise:
 
 def wrong_detectors(records: Records) -> dict[str, bool]:
     """The loss falls; and the rate that the engine reports after a step is the next one's."""
-    beyond = any(_logged_wrong(records))
+    beyond = any(schedule.logged_wrong(records, partial(_formula, records)))
     return blind.loss_ends_higher(records) | {"a rate that is logged is not the schedule's": beyond}

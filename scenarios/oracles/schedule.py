@@ -5,13 +5,14 @@ A rank records ``rate`` with the rates that a step of the optimizer used, one a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import SIZE, many
 from harness.spec import Finding, Records
+from scenarios.oracles import applied
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
@@ -52,6 +53,26 @@ def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviat
         for group, rate in enumerate(step["rates"])
         if not near(rate, formula(step["step"]), within=allowed)
     ]
+
+
+def not_moved(records: Records) -> Iterator[str]:
+    """The steps that did not move the weights by their rate.
+
+    For this a rank records ``step`` with ``applied.FACTS``, measured in rates of 1: ``ratio`` is
+    the rate that was applied.
+    """
+    for rank in records.ranks:
+        for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
+            if not all(applied.times(step, each) for each in rate["rates"]):
+                yield f"{applied.told(step)}, at a rate of {rate['rates']}"
+
+
+def logged_wrong(records: Records, formula: Callable[[int], float]) -> Iterator[str]:
+    """The steps after which what was ``logged`` is not the next one's rate."""
+    for step in records.of("step"):
+        right = formula(step["step"] + 1)
+        if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
+            yield f"step {step['step']}: {step['logged']} is logged, where {right:.4g} is next"
 
 
 def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -37,6 +38,14 @@ Optimizer = Callable[[Iterable[nn.Parameter]], Any]
 
 FIRST_BLOCK = 3
 """The index of the first transformer block among the pipeline's layers."""
+
+
+LAYER_NORMS = tuple(
+    f"{norm}.{part}"
+    for norm in ("input_layernorm", "post_attention_layernorm")
+    for part in ("weight", "bias")
+)
+"""The keys that the upstream test compares, in its order."""
 
 
 @dataclass(frozen=True)
@@ -263,3 +272,18 @@ def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
 
     layer._register_state_dict_hook(drop_empty)
     return layer
+
+
+def unlike_norms(checkpoint: Path) -> dict[str, Any]:
+    """Compare the files of the two ranks key by key, as upstream's test: what differs, and of how
+    many."""
+    compared, failures = 0, []
+    for first in sorted(checkpoint.glob("layer_*-model_00-model_states.pt")):
+        pair = [first, first.with_name(first.name.replace("model_00", "model_01"))]
+        ours, theirs = (torch.load(f, map_location="cpu", weights_only=True) for f in pair)
+        for key in (key for key in LAYER_NORMS if key in ours):
+            compared += 1
+            if not torch.equal(ours[key], theirs[key]):
+                files = [file.name for file in pair]
+                failures.append({"key": key, "checkpoint": checkpoint.name, "files": files})
+    return {"compared": compared, "failures": failures}
