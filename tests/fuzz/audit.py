@@ -223,6 +223,8 @@ def _sort(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "flag"
+    if value in ("nan", "inf", "-inf"):  # by its name, where overflowing is the symptom
+        return "number"
     if isinstance(value, (int, float)):
         return "number" if _number(value) else "no number"
     return type(value).__name__

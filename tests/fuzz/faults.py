@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -215,7 +216,7 @@ def fact_odd(random: Random, folder: Path, base: Base) -> str:
         del holder[name]
     elif how == "other":
         other = random.choice(records)
-        holder[name] = at(other, random.choice(places(other)))
+        holder[name] = deepcopy(at(other, random.choice(places(other))))
     else:
         holder[name] = random.choice(ODD)
     write(file, records)
@@ -307,7 +308,7 @@ def run_edited(random: Random, folder: Path, base: Base) -> str:
     if how == "gone":
         del holder[name]
     elif how == "other":
-        holder[name] = at(run, random.choice(places(run)))
+        holder[name] = deepcopy(at(run, random.choice(places(run))))
     else:
         holder[name] = random.choice(ODD)
     file.write_text(json.dumps(run))
