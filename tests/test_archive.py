@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import json
+import lzma
 import os
 import tarfile
 from collections.abc import Callable
@@ -66,6 +67,17 @@ def packed(tmp_path: Path, lent: dict[str, tuple[Stack, Overlay]]) -> Path:
 def members(file: Path) -> dict[str, bytes]:
     with tarfile.open(file) as tar:
         return {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("blocks", range(1, 21))
+def test_an_archive_of_any_size_is_whole(tmp_path: Path, blocks: int) -> None:
+    content = os.urandom(blocks * tarfile.BLOCKSIZE)
+    (tmp_path / "file").write_bytes(content)
+    archive.pack(tmp_path / "archive.tar.xz", [("file", tmp_path / "file")])
+    assert members(tmp_path / "archive.tar.xz") == {"file": content}
+    assert (
+        len(lzma.decompress((tmp_path / "archive.tar.xz").read_bytes())) % tarfile.RECORDSIZE == 0
+    )
 
 
 def test_what_is_unpacked_is_what_was_packed_compiled_for_here(

@@ -102,6 +102,7 @@ def pack(archive: Path, files: Iterable[tuple[str, Path]]) -> None:
         with tarfile.open(fileobj=plain, mode="w") as tar:
             for name, path in files:
                 _add(tar, path, name)
+        plain.flush()  # what is read below is the file, past Python's buffer
         with archive.open("wb") as packed:
             packed.writelines(_streams(plain.fileno()))
 
