@@ -1,6 +1,6 @@
 # make run   set up, and run the first bug (the README's first command)
 # make test  set up, and pass the tests (the README's second command, and CI's)
-# make test-all   and longer: 50,000 spoilt run folders, mutations of upstream, faults of launches
+# make test-all   and longer: every variant, 50,000 spoilt run folders, mutations, faults of launches
 # make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,12 +28,15 @@ lint: $(READY)
 
 quick: $(READY)
 	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.fuzz --count 2000
 	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 
 scenarios: $(READY)
-	$(BIN)/python -m pytest -m "launch or scenario"
+	$(BIN)/python -m pytest -m "launch and not scenario"
+	$(BIN)/python -m pytest -m scenario -k "buggy or fixed or reproduced"
 
 test-all: test
+	$(BIN)/python -m pytest -m scenario
 	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos

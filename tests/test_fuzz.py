@@ -1,4 +1,7 @@
-"""Two thousand spoilt run folders are graded: nothing is told that a careful person would not."""
+"""Spoilt run folders are graded: nothing is told that a careful person would not.
+
+A few of them; ``make test`` has two thousand, and ``make test-all`` fifty thousand.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,20 @@ import pytest
 
 from tests.fuzz.__main__ import fuzz
 
-SEEDS, EACH = range(8), 250
+COUNT = 100
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_wrong_is_told_of_spoilt_runs(seed: int, tmp_path: Path) -> None:
-    told, wrong = fuzz(seed, EACH, tmp_path)
+def test_nothing_wrong_is_told_of_spoilt_runs(tmp_path: Path) -> None:
+    told, wrong = fuzz(0, COUNT, tmp_path)
     assert wrong == []
-    assert told["reproduced"] < EACH / 2, "most faults spoil what was reproduced"
-    assert told["inconclusive"] + told["refused in one line"] > EACH / 3
+    assert told["reproduced"] < COUNT / 2, "most faults spoil what was reproduced"
+    assert told["inconclusive"] + told["refused in one line"] > COUNT / 3
+
+
+def test_the_audit_sees_a_grading_that_believes_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exits are not looked at: a process that died is believed."""
+    monkeypatch.setattr("harness.trial.proof._check_exit", lambda _: None)
+    _, wrong = fuzz(0, COUNT, tmp_path)
+    assert any("a process died" in each for each in wrong)
