@@ -178,7 +178,8 @@ def skipped(records: Records) -> Finding | None:
     if seen["before"] + seen["after"] == seen["whole"]:
         return None
     place = len(seen["whole"]) - len(seen["after"])
-    jumped = any(0 <= place - end <= seen["batch"] for end in seen["tables"])
+    begun = seen["before"] == seen["whole"][: len(seen["before"])]
+    jumped = begun and any(0 <= place - end <= seen["batch"] for end in seen["tables"])
     never = sorted(set(seen["whole"]) - set(seen["before"]) - set(seen["after"]))
     twice = sorted(set(seen["before"]) & set(seen["after"]))
     return Finding(

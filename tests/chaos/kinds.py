@@ -63,7 +63,8 @@ def _kinds_of_signals() -> None:
         kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
         kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number))
+        # By the signal itself: before Python hears it, or when it is about to leave.
+        kind(f"harness {number.name}", 0, 130, -number)(_signalled(_harness, number))
     kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL))
 
 
@@ -291,7 +292,7 @@ def _overlay_damaged(case: Case) -> None:
     case.start(DEADLINE)
 
 
-@kind("cache read-only", 3)
+@kind("cache read-only", 0, 3)
 def _cache_read_only(case: Case) -> None:
     _own_cache(case)
     cache = str(case.place.cache)
