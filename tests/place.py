@@ -156,7 +156,7 @@ def mid_run(place: Place, process: subprocess.Popen[str]) -> list[int]:
         return all("step" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
 
     until(training, "a step of both ranks", process)
-    return [next(r["pid"] for r in records(n) if r.get("kind") == "start") for n in (0, 1)]
+    return [next(r["pid"] for r in records(n) if r.get("kind") == "begin") for n in (0, 1)]
 
 
 def _record(line: str) -> dict[str, Any]:
