@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 SCENARIO ?= bf16_clip
 
 # What grading does, which must not hang on an assert: once more under python -O.
-GRADING := $(addprefix tests/test_,$(addsuffix .py,grade records catalogued plan shapes numbers oracles))
+GRADING := $(addprefix tests/test_,$(addsuffix .py,grade proof records catalogued plan shapes numbers oracles))
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -115,5 +115,16 @@ def _imported(verb: str):  # type: ignore[no-untyped-def]
         ) from None
 
 
+def _leave(code: int) -> NoReturn:
+    """End with the exit code, whatever signal comes late: the verdict is out, nothing is running.
+
+    While it ends, Python gives every signal that it handles back to the system, which would end
+    it by the signal instead.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())

@@ -13,13 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.plain import NO_ROOM
 from harness.spec import Inconclusive
 
 ROOT = Path(__file__).parent.parent
 """The checkout, or the folder that the packages are installed in."""
-
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -19,6 +19,7 @@ CONTROL = re.compile(
     "\ud800-\udfff]"  # halves of a character, which no terminal's encoding has
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk, or a user's full share of it, is told by."""
 LONGEST = 500
 """Characters of a complaint about what went wrong in the machinery."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -172,3 +173,14 @@ def outcome(place: Place) -> tuple[str, str]:
     verdict = json.loads((place.folder() / VERDICT_FILE).read_text())
     assert verdict["verdict"] == verdict["trials"][0]["outcome"]
     return verdict["verdict"], verdict["trials"][0]["reason"]
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the file system of ``folder``."""
+    with (folder / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise

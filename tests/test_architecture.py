@@ -78,7 +78,7 @@ def test_imports_go_down(name: str) -> None:
     ("name", "rooms"),
     [
         ("harness.spec", set()),
-        ("harness.files", {"harness.spec"}),
+        ("harness.files", {"harness.plain", "harness.spec"}),
         ("harness.knobs", set()),
         ("harness.detectors", set()),
         ("harness.upstream", {"harness.apex", "harness.files", "harness.spec"}),

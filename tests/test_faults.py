@@ -29,7 +29,7 @@ from harness.machine import cache_folder
 from harness.spec import ExitCode
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream import overlay, pins
-from tests.place import PATIENCE, ROOT, Ended, Place, ended, mid_run, outcome, until, within
+from tests.place import PATIENCE, ROOT, Ended, Place, ended, fill, mid_run, outcome, until, within
 
 BUGGY_ALONE = ("run", "scenario=bf16_clip", "variant=buggy", "launch=cpu")
 LONG = "scenario.steps=100000"
@@ -135,17 +135,6 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs needs root")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Leave no room on the file system of ``folder``."""
-    with (folder / "ballast").open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
 
 
 # Ranks that fail

@@ -382,3 +382,12 @@ def test_what_lies_in_the_working_directory_does_not_stand_in_the_place_of_ours(
     assert done.returncode in (0, 4), done.stderr
     assert "bf16_clip" in done.stdout or "gradient_clipping" in done.stdout
     assert "theirs" not in done.stdout + done.stderr
+
+
+def test_a_signal_that_comes_while_python_ends_is_not_heard() -> None:
+    late = f"import atexit, os\natexit.register(os.kill, os.getpid(), {signal.SIGTERM.value})\n"
+    code = late + "import runpy\nrunpy.run_module('harness', run_name='__main__')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "list"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
-from harness.facts.shapes import FLAG, TEXT, WHOLE, by_name, held, many, maybe, one_of, optional
+from harness.facts.shapes import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    WHOLE,
+    by_name,
+    held,
+    many,
+    maybe,
+    one_of,
+    optional,
+)
 from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
 from harness.upstream import pins, shims
@@ -26,9 +37,9 @@ SHAPE = held(
     {
         "format": WHOLE, "run": TEXT, "scenario": TEXT, "command": TEXT, "started": TEXT,
         "lane": one_of(*(lane.value for lane in Lane)), "seed": WHOLE,
-        "params": by_name(lambda _: ""), "pins": by_name(TEXT), "installed": FLAG,
-        "launch": by_name(lambda _: ""), "machine": by_name(lambda _: ""),
-        "environment": by_name(TEXT), "trials": by_name(by_name(lambda _: "")),
+        "params": by_name(ANYTHING), "pins": by_name(TEXT), "installed": FLAG,
+        "launch": by_name(ANYTHING), "machine": by_name(ANYTHING),
+        "environment": by_name(TEXT), "trials": by_name(by_name(ANYTHING)),
         "source": held(
             {"commit": maybe(TEXT), "dirty": maybe(FLAG), "unknown": optional(TEXT)}
         ),
@@ -36,7 +47,7 @@ SHAPE = held(
 )  # fmt: skip
 TRIAL = {
     "about": TEXT, "expect": maybe(TEXT), "triggers": FLAG, "ranks": WHOLE, "acts": many(TEXT),
-    "params": by_name(lambda _: ""), "pins": by_name(TEXT), "date": TEXT, "shims": many(TEXT),
+    "params": by_name(ANYTHING), "pins": by_name(TEXT), "date": TEXT, "shims": many(TEXT),
     "modules": by_name(TEXT), "defects": by_name(TEXT), "watched": many(TEXT),
 }  # fmt: skip
 UNSUPPORTED = held({**TRIAL, "unsupported": TEXT})

@@ -121,7 +121,8 @@ def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watched(file: str) -> dict[str, str] | None:
-    module = sys.modules.get(file.removesuffix(".py").replace("/", "."))
+    named = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = sys.modules.get(named)
     if module is None or not module.__file__:
         return None
     return {"path": module.__file__, "sha256": sha256(Path(module.__file__))}

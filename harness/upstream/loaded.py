@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -70,18 +70,3 @@ def _hash(path: str) -> str:
         return "" if path.endswith(".pyc") or os.path.isdir(path) else GONE
     except OSError:
         return GONE
-
-
-def digest(files: Mapping[str, str]) -> str:
-    """One SHA-256 over files and their hashes, whatever their order."""
-    lines = (f"{name}\0{found}\n" for name, found in sorted(files.items()))
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def as_made(files: Iterable[str], manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What the manifest of an overlay says of the same files; empty for one that it does not know.
-
-    Equal to what ``files`` has found where every file is as it was made, and only there.
-    """
-    made = manifest["files"]
-    return {name: made[name][1] if name in made else "" for name in files}

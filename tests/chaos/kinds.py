@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from harness import catalog
 from harness.machine import cache_folder
 from harness.upstream import overlay, pins
 from tests.chaos.case import Case
+from tests.place import fill
 
 DEADLINE = "launch.timeout=60"
 """For faults that a run survives or dies of at once."""
@@ -63,8 +63,7 @@ def _kinds_of_signals() -> None:
         kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
         kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # By the signal itself: before Python hears it, or when it is about to leave.
-        kind(f"harness {number.name}", 0, 130, -number)(_signalled(_harness, number))
+        kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number))
     kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL))
 
 
@@ -81,12 +80,23 @@ def _signalled(
 
 
 def _harness(case: Case) -> psutil.Process | None:
-    """The command itself: from its first second on."""
+    """The command itself, from when it hears SIGTERM on: before that a signal just ends it."""
     case.pause(WHILE)
     try:
-        return psutil.Process(case.harness.pid) if case.harness.poll() is None else None
-    except psutil.NoSuchProcess:
-        return None
+        while case.harness.poll() is None:
+            if _hears(case.harness.pid, signal.SIGTERM):
+                return psutil.Process(case.harness.pid)
+            case.pause(0.1)
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        pass
+    return None
+
+
+def _hears(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 _kinds_of_signals()
@@ -192,17 +202,7 @@ def _disk_full(case: Case) -> None:
     _mount(case, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(case.place.runs.parent))
     case.start(DEADLINE)
     case.pause(2 * WHILE)
-    _fill(case.place.runs.parent)
-
-
-def _fill(folder: Path) -> None:
-    with (folder / "ballast").open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+    fill(case.place.runs.parent)
 
 
 def _mount(case: Case, *words: str) -> None:
@@ -292,7 +292,7 @@ def _overlay_damaged(case: Case) -> None:
     case.start(DEADLINE)
 
 
-@kind("cache read-only", 0, 3)
+@kind("cache read-only", 0)
 def _cache_read_only(case: Case) -> None:
     _own_cache(case)
     cache = str(case.place.cache)
@@ -311,6 +311,7 @@ def _own_cache(case: Case) -> list[str]:
             shutil.copytree(source, target, copy_function=os.link)
         except shutil.Error:
             raise Skip("the shared cache is on another file system") from None
+    shutil.copytree(theirs / "releases", case.place.cache / "releases")
     return keys
 
 

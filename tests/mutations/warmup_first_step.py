@@ -10,11 +10,11 @@ from tests.mutations._statements import (
     calling,
     followed,
     guarded,
-    left_out,
     repeated,
     setting,
     stepping,
 )
+from tests.mutations.clip_max_for_min import not_reduced
 
 ENGINE = "deepspeed/runtime/engine.py"
 SCHEDULES = "deepspeed/runtime/lr_schedules.py"
@@ -46,12 +46,6 @@ def doubled(function: Any) -> Edits:
           "leaves the fourth step out")  # fmt: skip
 def fourth_left_out(function: Any) -> Edits:
     yield from guarded(stepping(function), "self.global_steps != 3")
-
-
-@mutation("not_reduced", ENGINE, "DeepSpeedEngine.allreduce_and_copy",
-          "the bug, and each rank steps with its own gradient", variant="buggy")  # fmt: skip
-def not_reduced(function: Any) -> Edits:
-    yield from left_out(calling(function, "copy_"))
 
 
 @mutation("begins_late", SCHEDULES, "WarmupLR.__init__",

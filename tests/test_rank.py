@@ -1,0 +1,32 @@
+"""What a rank says of the files that a defect is in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.files import sha256
+from harness.trial import rank
+
+
+@pytest.mark.parametrize(
+    ("file", "module"), [("upp/__init__.py", "upp"), ("upp/inner.py", "upp.inner")]
+)
+def test_a_file_is_found_by_the_module_that_it_was_loaded_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, module: str
+) -> None:
+    (tmp_path / "upp").mkdir()
+    for name in ("__init__.py", "inner.py"):
+        (tmp_path / "upp" / name).write_text(f"# {name}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rank._watched(file) is None
+    importlib.import_module(module)
+    try:
+        there = tmp_path / file
+        assert rank._watched(file) == {"path": str(there), "sha256": sha256(there)}
+    finally:
+        for name in ("upp", "upp.inner"):
+            sys.modules.pop(name, None)
