@@ -42,8 +42,7 @@ test-all: test
 	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos
 
 bench: $(READY)
-	$(BIN)/python -m harness.bench $(SCENARIO)
-	$(BIN)/python -m harness run scenario=all
+	$(BIN)/python -m harness bench $(SCENARIO) --all
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

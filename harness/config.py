@@ -44,6 +44,7 @@ class LaunchConfig:
     lane: str = "auto"
     timeout: float = 300.0
     threads: int = 1
+    warm: bool = True
 
 
 @dataclass
@@ -182,6 +183,8 @@ def _has_variant(told: Scenario, asked: Any) -> bool:
 def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:
     """The RunConfig of a composed config; raises UserError for what Hydra cannot check."""
     launch = LaunchConfig(**{f.name: config.launch[f.name] for f in fields(LaunchConfig)})
+    # Elsewhere a process that has loaded torch cannot be forked safely, or does not end with ours.
+    launch.warm = launch.warm and sys.platform == "linux"
     if launch.lane not in LANES:
         raise UserError(catalog.unknown("lane", launch.lane, LANES))
     if not 0 < launch.timeout < math.inf or launch.threads < 1:

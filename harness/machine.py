@@ -125,6 +125,18 @@ def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
     return lane
 
 
+def room(lane: Lane, ranks: int, threads: int) -> int:
+    """How many trials of so many ranks this machine has room for at once, one at least."""
+    if lane is Lane.GPU:
+        return max(1, len(gpus()) // ranks)
+    return max(1, cores() // (ranks * threads))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def facts() -> dict[str, Any]:
     """What this machine is."""
     return {

@@ -71,7 +71,7 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     monkeypatch.setattr(pins, "versions", lambda *_, **__: KNOWN)
     monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
     monkeypatch.setattr(pins, "released", lambda *_: "2024-03-01")
-    monkeypatch.setattr(cells, "_make_overlay", lambda *_: None)
+    monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return made
 

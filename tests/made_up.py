@@ -13,6 +13,7 @@ from harness.config import RunConfig
 from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
 from harness.sweep.cells import Answer, Cell
 from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
+from harness.trial.warm import Pool
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The releases that there are, newest first."""
@@ -34,7 +35,11 @@ class Upstream:
         self.timed_out = False
 
     def __call__(
-        self, asked: RunConfig, console: Console, stop: threading.Event | None = None
+        self,
+        asked: RunConfig,
+        console: Console,
+        stop: threading.Event | None = None,
+        pool: Pool | None = None,
     ) -> tuple[RunResult, Path]:
         told = {**catalog.scenario(asked.scenario).pins, **asked.pins}
         release = told["transformers"]

@@ -31,6 +31,8 @@ class Place:
     runs: Path
     cwd: Path
     cache: Path
+    warm: bool = True
+    """Whether trials are forked from processes that have imported; else each is a launch."""
 
     @staticmethod
     def under(folder: Path, cache: Path, runs: Path | None = None) -> Place:
@@ -46,6 +48,8 @@ class Place:
             "HARNESS_CACHE": str(self.cache),
             "UV_OFFLINE": "1",  # nothing here may depend on a package index
         }
+        if not self.warm and arguments[0] == "run":
+            arguments = (*arguments, "launch.warm=false")
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
             env=os.environ | ours | environment, text=True,

@@ -18,6 +18,7 @@ from harness.__main__ import main
 from harness.config import RunConfig
 from harness.spec import Finding, Outcome, Records, RunResult, TrialResult, UserError, Verdict
 from harness.trial import grade
+from harness.trial.warm import Pool
 from harness.upstream import pins
 from harness.verbs import admit, pages
 from harness.verbs.admit import Gate
@@ -37,9 +38,11 @@ class Runs:
         self.asked: list[tuple[tuple[str, ...], int]] = []
         self.steps: Sequence[int] = (1, 1, 1, 1)
         self.alarm = False
+        self.cold: list[int] = []
 
-    def __call__(self, asked: RunConfig, console: Console) -> tuple[RunResult, Path]:
+    def __call__(self, asked: RunConfig, console: Console, *, pool: Pool) -> tuple[RunResult, Path]:
         number = len(self.asked)
+        self.cold += [] if asked.launch.warm else [number]
         self.asked.append((asked.variants, asked.seed))
         outcomes = {**GOOD, **self.told.get(number, {})}
         trials = [self._trial(v, outcomes[v], self.steps[number]) for v in asked.variants]
@@ -61,6 +64,7 @@ def admitted(
     monkeypatch.setattr(admit, "run", runs)
     monkeypatch.setattr(admit, "_paged", changes.pop("paged", lambda _: (True, "")))
     monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
+    monkeypatch.setattr(admit, "recorded_alike", lambda _: Gate("alike", True, ""))
     return main(["admit", "scenario=bf16_clip", "seed=3"]), runs
 
 
@@ -71,6 +75,7 @@ def test_a_scenario_that_always_says_the_same_is_admitted(
     assert code == 0
     pair = ("buggy", "fixed")
     assert runs.asked == [(tuple(GOOD), 3), (pair, 3), (pair, 3), (pair, 4)]
+    assert runs.cold == [2]
     assert "bf16_clip: admitted" in capsys.readouterr().out
 
 
@@ -224,3 +229,52 @@ def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stdout.count("UNFINISHED: detect() looks at none of 6 steps") >= 2
     assert str(Verdict.INCONCLUSIVE) in done.stdout
+
+
+def retold(run: Recording, rank: int, **facts: object) -> None:
+    """Have a step of the buggy variant say something else, with all digests made anew."""
+    with run.records("buggy", rank) as records:
+        next(record for record in records if record["kind"] == "step").update(facts)
+
+
+def three(recording: Recording, tmp_path: Path) -> list[Recording]:
+    """The same run three times over."""
+    return [Recording(shutil.copytree(recording.folder, tmp_path / name)) for name in "123"]
+
+
+def test_a_cold_launch_that_records_the_same_is_alike(recording: Recording, tmp_path: Path) -> None:
+    """Times are nobody's to repeat."""
+    runs = three(recording, tmp_path)
+    with runs[2].records("fixed", 1) as records:
+        records[-2]["ended"] += 60
+    gate = admit.recorded_alike([run.folder for run in runs])
+    assert (gate.passed, gate.why.split()[1]) == (True, "records")
+    assert int(gate.why.split()[0]) > 40
+
+
+def test_a_cold_launch_that_records_something_else_is_told(
+    recording: Recording, tmp_path: Path
+) -> None:
+    runs = three(recording, tmp_path)
+    retold(runs[2], 1, loss=7.25)
+    gate = admit.recorded_alike([run.folder for run in runs])
+    assert not gate.passed
+    assert gate.why.startswith("1 records differ; forked {'kind': 'step', 'rank': 1")
+    assert "cold {'kind': 'step', 'rank': 1, 'step': 1, 'loss': 7.25" in gate.why
+
+
+def test_a_scenario_that_never_records_the_same_is_not_held_against_a_cold_launch(
+    recording: Recording, tmp_path: Path
+) -> None:
+    runs = three(recording, tmp_path)
+    retold(runs[1], 1, loss=7.25)
+    retold(runs[2], 1, loss=7.5)
+    gate = admit.recorded_alike([run.folder for run in runs])
+    assert (gate.passed, gate.why) == (True, "cannot be said: it does not record the same twice")
+
+
+def test_a_cold_launch_without_records_is_not_alike(recording: Recording, tmp_path: Path) -> None:
+    runs = three(recording, tmp_path)
+    runs[2].rank_file("buggy", 1).unlink()
+    gate = admit.recorded_alike([run.folder for run in runs])
+    assert (gate.passed, gate.why) == (False, "rank 1 left no complete records")

@@ -270,7 +270,7 @@ def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(
 ) -> None:
     there = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
     monkeypatch.setattr(machine, "gpus", lambda: there)
-    monkeypatch.setattr(machine, "facts", lambda: {"cpus": cpus, "gpus": ["H"] * gpus})
+    monkeypatch.setattr(machine, "cores", lambda: cpus)
     assert cells.room(config.compose(["scenario=rope_zero_init", *words])) == at_once
 
 

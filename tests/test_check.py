@@ -105,7 +105,7 @@ def test_a_check_leaves_no_runs_where_the_user_stands_unless_it_is_told_where(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARNESS_RUNS", raising=False)
 
-    def note(each: RunConfig, wanted: object) -> check.Checked:
+    def note(each: RunConfig, *_: object) -> check.Checked:
         asked.append(each.runs)
         each.runs.mkdir(exist_ok=True)
         return check.Checked(each.scenario, "not affected", "ran", "")

@@ -36,20 +36,25 @@ LONG = "scenario.steps=100000"
 
 SITECUSTOMIZE = """\
 import os, sys
-if "harness.trial.rank" in sys.orig_argv and os.environ.get("RANK") in os.environ.get("FAULTY", ""):
-    exec(os.environ["FAULT"])
+def fail(rank):
+    if rank in os.environ.get("FAULTY", ""):
+        exec(os.environ["FAULT"], globals())
+def told_its_rank(event, arguments):
+    if event == "os.putenv" and arguments[0] == b"RANK":
+        fail(arguments[1].decode())
+if "harness.trial.rank" in sys.orig_argv:
+    fail(os.environ["RANK"])
+if "harness.trial.forkserver" in sys.orig_argv:
+    sys.addaudithook(told_its_rank)
 """
-"""Put into an overlay's site, it makes a rank misbehave before the harness's own code runs."""
+"""Put into an overlay's site, it makes a rank misbehave before the harness's own code runs: an
+interpreter of its own at its start, one that was forked when torchrun tells it its rank."""
 
 SLEEPS = """
-import time
-class Hanging:
-    def find_spec(self, name, path=None, target=None):
-        if name == "deepspeed":
-            sleep_for_ever()
-def sleep_for_ever():
+import time, torch.distributed
+def sleep_for_ever(*_, **__):
     time.sleep(1e6)
-sys.meta_path.insert(0, Hanging())
+torch.distributed.init_process_group = sleep_for_ever
 """
 
 
@@ -95,9 +100,10 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-@pytest.fixture
-def place(tmp_path: Path, cache: Path) -> Iterator[Place]:
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.cold)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iterator[Place]:
     place = Place.under(tmp_path, cache)
+    place.warm = request.param == "warm"
     yield place
     place.end()
 

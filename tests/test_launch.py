@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,32 @@ import psutil
 import pytest
 
 import harness.trial.launch as launching
-from harness.spec import Inconclusive, Lane
+from harness.spec import Inconclusive
 from harness.trial.records import EXIT_FILE, Identity
+from harness.trial.warm import Pool, Server
 from tests.place import PATIENCE
+from tests.stand_in import around, wanted
+from tests.stand_in import stand_in as stand_in_for_torchrun
 
 OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
 
 
 @dataclass
 class StandIn:
-    """Launches a Python script in torchrun's place."""
+    """Launches a Python script in torchrun's place: a package called torch, which is none."""
 
     folder: Path
-    patch: pytest.MonkeyPatch
+    site: Path
+    server: Server | None = None
 
     def launch(
         self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
     ) -> dict[str, Any]:
         (self.folder / "buggy").mkdir()
-        self.patch.setattr(launching, "torchrun", lambda *_: [sys.executable, "-c", script])
+        (self.folder / "buggy" / "script.py").write_text(script)
         launching.launch(
-            self.folder, OF, lane=Lane.CPU, threads=1, timeout=timeout, tick=tick,
-            site=self.folder.parent / "site", extensions=self.folder.parent / "extensions",
-        )  # fmt: skip
+            self.folder, OF, around(self.site), timeout=timeout, tick=tick, server=self.server
+        )
         return self.exit()
 
     def exit(self) -> dict[str, Any]:
@@ -48,10 +50,25 @@ class StandIn:
         return found
 
 
-@pytest.fixture
-def stand_in(runs: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("overlay") / "site-packages"
+    stand_in_for_torchrun(site)
+    return site
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.fixture(params=["warm", "cold"])
+def stand_in(request: pytest.FixtureRequest, runs: Path, site: Path, pool: Pool) -> StandIn:
     runs.mkdir()
-    return StandIn(runs, monkeypatch)
+    if request.param == "cold":
+        return StandIn(runs, site)
+    return StandIn(runs, site, pool.server(wanted(site, HARNESS_RUNS="")))
 
 
 ERROR_FILE = """

@@ -309,7 +309,7 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
 def test_check_of_the_others_goes_on_and_is_inconclusive(
     broken: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(check, "checked", lambda asked, _: Checked(asked.scenario, "no", "", ""))
+    monkeypatch.setattr(check, "checked", lambda asked, *_: Checked(asked.scenario, "no", "", ""))
     assert main(["check"]) == 3
     out = capsys.readouterr().out
     assert LINE in out

@@ -14,7 +14,9 @@ from harness.config import RunConfig
 from harness.machine import Gpu, leased
 from harness.spec import Inconclusive, Lane, Outcome, RunResult, TrialResult, Verdict
 from harness.sweep import suite
+from harness.trial import ahead
 from harness.trial.records import RUN_FILE, write_json
+from harness.trial.warm import Pool
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,13 +27,17 @@ class Pretence:
     def __init__(self, verdicts: dict[str, Verdict], folder: Path) -> None:
         self.verdicts, self.folder = verdicts, folder
         self.order: list[str] = []
+        self.ahead: list[str] = []
         self.most = self.now = 0
         self._lock = threading.Lock()
         self.together = threading.Barrier(len(verdicts), timeout=5)
         self.wait = False
 
+    def prepared(self, config: RunConfig, pool: Pool) -> None:
+        self.ahead.append(config.scenario)
+
     def __call__(
-        self, config: RunConfig, console: Console, stop: threading.Event
+        self, config: RunConfig, console: Console, stop: threading.Event, pool: Pool
     ) -> tuple[RunResult, Path]:
         self.order.append(config.scenario)
         if self.wait:
@@ -71,6 +77,9 @@ def pretend(
 ) -> Pretence:
     pretence = Pretence(verdicts, tmp_path)
     monkeypatch.setattr(suite, "run", pretence)
+    monkeypatch.setattr(
+        ahead, "prepared", lambda config, pool: pretence.ahead.append(config.scenario)
+    )
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return pretence
 
@@ -90,6 +99,7 @@ def test_they_run_the_widest_first_and_end_with_one_table(
     configs = several(monkeypatch, {"a": 1, "b": 4, "c": 2})
     assert suite.run_all(configs) == 0
     assert pretence.order == ["b", "c", "a"]
+    assert pretence.ahead == ["c", "a"]
     table = capsys.readouterr().out.partition("scenario")[2]
     rows = [line.split() for line in table.splitlines()[1:4]]
     assert [row[0] for row in rows] == ["a", "b", "c"]
@@ -178,7 +188,7 @@ def test_leaving_early_ends_the_runs_that_were_started(
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(config: RunConfig, console: Console, stop: threading.Event) -> None:
+    def endless(config: RunConfig, console: Console, stop: threading.Event, pool: Pool) -> None:
         begun.set()
         assert stop.wait(timeout=30)
         ended.set()

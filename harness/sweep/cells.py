@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,10 @@ from harness.spec import (
     Unsupported,
     UserError,
 )
+from harness.trial.ahead import ahead
 from harness.trial.records import RUN_FILE, Exit, read_json
 from harness.trial.run import chosen_pins, run, stack_of
+from harness.trial.warm import Pool
 from harness.upstream import overlay, pins
 
 FORMAT = 2
@@ -140,25 +142,37 @@ def answers(
 ) -> Iterator[tuple[int, Cell]]:
     """Ask many releases; yields the place of each in ``configs`` with its cell, as they end.
 
-    Overlays are made meanwhile, ahead of the runs. As many runs go at once as ``jobs``, or as the
+    Overlays are made meanwhile, ahead of the runs, and the processes that the next run is forked
+    from do their imports. As many runs go at once as ``jobs``, or as the
     cores or GPUs have room for. Leaving early ends what still runs; what was answered is stored.
     """
     stop, cache_ = threading.Event(), cache_folder()
+    jobs = jobs or room(configs[0])
     with (
+        Pool(most=2 * jobs + 1) as pool,
+        ahead(pool) as prepare,
         ThreadPoolExecutor(1, "overlay") as makers,
-        ThreadPoolExecutor(jobs or room(configs[0]), "cell") as runners,
+        ThreadPoolExecutor(jobs, "cell") as runners,
     ):
+        made = [makers.submit(_make_overlay, config, cache_, again) for config in configs]
+
+        def soon(place: int, needed: Future[bool]) -> None:
+            if needed.result():
+                prepare(configs[place])
+
+        def asked(place: int) -> Cell:
+            made[place].result()
+            if (following := place + jobs) < len(configs):
+                made[following].add_done_callback(partial(soon, following))
+            return ask(configs[place], cache_, again=again, stop=stop, pool=pool)
+
         try:
-            waiting: dict[Future[Cell], int] = {}
-            for place, config in enumerate(configs):
-                made = makers.submit(_make_overlay, config, cache_, again)
-                asked = runners.submit(_ask_after, made, config, cache_, again, stop)
-                waiting[asked] = place
-            yield from _as_they_end(waiting)
+            yield from _as_they_end({runners.submit(asked, n): n for n in range(len(configs))})
         except BaseException:
             stop.set()
-            for pool in (makers, runners):
-                pool.shutdown(wait=False, cancel_futures=True)
+            for executor in (makers, runners):
+                executor.shutdown(wait=False, cancel_futures=True)
+            pins.give_up()
             raise
 
 
@@ -169,31 +183,28 @@ def _as_they_end(waiting: Mapping[Future[Cell], int]) -> Iterator[tuple[int, Cel
 
 def room(config: RunConfig) -> int:
     """How many runs of a scenario this machine has room for at once."""
-    told, facts = catalog.scenario(config.scenario), machine.facts()
-    ranks = told.ranks_of(RELEASED)
-    if _lane(config) is Lane.GPU:
-        return max(1, len(facts["gpus"]) // ranks)
-    return max(1, facts["cpus"] // (ranks * config.launch.threads))
+    ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
+    return machine.room(_lane(config) or Lane.CPU, ranks, config.launch.threads)
 
 
-def _make_overlay(config: RunConfig, cache: Path, again: bool) -> None:
-    """Have the overlay ready; what hinders it, the run will meet again and tell."""
+def _make_overlay(config: RunConfig, cache: Path, again: bool) -> bool:
+    """Have the overlay ready; False where nothing has to be run, or what hinders it: the run will
+    meet that again and tell."""
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
         if again or _read(cache, _question(config, stack)) is None:
             with overlay.borrowed(stack, (), cache):
-                pass
-
-
-def _ask_after(
-    made: Future[None], config: RunConfig, cache: Path, again: bool, stop: threading.Event
-) -> Cell:
-    made.result()
-    return ask(config, cache, again=again, stop=stop)
+                return True
+    return False
 
 
 def ask(
-    config: RunConfig, cache: Path, *, again: bool = False, stop: threading.Event | None = None
+    config: RunConfig,
+    cache: Path,
+    *,
+    again: bool = False,
+    stop: threading.Event | None = None,
+    pool: Pool | None = None,
 ) -> Cell:
     """The answer of the release that ``config`` pins: the stored one, else by running it."""
     try:
@@ -201,7 +212,7 @@ def ask(
         stored = None if again else _read(cache, question)
         if stored:
             return replace(stored, stored=True)
-        result, folder = run(config, terminal(io.StringIO()), stop)
+        result, folder = run(config, terminal(io.StringIO()), stop, pool)
     except UserError:
         raise
     except HarnessError as error:
@@ -281,7 +292,8 @@ def _question(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
 @cache
 def code(scenario: str) -> str:
     """A digest of our own code that a scenario's answer depends on."""
-    ours = ("harness.trial.rank", "harness.trial.launch", "harness.trial.grade")
+    ours = ("harness.trial.rank", "harness.trial.launch", "harness.trial.grade",
+            "harness.trial.forkserver")  # fmt: skip
     return catalog.digest(catalog.places()[scenario], *ours)
 
 

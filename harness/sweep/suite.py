@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console
@@ -33,8 +34,10 @@ from harness.spec import (
     UserError,
     Verdict,
 )
+from harness.trial.ahead import ahead
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run
+from harness.trial.warm import SERVERS_A_RUN, Pool
 
 NOTES = "HARNESS_EXIT_CODES"
 """Names the folder where each job of a command notes its exit code: a multirun's launcher may run
@@ -100,13 +103,22 @@ def _side_by_side(configs: Sequence[RunConfig], console: Console) -> Iterator[Do
     """Run the widest first, as many at once as ``jobs`` or the GPUs allow; yields as they end."""
     jobs = _jobs(configs)
     if jobs == 1:
-        yield from (_run_one(c, console, threading.Event()) for c in _widest_first(configs))
+        yield from _one_by_one(_widest_first(configs), console)
         return
     with started(configs) as running:
         for future in as_completed(running.values()):
             block, done = future.result()
             console.print(block, end="")
             yield done
+
+
+def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
+    """Run one after another; the next one is prepared meanwhile."""
+    with Pool() as pool, ahead(pool) as prepare:
+        for config, following in zip_longest(configs, configs[1:]):
+            if following:
+                prepare(following)
+            yield _run_one(config, console, threading.Event(), pool)
 
 
 @contextmanager
@@ -116,13 +128,16 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
     A future holds what the run printed and how it ended. The widest are started first, as many at
     once as ``jobs`` or the GPUs allow; leaving the context ends those that still run.
     """
-    stop = threading.Event()
-    with ThreadPoolExecutor(_jobs(configs)) as pool:
+    stop, jobs = threading.Event(), _jobs(configs)
+    with Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool, ThreadPoolExecutor(jobs) as runners:
         try:
-            yield {c.scenario: pool.submit(_run_in_block, c, stop) for c in _widest_first(configs)}
+            yield {
+                config.scenario: runners.submit(_run_in_block, config, stop, pool)
+                for config in _widest_first(configs)
+            }
         finally:
             stop.set()
-            pool.shutdown(cancel_futures=True)
+            runners.shutdown(cancel_futures=True)
 
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
@@ -142,17 +157,17 @@ def _width(config: RunConfig) -> int:
     return max(told.ranks_of(variant) for variant in config.variants)
 
 
-def _run_in_block(config: RunConfig, stop: threading.Event) -> tuple[str, Done]:
+def _run_in_block(config: RunConfig, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
     """Run one scenario with its output kept together, to be printed when it is over."""
     block = io.StringIO()
-    done = _run_one(config, terminal(block), stop)
+    done = _run_one(config, terminal(block), stop, pool)
     return block.getvalue(), done
 
 
-def _run_one(config: RunConfig, console: Console, stop: threading.Event) -> Done:
+def _run_one(config: RunConfig, console: Console, stop: threading.Event, pool: Pool) -> Done:
     started = time.monotonic()
     try:
-        result, folder = run(config, console, stop)
+        result, folder = run(config, console, stop, pool)
     except UserError:
         raise
     except Exception as error:  # a fault of one scenario, or of the machine, is not the others'

@@ -5,11 +5,20 @@ Takes torchrun's own arguments.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from harness.trial import orphans
 
-if __name__ == "__main__":
+
+def main(arguments: Sequence[str]) -> None:
+    """Return in a child of this process, when torchrun has ended in it."""
     orphans.keep()
 
-    from torch.distributed.run import main
+    from torch.distributed.run import main as torchrun
 
-    main()
+    torchrun(list(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

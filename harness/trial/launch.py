@@ -16,23 +16,23 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 import psutil
 
 from harness.files import ROOT
 from harness.spec import Inconclusive, Lane
 from harness.trial import orphans
+from harness.trial.members import TOKEN, end_all, hearing, new_token
 from harness.trial.records import Exit, Identity, write_exit
+from harness.trial.warm import Forked, Server
 
-TOKEN = "HARNESS_TRIAL"
-"""The environment variable by which a trial's processes are found again, whoever their parent is:
-torchrun gives each rank a session of its own, so ending its process group alone leaves them."""
+RANK = Path(__file__).with_name("rank.py")
+RANK_MODULE = "harness.trial.rank"
 
 NOT_INHERITED = re.compile(
     r"PYTHON(?!UTF8|IOENCODING)|TORCHELASTIC_|PET_|TORCH_NCCL_ASYNC|DS_|"
@@ -48,45 +48,66 @@ and NCCL's watchdog aborts a rank when another is gone."""
 
 STACK_SECONDS = 2.0
 POLL_SECONDS = 0.05
+MONITOR_SECONDS = 0.02
+"""How often torchrun looks at its ranks."""
+
+
+class Process(Protocol):
+    """A trial's torchrun, as far as a launch has to do with it."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a trial's processes run: what they see of the machine, and what they may use of it."""
+
+    lane: Lane
+    site: Path
+    """The overlay's site-packages."""
+    extensions: Path
+    """Where ranks keep what they compile."""
+    threads: int
+    devices: tuple[str, ...] = ()
+    """The numbers of the GPUs, in the order of the PCI bus; none: those that are visible."""
 
 
 def launch(
     run_folder: Path,
     of: Identity,
+    around: Surroundings,
     *,
-    lane: Lane,
-    site: Path,
-    extensions: Path,
     timeout: float,
-    threads: int,
-    devices: Sequence[str] = (),
     tick: Callable[[], None] = lambda: None,
+    server: Server | None = None,
 ) -> Exit:
     """Run an act of a trial to its end and write its exit.json.
 
-    ``timeout`` is in seconds; ``devices`` are the numbers of the GPUs to use, in the order of the
-    PCI bus, empty for those that are visible; ``tick`` is called about twenty times a second
-    meanwhile. Raises KeyboardInterrupt through, after everything was ended, and Inconclusive where
-    the trial's folder was taken away.
+    ``timeout`` is in seconds; ``tick`` is called about twenty times a second meanwhile. With a
+    server the trial is forked from it, else it is a torchrun of its own. Raises KeyboardInterrupt
+    through, after everything was ended, and Inconclusive where the trial's folder was taken away.
     """
-    folder, token = run_folder / of.variant / of.act, uuid.uuid4().hex
-    environment = rank_environment(lane, site, extensions, threads, devices) | {TOKEN: token}
-    command = torchrun(run_folder, of.variant, of.world_size, of.act)
+    folder, token = run_folder / of.variant / of.act, new_token()
+    environment = {**rank_environment(around), TOKEN: token}
+    arguments = torchrun(run_folder, of, forked=server is not None)
     started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
+    process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            timed_out = not _wait(process, started + timeout, folder, tick)
-        code = process.poll()
+            start = server.start if server else cold
+            process = start(folder, environment, arguments, log)
+        code = _wait(process, started + timeout, folder, of.world_size, tick)
         ended = replace(
-            ended, interrupted=False, timed_out=timed_out, code=-9 if code is None else code
+            ended, interrupted=False, timed_out=code is None, code=-9 if code is None else code
         )
     finally:
         with _undisturbed():
+            if isinstance(process, Forked):
+                process.give_up()
+                ended = replace(ended, preloaded=process.seconds)
             ended = _cleaned_up(ended, token, folder)
             ended = replace(ended, seconds=time.monotonic() - started)
             if folder.is_dir():
@@ -94,13 +115,28 @@ def launch(
     return ended
 
 
-def torchrun(run_folder: Path, variant: str, ranks: int, act: str = "") -> list[str]:
-    """The command line of one trial, or of one act of it."""
-    logs = run_folder / variant / act / "elastic"
+def cold(
+    folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
+) -> subprocess.Popen[bytes]:
+    """Start a torchrun of a trial's own, in an interpreter of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness.trial.agent", *arguments], env=environment, cwd=folder,
+        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[str]:
+    """The arguments of torchrun for an act of a trial.
+
+    Forked ranks run our module as a function, as torchrun does with ``--run-path``; those of a cold
+    launch are interpreters of their own.
+    """
+    logs = run_folder / of.variant / of.act / "elastic"
+    how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
-        sys.executable, "-m", "harness.trial.agent", "--standalone", f"--nproc-per-node={ranks}",
-        "--max-restarts=0", f"--log-dir={logs}", "--redirects=3",
-        "-m", "harness.trial.rank", str(run_folder), variant, act,
+        "--standalone", f"--nproc-per-node={of.world_size}", "--max-restarts=0",
+        f"--monitor-interval={MONITOR_SECONDS}", f"--log-dir={logs}", "--redirects=3",
+        *how, str(run_folder), of.variant, of.act,
     ]  # fmt: skip
 
 
@@ -115,44 +151,49 @@ def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
     return replace(ended, survivors=survivors, failure=_failure(folder))
 
 
-def rank_environment(
-    lane: Lane, site: Path, extensions: Path, threads: int, devices: Sequence[str] = ()
-) -> dict[str, str]:
+def rank_environment(around: Surroundings) -> dict[str, str]:
     """The environment of torchrun and its ranks; the Python path is built here, not inherited."""
     kept = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
     made = {
-        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(around.site), str(ROOT)]),
         "PYTHONDONTWRITEBYTECODE": "1",  # an overlay is immutable
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(around.threads),
         "USE_FLAX": "0",  # transformers imports the JAX and TensorFlow that it finds installed
         "USE_TF": "0",
-        "DS_ACCELERATOR": "cuda" if lane is Lane.GPU else "cpu",
-        "TORCH_EXTENSIONS_DIR": str(extensions),
+        "DS_ACCELERATOR": "cuda" if around.lane is Lane.GPU else "cpu",
+        "TORCH_EXTENSIONS_DIR": str(around.extensions),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to count GPUs must not begin CUDA: it bears no fork
         "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
         orphans.PARENT: str(os.getpid()),
     }
-    if lane is Lane.CPU or devices:
+    if around.lane is Lane.CPU or around.devices:
         made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         # Numbers, not UUIDs: DeepSpeed 0.19 reads this variable, and takes nothing else.
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(around.devices)
     return kept | made
 
 
 def _wait(
-    process: subprocess.Popen[bytes], deadline: float, folder: Path, tick: Callable[[], None]
-) -> bool:
-    """Wait for torchrun; False if the deadline, of the monotonic clock, came first."""
+    process: Process, deadline: float, folder: Path, ranks: int, tick: Callable[[], None]
+) -> int | None:
+    """Wait for torchrun; its exit code, or None if the deadline came first: the clock's is one that
+    nobody sets."""
     while time.monotonic() < deadline:
-        try:
-            process.wait(POLL_SECONDS)
-            return True
-        except subprocess.TimeoutExpired:
-            tick()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_SECONDS)
+        tick()
+        if isinstance(process, Forked) and _started(folder) == ranks and process.deserted(ranks):
+            return 0  # what they left behind says whether they were done
         if not folder.is_dir():  # what is written there proves nothing any more
             raise Inconclusive(f"{folder} was taken away while its trial ran")
-    return False
+    return process.poll()
+
+
+def _started(folder: Path) -> int:
+    """How many ranks torchrun has made a folder for, which it does right before it starts them."""
+    return len(list(folder.glob("elastic/*/attempt_0/*")))
 
 
 @contextmanager
@@ -174,50 +215,18 @@ def _undisturbed() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def members(token: str) -> list[psutil.Process]:
-    """Every living process of a trial, found by its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get(TOKEN) == token
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue  # gone meanwhile, or somebody else's
-    return found
-
-
 def _ask_for_stacks(token: str, folder: Path) -> None:
     """Have every rank that set up its handler dump its stack, and give it time to."""
     waiting = set(folder.glob("stack_rank_*.txt"))
     if not waiting:
         return
-    for process in members(token):
-        try:
-            words = process.cmdline()
-            if "harness.trial.rank" in words and "harness.trial.agent" not in words:
-                process.send_signal(signal.SIGUSR1)
-        except psutil.Error:
-            continue  # it went by itself
+    for process in hearing(token, signal.SIGUSR1):
+        with suppress(psutil.Error):  # it went by itself
+            process.send_signal(signal.SIGUSR1)
     deadline = time.monotonic() + STACK_SECONDS
     while waiting and time.monotonic() < deadline:
         waiting = {path for path in waiting if not path.stat().st_size}
         time.sleep(POLL_SECONDS)
-
-
-def end_all(token: str) -> tuple[int, ...]:
-    """Kill every process of a trial; the ids of those that are still there five seconds later."""
-    deadline = time.monotonic() + 5
-    while living := members(token):
-        for process in living:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue  # it went by itself
-        psutil.wait_procs(living, timeout=1)
-        if time.monotonic() > deadline:
-            break
-    return tuple(process.pid for process in living)
 
 
 def _flatten_logs(folder: Path) -> None:

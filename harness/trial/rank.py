@@ -1,29 +1,31 @@
 """What one rank does: read run.json, set up, call the scenario, write records, leave.
 
-Started by torchrun as ``python -m harness.trial.rank RUN VARIANT ACT``. It never sees Hydra, and it
-imports torch and upstream itself, so that the time each takes can be recorded.
+Started by torchrun: in a cold launch as ``python -m harness.trial.rank RUN VARIANT ACT``, and then
+it imports torch and upstream itself; else as a function, in a process that was forked from one that
+has imported them (see ``forkserver``). It never sees Hydra.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import gc
-import importlib
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
 from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
-from harness.trial import catalogued, code, orphans
+from harness.trial import catalogued, code, imports, orphans
 from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
-from harness.upstream import loaded, shims
+from harness.upstream import loaded
 from harness.upstream.overlay import INSTALLED
 
 STARTED = time.monotonic()
@@ -31,6 +33,9 @@ STARTED = time.monotonic()
 
 ORPHAN_GRACE = 60
 """Seconds past the deadline after which a rank ends itself, should its harness be gone."""
+
+FIRST_OF_ALL = 1 << 20
+"""The priority of what is done first when a forked process ends."""
 
 PEER_GRACE = 10
 """Seconds a rank waits, before it leaves, for the others to finish their records."""
@@ -51,10 +56,8 @@ def main(run_folder: Path, variant: str, act: str) -> None:
     context.seconds["torch"] = time.monotonic() - STARTED
     recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
-        uses = shims.install(trial["shims"])
-        for module in trial["modules"].values():
-            importlib.import_module(module)
-    _settle()
+        uses = imports.upstream(tuple(trial["shims"]), tuple(trial["modules"].values()))
+    _seed(context.seed)
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
     recorder.record("upstream", **_upstream(run_folder, trial))
@@ -79,8 +82,20 @@ def _set_up_torch(context: Context) -> None:
         context.device = torch.device("cuda", local)
     else:
         context.device = torch.device("cpu")
-    random.seed(context.seed)
-    torch.manual_seed(context.seed)
+
+
+def _seed(seed: int) -> None:
+    """Seed what the training draws from, once all is imported: whatever imports have drawn.
+
+    numpy is not ours to seed; but of ranks that were forked, each gets a state of its own, as in
+    interpreters of their own.
+    """
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
 
 
 def _environment(lane: Lane) -> dict[str, Any]:
@@ -96,13 +111,6 @@ def _environment(lane: Lane) -> dict[str, Any]:
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         facts["cuda"] = torch.version.cuda
     return facts
-
-
-def _settle() -> None:
-    # DeepSpeed collects garbage four times while it initialises, each time through every module
-    # that was imported. Nothing imported ever dies: set it aside.
-    gc.collect()
-    gc.freeze()
 
 
 def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
@@ -150,10 +158,30 @@ def leave(folder: Path) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def _leave_when_heard() -> None:
+    """End this process at once, when torchrun has heard from all ranks that they are done.
+
+    A forked rank has a return value to hand over, and torchrun lets it wait for the others.
+    """
+    util.Finalize(None, os._exit, args=(0,), exitpriority=FIRST_OF_ALL)
+
+
+def _be_a_rank() -> None:
+    """Undo what a forked process has inherited from torchrun: here signals end it, as they would
+    an interpreter of its own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     orphans.end_with_parent()
 
-    from torch.distributed.elastic.multiprocessing.errors import record
 
-    record(main)(Path(sys.argv[1]), *sys.argv[2:])
-    leave(Path(*sys.argv[1:]))
+if __name__ == "__main__":
+    _be_a_rank()
+    if multiprocessing.parent_process():  # forked: torch keeps the error of a function itself
+        with suppress(SystemExit):  # torchrun would wait for the value of a function for ever
+            main(Path(sys.argv[1]), *sys.argv[2:])
+        _leave_when_heard()
+    else:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        record(main)(Path(sys.argv[1]), *sys.argv[2:])
+        leave(Path(*sys.argv[1:]))

@@ -18,7 +18,7 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -30,6 +30,7 @@ from harness.facts.shapes import (
     SIZE,
     TEXT,
     WHOLE,
+    Shape,
     by_name,
     held,
     many,
@@ -169,6 +170,9 @@ class Exit:
     """The first failing rank, its exit code and its error's text, where torchrun knows."""
     survivors: tuple[int, ...] = ()
     """Process ids that would not end: always empty, or the machine is in trouble."""
+    preloaded: Mapping[str, float] = field(default_factory=dict)
+    """What its processes had imported before they were forked, ``torch`` and ``upstream``, with the
+    wall seconds that took, once for all that were forked there; nothing in a cold launch."""
 
     @staticmethod
     def read(folder: Path) -> Exit:
@@ -176,10 +180,10 @@ class Exit:
         return _exit(_exit_json(folder))
 
 
-EXIT = {
+EXIT: Mapping[str, Shape] = {
     "code": WHOLE, "seconds": SIZE, "timed_out": FLAG, "interrupted": FLAG,
     "failure": maybe(held({"rank": COUNT, "message": TEXT, "at": optional(NUMBER)})),
-    "survivors": many(COUNT),
+    "survivors": many(COUNT), "preloaded": optional(by_name(SIZE)),
     "of": held(IDENTITY), "records": by_name(TEXT),
 }  # fmt: skip
 

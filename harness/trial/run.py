@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,18 @@ from harness.report import (
     print_verdict,
     terminal,
 )
-from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, Unsupported
+from harness.spec import (
+    RELEASED,
+    Inconclusive,
+    Lane,
+    RunResult,
+    Scenario,
+    TrialResult,
+    Unsupported,
+)
 from harness.trial import catalogued, code, leftovers
 from harness.trial.grade import grade, grade_trial
-from harness.trial.launch import launch
+from harness.trial.launch import Surroundings, launch, rank_environment
 from harness.trial.records import (
     FORMAT,
     VERDICT_FILE,
@@ -40,6 +50,7 @@ from harness.trial.records import (
     last_record,
     write_json,
 )
+from harness.trial.warm import Pool, Server, Wanted
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import Overlay
 
@@ -55,7 +66,11 @@ class Job:
     progress: Progress
     kept: ExitStack
     """Holds the overlays until the run is over."""
+    pool: Pool
     stop: threading.Event
+    """Ends the run from outside."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Ends the trials that still run, when one of them has ended the run."""
     started: float = field(default_factory=time.monotonic)
     lane: Lane = Lane.CPU
     overlays: dict[str, Overlay] = field(default_factory=dict)
@@ -71,25 +86,45 @@ class Job:
 
 
 def run(
-    config: RunConfig, console: Console | None = None, stop: threading.Event | None = None
+    config: RunConfig,
+    console: Console | None = None,
+    stop: threading.Event | None = None,
+    pool: Pool | None = None,
 ) -> tuple[RunResult, Path]:
     """Run the variants that the config names; the result, and the run folder with the evidence.
 
-    Setting ``stop`` ends the run from another thread, as Ctrl-C does from the terminal. Raises
-    HarnessError where there is nothing to grade: a mistake of the user's, no room on the disk, no
-    network and no overlay.
+    Setting ``stop`` ends the run from another thread, as Ctrl-C does from the terminal. ``pool``
+    has the processes that this run may share with others of its command. Raises HarnessError where
+    there is nothing to grade: a mistake of the user's, no room on the disk, no network and no
+    overlay.
     """
-    console = console or terminal()
-    with ExitStack() as kept, Progress(console) as progress:
-        job = Job(
-            config, catalog.scenario(config.scenario), machine.cache_folder(), console, progress,
-            kept, stop or threading.Event(),
-        )  # fmt: skip
+    with _job(config, console or terminal(), pool, stop) as job:
         for name, step in STEPS:
             start = time.monotonic()
             step(job)
             job.seconds[name] = time.monotonic() - start
     return _judged(job), job.folder
+
+
+def prepared(config: RunConfig, pool: Pool) -> None:
+    """Have a run's overlays made, and the processes in ``pool`` that it needs started."""
+    with _job(config, terminal(io.StringIO()), pool) as job:
+        resolve(job)
+        prepare(job)
+
+
+@contextmanager
+def _job(
+    config: RunConfig,
+    console: Console,
+    pool: Pool | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[Job]:
+    with ExitStack() as kept, Progress(console) as progress:
+        yield Job(
+            config, catalog.scenario(config.scenario), machine.cache_folder(), console, progress,
+            kept, pool or kept.enter_context(Pool()), stop or threading.Event(),
+        )  # fmt: skip
 
 
 def resolve(job: Job) -> None:
@@ -146,6 +181,8 @@ def prepare(job: Job) -> None:
             job.overlays[variant] = job.kept.enter_context(lent)
         except Unsupported as error:
             job.refusals[variant] = str(error)
+    for variant in list(job.overlays)[: machine.cores()]:
+        _server(job, variant)  # it imports while the run goes on
 
 
 def hold(job: Job) -> None:
@@ -162,11 +199,8 @@ def write_down(job: Job) -> None:
         "scenario": config.scenario,
         "command": config.command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "lane": job.lane,
         "seed": config.seed,
-        "params": asdict(config.params),
-        "pins": _named(job),
-        "installed": config.installed,
+        **_asked(job),
         "launch": asdict(config.launch),
         "source": machine.source(),
         "machine": machine.facts(),
@@ -177,6 +211,15 @@ def write_down(job: Job) -> None:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
+
+
+def _asked(job: Job) -> dict[str, Any]:
+    """What the catalogue must know of a run to say what its trials are."""
+    config = job.config
+    return {
+        "lane": job.lane, "params": asdict(config.params), "pins": _named(job),
+        "installed": config.installed,
+    }  # fmt: skip
 
 
 def _named(job: Job) -> dict[str, str]:
@@ -217,21 +260,48 @@ def _watched(scenario: Scenario, variant: str, lent: Overlay) -> dict[str, str]:
 
 
 def launch_trials(job: Job) -> None:
-    """Run the trials one after another, each graded on the terminal as soon as it is over."""
-    with _devices(job) as devices:
-        for variant in job.record["trials"]:
-            if variant not in job.refusals:
-                _launch_acts(job, variant, devices)
-            result, _ = grade_trial(job.record, job.folder, variant)
-            print_trial(job.console, result)
-            print_failure(job.console, job.folder, result)
+    """Run the trials, as many at once as there is room for; each is graded as soon as it is over,
+    and told in the order in which they were asked."""
+    variants = list(job.record["trials"])
+    with ThreadPoolExecutor(_at_once(job), "trial") as workers:
+        ended = [workers.submit(_launched, job, variant) for variant in variants]
+        try:
+            for trial in ended:
+                result = trial.result()
+                print_trial(job.console, result)
+                print_failure(job.console, job.folder, result)
+        except BaseException:
+            job.ended.set()
+            workers.shutdown(cancel_futures=True)
+            raise
+
+
+def _at_once(job: Job) -> int:
+    """How many trials there is room for at once: by their ranks, on the GPUs or the cores."""
+    runnable = _runnable(job)
+    if not runnable:
+        return 1
+    most = max(job.scenario.ranks_of(variant) for variant in runnable)
+    room = machine.room(job.lane, most, job.config.launch.threads)
+    return min(room, len(runnable))
+
+
+def _runnable(job: Job) -> list[str]:
+    return [variant for variant in job.config.variants if variant not in job.refusals]
+
+
+def _launched(job: Job, variant: str) -> TrialResult:
+    """Run a trial to its end, unless this machine cannot, and grade it."""
+    if variant not in job.refusals:
+        with _devices(job, variant) as devices:
+            _launch_acts(job, variant, devices)
+    return grade_trial(job.record, job.folder, variant)[0]
 
 
 @contextmanager
-def _devices(job: Job) -> Iterator[list[str]]:
-    """The numbers of the GPUs that are this run's alone while it lasts; none on the CPU lane."""
-    runnable = [v for v in job.config.variants if v not in job.refusals]
-    if job.lane is Lane.CPU or not runnable:
+def _devices(job: Job, variant: str) -> Iterator[list[str]]:
+    """The numbers of the GPUs that are a trial's alone while it lasts; none on the CPU lane."""
+    if job.lane is Lane.CPU:
         yield []
         return
 
@@ -239,8 +309,8 @@ def _devices(job: Job) -> Iterator[list[str]]:
         _say(job, "waiting for GPUs that another run is using")
         time.sleep(0.2)
 
-    most = max(job.scenario.ranks_of(v) for v in runnable)
-    with machine.leased(most, machine.own_place(job.cache, "gpus"), wait) as lent:
+    ranks = job.scenario.ranks_of(variant)
+    with machine.leased(ranks, machine.own_place(job.cache, "gpus"), wait) as lent:
         yield [gpu.number for gpu in lent]
 
 
@@ -250,18 +320,35 @@ def _launch_acts(job: Job, variant: str, devices: Sequence[str]) -> None:
     for act in job.record["trials"][variant]["acts"]:
         of = Identity.of(job.record, variant, act)
         ended = launch(
-            job.folder, of, lane=job.lane, site=lent.site, extensions=_extensions(job, variant),
-            timeout=job.config.launch.timeout, threads=job.config.launch.threads, devices=devices,
-            tick=_ticker(job, variant, act),
+            job.folder, of, replace(_around(job, variant), devices=tuple(devices)),
+            timeout=job.config.launch.timeout, tick=_ticker(job, variant, act),
+            server=_server(job, variant),
         )  # fmt: skip
         if ended.code or ended.timed_out:
             return
         code.note(job.folder, of, lent.as_made)
 
 
-def _extensions(job: Job, variant: str) -> Path:
-    """Where ranks keep what they compile: a folder for each stack, as they break each other's."""
-    return machine.own_place(job.cache, "extensions") / job.overlays[variant].key
+def _around(job: Job, variant: str) -> Surroundings:
+    """What a variant's processes see of the machine, but for the GPUs that are leased for them.
+
+    Each stack has a folder for what it compiles, as they break each other's.
+    """
+    lent = job.overlays[variant]
+    extensions = machine.own_place(job.cache, "extensions") / lent.key
+    return Surroundings(job.lane, lent.site, extensions, job.config.launch.threads)
+
+
+def _server(job: Job, variant: str) -> Server | None:
+    """The process to fork a variant's trial from; None where each is to be a launch of its own."""
+    if not job.config.launch.warm:
+        return None
+    trial = catalogued.trial(job.config.scenario, variant, _asked(job))
+    wanted = Wanted(
+        rank_environment(_around(job, variant)), tuple(trial["shims"]),
+        tuple(trial["modules"].values()), catalog.places()[job.config.scenario],
+    )  # fmt: skip
+    return job.pool.server(wanted)
 
 
 def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
@@ -274,7 +361,7 @@ def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
 
 
 def _say(job: Job, what: str, detail: str = "") -> None:
-    if job.stop.is_set():
+    if job.stop.is_set() or job.ended.is_set():
         raise KeyboardInterrupt
     job.progress.say(what, detail)
 

@@ -365,13 +365,31 @@ def _uv(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> s
 
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, DS_BUILD_OPS="0", PYTHONPATH=path)
-    done = subprocess.run(
-        [find_uv_bin(), *arguments],
-        input=stdin, capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise _explained(done.stderr, pins)
-    return done.stdout
+    with subprocess.Popen(
+        [find_uv_bin(), *arguments], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        _running.add(process)
+        try:
+            out, complaints = process.communicate(stdin)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.discard(process)
+    if process.returncode:
+        raise _explained(complaints, pins)
+    return out
+
+
+_running: set[subprocess.Popen[str]] = set()
+"""What uv is doing just now, in whatever thread."""
+
+
+def give_up() -> None:
+    """End what uv is doing in other threads: who waits for it there is told that it failed."""
+    for process in list(_running):
+        process.kill()
 
 
 def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:

@@ -11,20 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rich.console import Console
 
 from harness import catalog, config
 from harness.config import RunConfig
 from harness.report import table, terminal
-from harness.spec import BUGGY, FIXED, ExitCode, Outcome, RunResult, TrialResult, UserError, Verdict
+from harness.spec import (
+    BUGGY,
+    FIXED,
+    ExitCode,
+    HarnessError,
+    Outcome,
+    RunResult,
+    TrialResult,
+    UserError,
+    Verdict,
+)
 from harness.trial.grade import grade_trial, run_of
+from harness.trial.records import read_records
 from harness.trial.run import run
+from harness.trial.warm import Pool
 from harness.verbs import Arguments, pages
 
 REPEATS = 3
+ITS_OWN = ("run", "run_json", "pid", "seconds", "ended")
+"""What no two runs have in common."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +61,15 @@ def main(arguments: list[str]) -> int:
 def admit(words: Sequence[str]) -> int:
     """Run a scenario often enough to judge it and print each gate; 0 if it may come in."""
     first, console = _config(words), terminal()
-    runs = [run(each, console) for each in _repeats(first)]
+    with Pool() as pool:
+        runs = [run(each, console, pool=pool) for each in _repeats(first)]
+        other = run(_narrow(replace(first, seed=first.seed + 1)), console, pool=pool)[0]
     repeats = [result for result, _ in runs]
     if repeats[0].verdict is Verdict.UNSUPPORTED:
         console.print(f"{first.scenario}: cannot be judged on this machine")
         return ExitCode.UNSUPPORTED
-    other = run(_narrow(replace(first, seed=first.seed + 1)), console)[0]
-    found = [*gates(first.scenario, repeats, other), claimed(runs[0][1])]
+    folders = [folder for _, folder in runs]
+    found = [*gates(first.scenario, repeats, other), claimed(folders[0]), recorded_alike(folders)]
     _tell(console, first.scenario, found)
     passed = all(gate.passed for gate in found)
     return ExitCode.AS_EXPECTED if passed else ExitCode.NOT_AS_EXPECTED
@@ -69,10 +87,11 @@ def _config(words: Sequence[str]) -> RunConfig:
 
 
 def _repeats(first: RunConfig) -> Iterator[RunConfig]:
-    """All variants once, then buggy and fixed alone."""
+    """All variants once, then buggy and fixed alone: the last time by a launch of their own."""
     yield first
-    for _ in range(REPEATS - 1):
+    for _ in range(REPEATS - 2):
         yield _narrow(first)
+    yield replace(_narrow(first), launch=replace(first.launch, warm=False))
 
 
 def _narrow(asked: RunConfig) -> RunConfig:
@@ -117,6 +136,39 @@ def claimed(folder: Path) -> Gate:
     result, _ = grade_trial(told, folder, BUGGY, silent)
     name = "with detect silenced, buggy would be clean: its trigger was exercised"
     return Gate(name, result.outcome is Outcome.CLEAN, result.reason)
+
+
+def recorded_alike(folders: Sequence[Path]) -> Gate:
+    """Whether a cold launch, the last run, has recorded what the forked ones before it have.
+
+    But for times, and the names of processes and runs. Where the forked ones do not agree among
+    themselves, a scenario is not the same twice, and a cold launch cannot be held against it.
+    """
+    name = "a cold launch records the same as a forked one, bit by bit"
+    try:
+        first, *others, cold = map(_facts, folders)
+    except HarnessError as error:
+        return Gate(name, False, str(error))
+    if any(other != first for other in others):
+        return Gate(name, True, "cannot be said: it does not record the same twice")
+    differ = [pair for pair in zip_longest(first, cold) if pair[0] != pair[1]]
+    if differ:
+        ours, theirs = differ[0]
+        return Gate(name, False, f"{len(differ)} records differ; forked {ours}, cold {theirs}")
+    return Gate(name, True, f"{len(cold)} records")
+
+
+def _facts(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks of buggy and fixed have recorded that must be the same in every run."""
+    told = run_of(folder)
+    found = []
+    for variant in (BUGGY, FIXED):
+        trial = told["trials"][variant]
+        for act in trial["acts"]:
+            records = read_records(folder / variant / act, trial["ranks"])
+            written = (record for rank in records.ranks for record in records.by_rank[rank])
+            found += [{k: v for k, v in record.items() if k not in ITS_OWN} for record in written]
+    return found
 
 
 def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:

@@ -1,83 +1,81 @@
-"""where a run's time goes, printed as a table; asserts nothing"""
+"""where the time of a run goes, printed as tables; asserts nothing
+
+    python -m harness bench
+    python -m harness bench fp16_overflow --rounds 5
+    python -m harness bench --all
+
+A run whose trials are forked from processes that have imported, beside the same run with a torchrun
+of its own for each trial, by turns; --all adds what takes minutes: all scenarios, and a sweep.
+"""
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.machine import cache_folder, own_place
+from harness.machine import cache_folder
 from harness.report import table, terminal
-from harness.spec import BUGGY, FIXED, ExitCode, Lane, Scenario
-from harness.trial.launch import rank_environment, torchrun
-from harness.trial.records import RUN_FILE, VERDICT_FILE, read_json, write_json
+from harness.spec import BUGGY, ExitCode, Inconclusive, Scenario
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.upstream import overlay, pins
 from harness.verbs import Arguments
 
-PHASES = {
-    "start": "torchrun and interpreter",
-    "torch": "import torch",
-    "upstream": "import upstream",
-    "init": "init",
-    "steps": "steps",
-    "check": "check",
-}
+STARTING = {"start": "torchrun and interpreter", "torch": "import torch"}
+"""What a launch costs, whatever is launched."""
+
+OWN = {"upstream": "import upstream", "init": "init", "steps": "steps", "check": "check"}
+"""What a rank has to do in any case; scenarios of several acts name others."""
+
+HOW = {"forked": "launch.warm=true", "cold": "launch.warm=false"}
+SWEEP = ["matrix", "scenario=bf16_clip", "pins.deepspeed=0.15:0.19:minor", "--again"]
+VERBS = [["list"], ["--help"]]
 
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="?", default="bf16_clip", choices=catalog.names())
     parser.add_argument("--rounds", type=int, default=3, help="runs to take the median of")
+    parser.add_argument("--all", action="store_true", help="all scenarios, and a sweep, as well")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
+        _print_commands("the command line", VERBS, options.rounds, Path(folder))
+        if options.all:
+            _print_commands("many runs", [["run", "scenario=all"], SWEEP], 1, Path(folder))
     return ExitCode.AS_EXPECTED
 
 
 def measure(name: str, rounds: int, folder: Path) -> None:
-    """Run a scenario warm ``rounds`` times, each beside the bare torchrun of the same ranks."""
-    cold = _overlay_seconds(catalog.scenario(name), folder / "cold")
-    _run(name, folder / "first")  # makes the overlays, and brings them into the page cache
-    runs, walls, bare = [], [], []
+    """Run a scenario ``rounds`` times each way, by turns, and print where the time went."""
+    made = _overlay_seconds(catalog.scenario(name), folder / "cache")
+    _run(name, folder / "first", [])  # makes the overlays, and brings them into the page cache
+    walls: dict[str, list[float]] = {how: [] for how in HOW}
+    runs: dict[str, list[Path]] = {how: [] for how in HOW}
     for number in range(rounds):
-        seconds, run_folder = _timed(partial(_run, name, folder / str(number)))
-        walls.append(seconds)
-        runs.append(run_folder)
-        bare.append(sum(_bare(run_folder, variant) for variant in (BUGGY, FIXED)))
-    _print_parts(name, [read_json(run / VERDICT_FILE) for run in runs], cold)
-    _print_share(walls, bare)
+        for how, word in HOW.items():
+            seconds, run = _timed(partial(_run, name, folder / f"{how}{number}", [word]))
+            walls[how].append(seconds)
+            runs[how].append(run)
+    _print_parts(name, walls, runs, made)
 
 
-def _run(name: str, runs: Path) -> Path:
-    command = [sys.executable, "-m", "harness", "run", f"scenario={name}", f"runs={runs}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def _run(name: str, runs: Path, words: Sequence[str]) -> Path:
+    _harness("run", f"scenario={name}", f"runs={runs}", *words)
     return next(path.parent for path in runs.glob(f"*/{RUN_FILE}"))
 
 
-def _bare(run_folder: Path, variant: str) -> float:
-    """The wall seconds of torchrun alone on a trial's ranks, in a copy of its run folder."""
-    run = read_json(run_folder / RUN_FILE)
-    trial = run["trials"][variant]
-    copy = run_folder.with_name(f"bare-{variant}")
-    (copy / variant).mkdir(parents=True)
-    write_json(copy / RUN_FILE, run)
-    site = Path(trial["overlay"]["site"])
-    extensions = own_place(cache_folder(), "extensions") / trial["overlay"]["key"]
-    environment = rank_environment(Lane(run["lane"]), site, extensions, run["launch"]["threads"])
-    command = torchrun(copy, variant, trial["ranks"])
-    seconds, _ = _timed(
-        lambda: subprocess.run(command, env=environment, check=True, capture_output=True)
-    )
-    shutil.rmtree(copy)
-    return seconds
+def _harness(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "harness", *words], stdout=subprocess.DEVNULL)
+    if done.returncode not in (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE):
+        raise Inconclusive(f"{' '.join(words)} ended with exit code {done.returncode}")
 
 
 def _overlay_seconds(told: Scenario, cache: Path) -> dict[str, float]:
@@ -89,7 +87,7 @@ def _overlay_seconds(told: Scenario, cache: Path) -> dict[str, float]:
         with overlay.borrowed(stack, defects, cache):
             pass
 
-    return {"cold": _timed(borrow)[0], "warm": _timed(borrow)[0]}
+    return {"made": _timed(borrow)[0], "checked": _timed(borrow)[0]}
 
 
 def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
@@ -98,32 +96,52 @@ def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def _print_parts(name: str, verdicts: list[dict[str, Any]], cold: dict[str, float]) -> None:
-    rows = [
-        ["resolve", _median([v["seconds"]["resolve"] for v in verdicts])],
-        ["overlay, cold", f"{cold['cold']:.3f}"],
-        ["overlay, warm", f"{cold['warm']:.3f}"],
+def _print_parts(
+    name: str, walls: dict[str, list[float]], runs: dict[str, list[Path]], made: dict[str, float]
+) -> None:
+    parts = {how: [_parts(run) for run in of] for how, of in runs.items()}
+    names = list(dict.fromkeys(part for told in parts.values() for one in told for part in one))
+    rows = [["the whole command", *(_median(walls[how]) for how in HOW)]]
+    rows += [
+        [part, *(_median([one.get(part, 0.0) for one in parts[how]]) for how in HOW)]
+        for part in names
     ]
-    trials = [trial for verdict in verdicts for trial in verdict["trials"]]
-    for phase, label in PHASES.items():
-        rows.append([f"{label}, a trial", _median([t["phases"].get(phase, 0.0) for t in trials])])
-    leaving = [t["seconds"] - sum(t["phases"].values()) for t in trials]
-    rows.append(["leave, a trial", _median(leaving)])
-    rows.append(["a trial in all", _median([t["seconds"] for t in trials])])
-    rows.append(["grade", _median([v["seconds"]["grade"] for v in verdicts])])
-    terminal().print(table(f"{name}: wall seconds, median", ["part", "seconds"], rows))
+    rows.append(["an overlay, made anew", f"{made['made']:.3f}", ""])
+    rows.append(["an overlay, checked", f"{made['checked']:.3f}", ""])
+    title = f"{name}: wall seconds, median of {len(walls['cold'])}"
+    terminal().print(table(title, ["", *HOW], rows))
+
+
+def _parts(run: Path) -> dict[str, float]:
+    """Where a run's time went: of the run, of its trials together, and of all that they did."""
+    verdict = read_json(run / VERDICT_FILE)
+    trials = verdict["trials"]
+    once = [read_json(file)["preloaded"] for file in sorted(run.rglob(EXIT_FILE))]
+    parts = {f"  {step}": verdict["seconds"][step] for step in ("resolve", "overlay", "launch")}
+    parts["  grade"] = verdict["seconds"]["grade"]
+    phases: dict[str, float] = {}
+    for trial in trials:
+        for phase, seconds in trial["phases"].items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+    for phase in ("torch", "upstream"):
+        phases[phase] = phases.get(phase, 0.0) + sum({s[phase] for s in once if phase in s})
+    for phase in phases:
+        parts[f"  all trials: {STARTING.get(phase) or OWN.get(phase) or phase}"] = phases[phase]
+    own = sum(seconds for phase, seconds in phases.items() if phase not in STARTING)
+    parts["launch over the ranks' own work"] = verdict["seconds"]["launch"] / own
+    return parts
+
+
+def _print_commands(
+    title: str, commands: Sequence[Sequence[str]], rounds: int, folder: Path
+) -> None:
+    rows = []
+    for number, words in enumerate(commands):
+        runs = [] if words in VERBS else [f"runs={folder / str(number)}"]
+        seconds = [_timed(partial(_harness, *words, *runs))[0] for _ in range(rounds)]
+        rows.append([" ".join(words), _median(seconds)])
+    terminal().print(table(f"\n{title}: wall seconds, median of {rounds}", ["", "seconds"], rows))
 
 
 def _median(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.3f}"
-
-
-def _print_share(walls: list[float], bare: list[float]) -> None:
-    own = statistics.median(w - b for w, b in zip(walls, bare, strict=True))
-    whole = statistics.median(walls)
-    rows = [
-        ["the whole command, both variants", f"{whole:.2f}"],
-        ["bare torchrun of the same ranks", f"{statistics.median(bare):.2f}"],
-        ["the harness's own share", f"{own:.2f} ({100 * own / whole:.1f} %)"],
-    ]
-    terminal().print(table("\nbeside bare torchrun", ["", "seconds"], rows))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import io
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -26,8 +28,9 @@ from harness.machine import cache_folder
 from harness.report import Progress, table, terminal
 from harness.spec import RELEASED, ExitCode, HarnessError, Scenario, UserError
 from harness.sweep import affected
-from harness.sweep.cells import ANSWERS, Answer, Cell, ask
+from harness.sweep.cells import ANSWERS, Answer, Cell, ask, room
 from harness.trial.run import run
+from harness.trial.warm import Pool
 from harness.upstream import overlay, pins
 from harness.verbs import Arguments
 from harness.verbs.matrix import short
@@ -83,11 +86,8 @@ def _checked(
 ) -> int:
     configs = _configs(words)
     wanted = _required(requirements, console) if requirements else None
-    found = []
     with Progress(console) as progress:
-        for each in configs:
-            progress.say(f"checking {each.scenario}")
-            found.append(checked(each, wanted))
+        found = _side_by_side(configs, wanted, progress)
     lost = {} if _named(words) else catalog.broken()
     _tell(console, [*found, *(Checked(name, UNKNOWN, "", why) for name, why in lost.items())])
     answers = {one.answer for one in found}
@@ -95,6 +95,26 @@ def _checked(
         return ExitCode.NOT_AS_EXPECTED
     unclear = lost or (strict and UNKNOWN in answers)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
+
+
+def _side_by_side(
+    configs: Sequence[RunConfig], wanted: Mapping[str, str] | None, progress: Progress
+) -> list[Checked]:
+    """The answers of all scenarios, as many asked at once as there is room for."""
+    stop = threading.Event()
+
+    def answer(each: RunConfig) -> Checked:
+        progress.say(f"checking {each.scenario}")
+        return checked(each, wanted, stop, pool)
+
+    with Pool() as pool, ThreadPoolExecutor(min(map(room, configs)), "check") as workers:
+        try:
+            return list(workers.map(answer, configs))
+        except BaseException:
+            stop.set()
+            pins.give_up()
+            workers.shutdown(cancel_futures=True)
+            raise
 
 
 def _configs(words: Sequence[str]) -> list[RunConfig]:
@@ -112,7 +132,12 @@ def _named(words: Sequence[str]) -> list[str]:
     return [word for word in words if word.startswith("scenario=") and word != "scenario=all"]
 
 
-def checked(asked: RunConfig, wanted: Mapping[str, str] | None = None) -> Checked:
+def checked(
+    asked: RunConfig,
+    wanted: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+    pool: Pool | None = None,
+) -> Checked:
     """The answer for one scenario, of the installed packages or of those ``wanted``."""
     told = catalog.scenario(asked.scenario)
     have = _versions(told) if wanted is None else {n: wanted[n] for n in told.pins if n in wanted}
@@ -123,7 +148,8 @@ def checked(asked: RunConfig, wanted: Mapping[str, str] | None = None) -> Checke
     if not pins.covers(told, have):
         why = f"{told.subject} {have[told.subject]}: this is about {told.releases}"
         return Checked(asked.scenario, str(Answer.NOT_AFFECTED), "", why)
-    answer, why = _ran(asked, have) if wanted is None else _ran_on(asked, have)
+    how = _ran if wanted is None else _ran_on
+    answer, why = how(asked, have, stop, pool)
     releases = ", ".join(f"{name} {version}" for name, version in have.items()) or "torch"
     if answer.certain:
         return Checked(asked.scenario, str(answer), "ran", f"{releases}: {why}")
@@ -141,7 +167,9 @@ def _versions(told: Scenario) -> dict[str, str]:
     return found
 
 
-def _ran(asked: RunConfig, have: Mapping[str, str]) -> tuple[Answer, str]:
+def _ran(
+    asked: RunConfig, have: Mapping[str, str], stop: threading.Event | None, pool: Pool | None
+) -> tuple[Answer, str]:
     """What a run on the installed packages says."""
     told = catalog.scenario(asked.scenario)
     missing = [name for name in told.pins if name not in have]
@@ -149,17 +177,19 @@ def _ran(asked: RunConfig, have: Mapping[str, str]) -> tuple[Answer, str]:
         return Answer.UNSUPPORTED, f"{', '.join(missing)} is not installed, which the run needs"
     try:
         overlay.installed(told.pins)
-        result, _ = run(replace(asked, installed=True), terminal(io.StringIO()))
+        result, _ = run(replace(asked, installed=True), terminal(io.StringIO()), stop, pool)
     except HarnessError as error:
         return Answer.INCONCLUSIVE, str(error)
     (trial,) = result.trials
     return ANSWERS[trial.outcome], trial.reason
 
 
-def _ran_on(asked: RunConfig, have: Mapping[str, str]) -> tuple[Answer, str]:
+def _ran_on(
+    asked: RunConfig, have: Mapping[str, str], stop: threading.Event | None, pool: Pool | None
+) -> tuple[Answer, str]:
     """What a run on an overlay of these releases says."""
     try:
-        cell: Cell = ask(replace(asked, pins=dict(have)), cache_folder())
+        cell: Cell = ask(replace(asked, pins=dict(have)), cache_folder(), stop=stop, pool=pool)
     except UserError as error:  # a release that does not exist
         return Answer.INCONCLUSIVE, str(error)
     return cell.answer, cell.reason

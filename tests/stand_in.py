@@ -1,0 +1,34 @@
+"""A stand-in for torchrun: a package called torch, which is none and runs a trial's own script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.spec import Lane
+from harness.trial.forkserver import BEFORE_UPSTREAM
+from harness.trial.launch import Surroundings, rank_environment
+from harness.trial.warm import Wanted
+
+
+def stand_in(site: Path) -> None:
+    """Make packages called torch in ``site``, whose torchrun runs ``script.py`` of a folder."""
+    for module in BEFORE_UPSTREAM:
+        if module.startswith("torch."):
+            file = site.joinpath(*module.split(".")).with_suffix(".py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    for folder in [site / "torch", *(site / "torch").rglob("*")]:
+        if folder.is_dir():
+            (folder / "__init__.py").touch()
+    run = "def main(arguments):\n    exec(open('script.py').read(), {})\n"
+    (site / "torch" / "distributed" / "run.py").write_text(run)
+
+
+def around(site: Path) -> Surroundings:
+    return Surroundings(Lane.CPU, site, site / "extensions", 1)
+
+
+def wanted(site: Path, *modules: str, **environment: str) -> Wanted:
+    """A server on the stand-in, which imports ``modules`` of it as upstream."""
+    told = {**rank_environment(around(site)), **environment}
+    return Wanted(told, (), modules, "scenarios.deepspeed.bf16_clip")
