@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.files import sha256
 from harness.spec import Lane
 from harness.trial.forkserver import BEFORE_UPSTREAM
 from harness.trial.launch import Surroundings, rank_environment
-from harness.trial.warm import Wanted
+from harness.trial.servers import Wanted
 
 
 def stand_in(site: Path) -> None:
@@ -31,4 +32,6 @@ def around(site: Path) -> Surroundings:
 def wanted(site: Path, *modules: str, **environment: str) -> Wanted:
     """A server on the stand-in, which imports ``modules`` of it as upstream."""
     told = {**rank_environment(around(site)), **environment}
-    return Wanted(told, (), modules, "scenarios.deepspeed.bf16_clip")
+    files = {str(f.relative_to(site)): sha256(f) for f in site.rglob("*") if f.is_file()}
+    files["numpy/__init__.py"] = "the same in all"
+    return Wanted(told, (), modules, "scenarios.deepspeed.bf16_clip", files)

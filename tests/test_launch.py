@@ -19,7 +19,8 @@ import pytest
 import harness.trial.launch as launching
 from harness.spec import Inconclusive
 from harness.trial.records import EXIT_FILE, Identity
-from harness.trial.warm import Pool, Server
+from harness.trial.servers import Server
+from harness.trial.warm import Pool
 from tests.place import PATIENCE
 from tests.stand_in import around, wanted
 from tests.stand_in import stand_in as stand_in_for_torchrun

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from harness.trial.members import TOKEN, bear, end_all, hearing, members, new_token
-from harness.trial.warm import Forked, Pool, Wanted
+from harness.trial.servers import Forked, Wanted
+from harness.trial.warm import Pool
 from tests.place import PATIENCE, within
 from tests.stand_in import stand_in, wanted
 
@@ -67,13 +69,37 @@ def test_trials_share_what_was_imported_and_nothing_else(
     assert set(both[0].seconds) == {"torch", "upstream"}
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_an_overlay_shares_torch_with_another_if_it_has_the_same(
+    pool: Pool, site: Path, tmp_path: Path, changed: bool
+) -> None:
+    other = tmp_path / "other" / "site-packages"
+    (site / "torch" / "__init__.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    (site / "up.py").write_text("")
+    shutil.copytree(site, other)
+    if changed:
+        (other / "torch" / "distributed" / "__init__.py").write_text("# another\n")
+    facts = "[sys.modules['torch'].IMPORTED_BY, sys.modules['torch'].__file__, sys.path]"
+    script = TELL.replace("{told}", facts)
+    for name, each in (("first", site), ("second", other)):
+        ran = trial(pool, wanted(each, "up"), tmp_path / name, script)
+        assert ran.wait(PATIENCE) == 0
+        assert set(ran.seconds) == {"torch", "upstream"}
+    first, second = told(tmp_path / "first"), told(tmp_path / "second")
+    assert (first[0] != second[0]) is changed
+    assert second[1] == str(other / "torch" / "__init__.py")
+    assert str(other) in second[2]
+    assert str(site) not in second[2]
+    assert len(pool._roots) == 1
+
+
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,)).start()"
 
 
 @pytest.mark.parametrize(
     ("imported", "why"),
     [
-        (THREAD, "harness: 1 threads were started by importing up: each rank does so"),
+        (THREAD, "harness: 1 threads were started by an import: each rank has to do it by itself"),
         ("raise ImportError('not here')", "ImportError: not here"),
         ("import os; os._exit(0)", ""),
     ],
@@ -202,7 +228,7 @@ def test_a_pool_keeps_a_server_whose_trial_runs(site: Path, tmp_path: Path) -> N
 def test_a_rank_that_is_gone_without_a_word_is_missed(
     pool: Pool, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("harness.trial.warm.DESERTED", 0.5)
+    monkeypatch.setattr("harness.trial.servers.DESERTED", 0.5)
     one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
     ran = trial(pool, wanted(site), tmp_path / "trial", one + SLEEP)
     within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the trial")

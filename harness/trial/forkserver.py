@@ -1,12 +1,14 @@
-"""A process that has imported once, and is forked for each trial of an overlay.
+"""Processes that have imported once, and are forked for each overlay and for each trial.
 
-``python -m harness.trial.forkserver SOCKET WANTED`` imports torch and torch's own elastic agent; a
-child of it imports upstream as well and serves, if that leaves a process that may be forked: with
-no thread of upstream's, and CUDA not begun. Else the first one serves, and each rank imports
-upstream itself. For a trial it forks an agent, which is torchrun (see ``agent``) and forks ranks.
+``python -m harness.trial.forkserver`` imports torch and torch's own elastic agent. For an overlay
+it is forked: the child imports upstream, and is forked for each trial of that overlay. What comes
+of that is an agent, which is torchrun (see ``agent``) and forks the ranks.
 
-It is started with the environment and the path of the ranks that it is forked for, so that they
-get the same files as the ranks of a cold launch. Linux only; ``warm`` speaks to it.
+A step that leaves a process which must not be forked is undone: it is taken in a child, and where
+that has started a thread or begun CUDA, its parent serves without it. It is started with the
+environment and the path of ranks, as torch takes numpy from an overlay; another overlay is served
+only if it has the same (see ``rebase``), else by an interpreter of its own. So ranks get the same
+files as in a cold launch. Linux only; ``servers`` speaks to it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +32,7 @@ from typing import Any, NoReturn
 
 from harness.trial import agent, imports, orphans
 from harness.trial.members import bear
+from harness.upstream import loaded, rebase
 
 MOST = 1 << 16
 """The longest request, in bytes."""
@@ -41,8 +45,8 @@ BEFORE_UPSTREAM = (
 )
 """What torchrun and our own ranks import, some of it only once they are under way."""
 
-LATER = ("torch._dynamo",)
-"""What torch itself imports when a first optimizer is made, half a second of it."""
+LATER = "torch._dynamo"
+"""What torch itself imports when the first optimizer is made: that takes half a second."""
 
 HUNG_UP = 9
 """The exit code of one that has served until the harness hung up: no import leaves with it."""
@@ -51,45 +55,80 @@ CUDA_NOT_BEGUN = 3
 """What CUDA's driver answers as long as nobody has initialised it (CUDA_ERROR_NOT_INITIALIZED)."""
 
 
-def main(served: socket.socket, wanted: dict[str, Any]) -> None:
-    """Import what is wanted, and serve until the harness hangs up."""
-    seconds: dict[str, float] = {}
-    start = time.monotonic()
-    import torch  # noqa: F401
+@dataclass
+class Base:
+    """What a process has imported before it serves."""
 
-    for name in BEFORE_UPSTREAM:
-        importlib.import_module(name)
+    site: Path
+    """The overlay that comes first on its path."""
+    listener: rebase.Listener = field(default_factory=rebase.listen)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long it took, by ``torch`` and ``upstream``."""
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
+
+
+def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
+    """Import torch, and serve all overlays that are asked for, or the one that is wanted, until the
+    harness hangs up."""
+    base = Base(_site())
+    _import_torch(base)
+
+    def serve() -> None:
+        if wanted is None:
+            _serve_overlays(harness, base)
+        else:
+            _serve_trials(harness, wanted, base)
+
+    _further(lambda: _import_later(base), serve)
+
+
+def _site() -> Path:
+    return Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0])
+
+
+def _import_torch(base: Base) -> None:
+    with base.timed("torch"):
+        import torch  # noqa: F401
+
+        for name in BEFORE_UPSTREAM:
+            importlib.import_module(name)
     imports.set_aside()
-    seconds["torch"] = time.monotonic() - start
+
+
+def _further(step: Callable[[], None], serve: Callable[[], None]) -> None:
+    """Have a child go one step further and serve; where that must not be, serve here."""
     child = os.fork()
     if not child:
-        if _import_upstream(wanted, seconds):
-            Server(served, seconds).serve()
+        os.environ[orphans.PARENT] = str(os.getppid())
+        orphans.end_with_parent()
+        if _fit_after(step):
+            serve()
             os._exit(HUNG_UP)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status != HUNG_UP << 8:  # the ranks will meet what it has met, and say so where it belongs
-        Server(served, seconds).serve()
+        serve()
 
 
-def _import_upstream(wanted: dict[str, Any], seconds: dict[str, float]) -> bool:
-    """Import upstream in this child; False, saying why, if it must not be forked after that."""
-    os.environ[orphans.PARENT] = str(os.getppid())
-    orphans.end_with_parent()
-    start, threads = time.monotonic(), _threads()
+def _fit_after(step: Callable[[], None]) -> bool:
+    """Take a step; whether this process may be forked after it, and if not, why is printed."""
+    threads = _threads()
     try:
-        for name in filter(find_spec, LATER):  # torch 1 has none
-            importlib.import_module(name)
-        imports.upstream(tuple(wanted["shims"]), tuple(wanted["modules"]))
-        importlib.import_module(wanted["scenario"])
+        step()
     except BaseException:
         traceback.print_exc()
         return False
-    if _threads() > threads or _cuda_begun():
-        what = "CUDA was begun" if _cuda_begun() else f"{_threads() - threads} threads were started"
-        print(f"harness: {what} by importing {', '.join(wanted['modules'])}: each rank does so")
+    started = _threads() - threads
+    if started > 0 or _cuda_begun():
+        what = "CUDA was begun" if _cuda_begun() else f"{started} threads were started"
+        print(f"harness: {what} by an import: each rank has to do it by itself", flush=True)
         return False
-    seconds["upstream"] = time.monotonic() - start
+    imports.set_aside()
     return True
 
 
@@ -105,6 +144,67 @@ def _cuda_begun() -> bool:
     context = ctypes.c_void_p()
     found = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
     return bool(found != CUDA_NOT_BEGUN)
+
+
+def _import_later(base: Base) -> None:
+    with base.timed("torch"):
+        if find_spec(LATER):  # torch 1 has none
+            importlib.import_module(LATER)
+
+
+def _serve_overlays(asked: socket.socket, base: Base) -> None:
+    """Fork a server for each overlay that is asked for, until the harness hangs up."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    while True:
+        message, handles, _, _ = socket.recv_fds(asked, MOST, 3)
+        if not message:
+            return
+        if not os.fork():
+            asked.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _be_the_overlays(base, *handles)
+        for handle in handles:
+            os.close(handle)
+
+
+def _be_the_overlays(base: Base, handle: int, said: int, told: int) -> NoReturn:
+    """Be the server of an overlay, in a session of its own."""
+    os.setsid()
+    wanted = json.loads(os.pread(told, os.fstat(told).st_size, 0))
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.environ.update(wanted["environment"])
+    os.environ[orphans.PARENT] = str(os.getppid())
+    orphans.end_with_parent()
+    site, files = _site(), wanted["files"]
+    with socket.socket(fileno=handle) as served:
+        served.send(str(os.getpid()).encode())
+        if site != base.site and not rebase.same(base.site, site, base.listener.asked, files):
+            _anew(served, wanted)
+        if site != base.site:
+            rebase.rebase(base.site, site)
+        _serve_trials(served, wanted, base)
+    os._exit(0)
+
+
+def _anew(served: socket.socket, wanted: dict[str, Any]) -> NoReturn:
+    """Serve an overlay by an interpreter of its own: this process, started anew."""
+    served.set_inheritable(True)
+    told = json.dumps({**wanted, "files": {}})
+    command = [sys.executable, "-m", "harness.trial.forkserver", str(served.fileno()), told]
+    os.execve(sys.executable, command, os.environ)
+
+
+def _serve_trials(served: socket.socket, wanted: dict[str, Any], base: Base) -> None:
+    """Import upstream, and serve its trials until the harness hangs up."""
+    _further(lambda: _import_upstream(wanted, base), lambda: Server(served, base.seconds).serve())
+
+
+def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
+    with base.timed("upstream"):
+        imports.upstream(tuple(wanted["shims"]), tuple(wanted["modules"]))
+        importlib.import_module(wanted["scenario"])
+        loaded.files(_site())  # each rank will be asked for their hashes
 
 
 @dataclass
@@ -194,5 +294,5 @@ def _keep_what_imports_said(log: int) -> None:
 if __name__ == "__main__":
     orphans.end_with_parent()
     with socket.socket(fileno=int(sys.argv[1])) as harness:
-        main(harness, json.loads(sys.argv[2]))
+        main(harness, *map(json.loads, sys.argv[2:]))
     os._exit(0)  # torch's teardown takes longer than a fork

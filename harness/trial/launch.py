@@ -29,7 +29,7 @@ from harness.spec import Inconclusive, Lane
 from harness.trial import orphans
 from harness.trial.members import TOKEN, end_all, hearing, new_token
 from harness.trial.records import Exit, Identity, write_exit
-from harness.trial.warm import Forked, Server
+from harness.trial.servers import Forked, Server
 
 RANK = Path(__file__).with_name("rank.py")
 RANK_MODULE = "harness.trial.rank"

@@ -50,7 +50,8 @@ from harness.trial.records import (
     last_record,
     write_json,
 )
-from harness.trial.warm import Pool, Server, Wanted
+from harness.trial.servers import Server, Wanted
+from harness.trial.warm import Pool
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import Overlay
 
@@ -344,9 +345,11 @@ def _server(job: Job, variant: str) -> Server | None:
     if not job.config.launch.warm:
         return None
     trial = catalogued.trial(job.config.scenario, variant, _asked(job))
+    files = job.overlays[variant].files or {}
     wanted = Wanted(
         rank_environment(_around(job, variant)), tuple(trial["shims"]),
         tuple(trial["modules"].values()), catalog.places()[job.config.scenario],
+        {file: made.sha256 for file, made in files.items()},
     )  # fmt: skip
     return job.pool.server(wanted)
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,19 @@ def files(site: Path) -> dict[str, str]:
     on Linux, other shared libraries. Imports nothing and reads no attribute of a module, as some
     import more on being asked. Code of a module that was removed from ``sys.modules`` is not seen.
     """
-    roots = tuple({f"{site}{os.sep}", f"{os.path.realpath(site)}{os.sep}"})
+    places = (site, os.path.realpath(site), *_before)
+    roots = tuple(dict.fromkeys(f"{place}{os.sep}" for place in places))
     names = {_within(roots, path) for path in (*_imported(), *_mapped())} - {""}
     return {name: found for name in sorted(names) if (found := _hash(os.path.join(site, name)))}
+
+
+_before: list[str] = []
+"""Folders that files of this process were loaded from which now go by another (see ``rebase``)."""
+
+
+def moved_from(site: Path) -> None:
+    """Have what was loaded from this folder count among the files of the one that is asked for."""
+    _before.extend({str(site), os.path.realpath(site)})
 
 
 def _within(roots: tuple[str, ...], path: str) -> str:
@@ -61,8 +72,10 @@ def _mapped() -> Iterator[str]:
         yield line[line.find("/") :].removesuffix(" (deleted)")
 
 
+@cache
 def _hash(path: str) -> str:
-    """A file's SHA-256; empty for bytecode that was never there, or a folder."""
+    """A file's SHA-256; empty for bytecode that was never there, or a folder. Read once: what a
+    process has loaded stays what it was, for those that are forked from it, too."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
