@@ -1,6 +1,7 @@
 # make run   set up, and run the first bug (the README's first command)
 # make test  set up, and pass the tests (the README's second command, and CI's)
-# make test-all   and longer: every variant, 50,000 spoilt run folders, mutations, faults of launches
+# make test-all   and longer: every variant, 50,000 spoilt run folders, mutations, faults of launches,
+#            and those tests of launches again without shared imports
 # make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
@@ -32,10 +33,11 @@ quick: $(READY)
 	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 
 scenarios: $(READY)
-	$(BIN)/python -m pytest -m "launch and not scenario"
+	$(BIN)/python -m pytest -m "launch and not scenario and not cold"
 	$(BIN)/python -m pytest -m scenario -k "buggy or fixed or reproduced"
 
 test-all: test
+	$(BIN)/python -m pytest -m "launch and cold"
 	$(BIN)/python -m pytest -m scenario
 	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations

@@ -70,7 +70,7 @@ def test_a_command_that_ends_as_it_should_is_not_wrong(case: Case) -> None:
         ("raise SystemExit(1)", "exit code 1, documented [0]"),
         ("import os; os.abort()", "exit code -6, documented [0]"),
         ("import sys; print('Traceback (most recent call last):', file=sys.stderr)", "stderr has"),
-        ("import subprocess; subprocess.Popen(['sleep', '100'])", "is left: sleep 100"),
+        ("import subprocess; subprocess.Popen(['sleep', '100'])", "is left: sleep, sleep 100"),
     ],
 )
 def test_a_command_that_ends_otherwise_is_wrong(case: Case, script: str, told: str) -> None:

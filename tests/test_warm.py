@@ -171,7 +171,10 @@ def test_a_trial_is_found_by_its_mark_and_so_is_what_it_starts(
         ran = pool.server(want).start(folder, {**want.environment, TOKEN: token}, [], log)
     within(PATIENCE, (folder / "begun").exists, "the trial")
     within(PATIENCE, lambda: "sleep" in [p.name() for p in members(token)], "what it starts")
-    assert len(members(token)) == 3  # the keeper, the agent and sleep; and not the server
+    assert sorted(p.name() for p in members(token)) == ["keeper", "sleep", "torchrun"]
+    assert ran.poll() is None
+    server = psutil.Process(psutil.Process(ran.pid).ppid())
+    assert server.name() == "forkserver"  # which is no member
     assert end_all(token) == ()
     assert members(token) == []
     assert ran.wait(PATIENCE) == -signal.SIGKILL

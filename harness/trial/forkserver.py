@@ -293,6 +293,7 @@ def _keep_what_imports_said(log: int) -> None:
 
 if __name__ == "__main__":
     orphans.end_with_parent()
+    orphans.go_by("forkserver")
     with socket.socket(fileno=int(sys.argv[1])) as harness:
         main(harness, *map(json.loads, sys.argv[2:]))
     os._exit(0)  # torch's teardown takes longer than a fork

@@ -25,7 +25,7 @@ PARENT = "HARNESS_PARENT"
 """The environment variable with the process id of the one that starts a process of ours."""
 
 LINUX = sys.platform == "linux"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 POLL_SECONDS = 0.01
 
 
@@ -43,6 +43,13 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def go_by(name: str) -> None:
+    """Have ``ps`` and the like call this process so, in at most 15 letters: what was forked has one
+    command line."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
 def keep() -> None:
     """Return in a child of this process, while this process keeps it: ends what it leaves behind,
     or all of it when the harness is gone, and then leaves as the child did."""
@@ -52,9 +59,11 @@ def keep() -> None:
     end_with_parent(signal.SIGTERM)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     keeper = os.getpid()
+    go_by("keeper")
     child = os.fork()  # no thread has been started yet
     if child:
         _leave_as(_kept(child))
+    go_by("torchrun")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[PARENT] = str(keeper)
     end_with_parent()

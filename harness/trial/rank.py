@@ -172,6 +172,7 @@ def _be_a_rank() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     orphans.end_with_parent()
+    orphans.go_by(f"rank {os.environ['RANK']}")
 
 
 if __name__ == "__main__":

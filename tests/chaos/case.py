@@ -73,17 +73,20 @@ class Case:
 
     def rank(self) -> psutil.Process | None:
         """One of the ranks, as soon as there is one; None if the command ended before."""
-        return self._one("harness.trial.rank", but="harness.trial.agent")
+        return self._one("rank ")
 
     def torchrun(self) -> psutil.Process | None:
         """torchrun or its keeper, as soon as it is there."""
-        return self._one("harness.trial.agent")
+        return self._one("torchrun", "pt_elastic", "keeper")
 
-    def _one(self, word: str, but: str = "-") -> psutil.Process | None:
+    def forkserver(self) -> psutil.Process | None:
+        """A process that has imported torch, or upstream as well, or does so just now."""
+        return self._one("forkserver")
+
+    def _one(self, *names: str) -> psutil.Process | None:
         found: list[psutil.Process] = []
         while not found and self.harness.poll() is None:
-            living = [(p, _words(p)) for p in self.place.living()]
-            found = [p for p, words in living if word in words and but not in words]
+            found = [p for p in self.place.living() if _name(p).startswith(names)]
             time.sleep(0.1)
         return self.random.choice(found) if found else None
 
@@ -118,11 +121,18 @@ class Case:
         return found
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _name(process: psutil.Process) -> str:
     try:
-        return process.cmdline()
+        return str(process.name())
     except psutil.Error:
-        return []
+        return ""
+
+
+def _words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 @dataclass
@@ -174,7 +184,7 @@ def _processes_left(case: Case) -> list[str]:
     deadline = time.monotonic() + (GRACE if case.harness.poll() != 0 else 1)
     while (left := case.place.living()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    told = [f"process {p.pid} is left: {' '.join(_words(p))[:80]}" for p in left]
+    told = [f"process {p.pid} is left: {_name(p)}, {_words(p)[:80]}" for p in left]
     case.place.end()
     return told
 

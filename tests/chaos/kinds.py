@@ -62,6 +62,7 @@ def _kinds_of_signals() -> None:
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT):
         kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
         kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
+        kind(f"forkserver {number.name}", 0, 3)(_signalled(Case.forkserver, number))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number))
     kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL))
@@ -128,9 +129,18 @@ def _torchrun_stopped(case: Case) -> None:
     case.signal(process, signal.SIGSTOP)
 
 
+@kind("forkserver stopped until the deadline", 0, 3)
+def _forkserver_stopped(case: Case) -> None:
+    case.start("launch.timeout=15")
+    process = case.forkserver()
+    case.pause(WHILE)
+    case.signal(process, signal.SIGSTOP)
+
+
 @kind("deadline too short", 3)
 def _too_short(case: Case) -> None:
-    case.start(f"launch.timeout={case.random.uniform(0.1, 3):.1f}")
+    """Shorter than any import of torch."""
+    case.start(f"launch.timeout={case.random.uniform(0.1, 0.9):.1f}")
 
 
 # Evidence that is tampered with
