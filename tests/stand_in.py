@@ -9,6 +9,7 @@ from harness.spec import Lane
 from harness.trial.forkserver import BEFORE_UPSTREAM
 from harness.trial.launch import Surroundings, rank_environment
 from harness.trial.servers import Wanted
+from harness.upstream import bytecode
 
 
 def stand_in(site: Path) -> None:
@@ -23,6 +24,12 @@ def stand_in(site: Path) -> None:
             (folder / "__init__.py").touch()
     run = "def main(arguments):\n    exec(open('script.py').read(), {})\n"
     (site / "torch" / "distributed" / "run.py").write_text(run)
+    compiled(site)
+
+
+def compiled(site: Path) -> None:
+    """Give all files their bytecode, as an overlay has it."""
+    bytecode.compile_all(sorted(site.rglob("*.py")))
 
 
 def around(site: Path) -> Surroundings:

@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -92,12 +93,25 @@ def _site() -> Path:
 
 
 def _import_torch(base: Base) -> None:
-    with base.timed("torch"):
+    with base.timed("torch"), _compiled_once():
         import torch  # noqa: F401
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
     imports.set_aside()
+
+
+@contextlib.contextmanager
+def _compiled_once() -> Iterator[None]:
+    """Have Python keep the bytecode of what is imported meanwhile: some install torch without any.
+
+    Ranks may write none, for an overlay is not to change; what torch takes of one has its bytecode.
+    """
+    sys.dont_write_bytecode = False
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = True
 
 
 def _further(step: Callable[[], None], serve: Callable[[], None]) -> None:
@@ -124,17 +138,17 @@ def _fit_after(step: Callable[[], None]) -> bool:
         traceback.print_exc()
         return False
     started = _threads() - threads
-    if started > 0 or _cuda_begun():
-        what = "CUDA was begun" if _cuda_begun() else f"{started} threads were started"
+    if started or _cuda_begun():
+        what = "CUDA was begun" if _cuda_begun() else f"threads were started ({', '.join(started)})"
         print(f"harness: {what} by an import: each rank has to do it by itself", flush=True)
         return False
     imports.set_aside()
     return True
 
 
-def _threads() -> int:
-    """Threads of this process, those that Python does not know of included."""
-    return len(os.listdir("/proc/self/task"))
+def _threads() -> Counter[str]:
+    """The threads of this process by their names, those that Python does not know of included."""
+    return Counter(file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm"))
 
 
 def _cuda_begun() -> bool:
@@ -147,7 +161,7 @@ def _cuda_begun() -> bool:
 
 
 def _import_later(base: Base) -> None:
-    with base.timed("torch"):
+    with base.timed("torch"), _compiled_once():
         if find_spec(LATER):  # torch 1 has none
             importlib.import_module(LATER)
 

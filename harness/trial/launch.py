@@ -165,6 +165,7 @@ def rank_environment(around: Surroundings) -> dict[str, str]:
         "DS_ACCELERATOR": "cuda" if around.lane is Lane.GPU else "cpu",
         "TORCH_EXTENSIONS_DIR": str(around.extensions),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to count GPUs must not begin CUDA: it bears no fork
+        "TORCH_WARM_POOL": "0",  # a process and a thread that compile, for who only imports torch
         "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
         orphans.PARENT: str(os.getpid()),
     }

@@ -39,8 +39,9 @@ from harness.trial.warm import Pool
 from harness.verbs import Arguments, pages
 
 REPEATS = 3
-ITS_OWN = ("run", "run_json", "pid", "seconds", "ended")
-"""What no two runs have in common."""
+ITS_OWN = ("run", "run_json", "pid", "seconds", "ended", "loaded")
+"""What no two runs have in common; and a forked rank has loaded what torch imports with its first
+optimizer, though it may make none."""
 
 
 @dataclass(frozen=True)
