@@ -167,3 +167,25 @@ def test_odd_modules_are_left_in_peace(made: Path, monkeypatch: pytest.MonkeyPat
     before = set(sys.modules)
     assert loaded.files(made) == {}
     assert set(sys.modules) == before
+
+
+KEEPS = """
+import sys
+sys.path[:0] = [{site!r}, {elsewhere!r}, {root!r}]
+from pathlib import Path
+from harness.upstream import bytecode
+bytecode.keep(Path({site!r}))
+bytecode.keep(Path({site!r}))
+import inside, outside
+"""
+
+
+def test_bytecode_is_kept_of_everything_but_an_overlay(tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site-packages", tmp_path / "site-packages-of-torch"
+    for folder, name in ((site, "inside"), (elsewhere, "outside")):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("")
+    code = KEEPS.format(site=str(site), elsewhere=str(elsewhere), root=str(ROOT))
+    subprocess.run([sys.executable, "-B", "-c", code], check=True)
+    assert not (site / "__pycache__").exists()
+    assert bytecode.of(elsewhere / "outside.py").exists()

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from harness.trial import agent, imports, orphans
 from harness.trial.members import bear
-from harness.upstream import loaded, rebase
+from harness.upstream import bytecode, loaded, rebase
 
 MOST = 1 << 16
 """The longest request, in bytes."""
@@ -77,6 +77,7 @@ def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
     """Import torch, and serve all overlays that are asked for, or the one that is wanted, until the
     harness hangs up."""
     base = Base(_site())
+    bytecode.keep(base.site)
     _import_torch(base)
 
     def serve() -> None:
@@ -93,25 +94,12 @@ def _site() -> Path:
 
 
 def _import_torch(base: Base) -> None:
-    with base.timed("torch"), _compiled_once():
+    with base.timed("torch"):
         import torch  # noqa: F401
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
     imports.set_aside()
-
-
-@contextlib.contextmanager
-def _compiled_once() -> Iterator[None]:
-    """Have Python keep the bytecode of what is imported meanwhile: some install torch without any.
-
-    Ranks may write none, for an overlay is not to change; what torch takes of one has its bytecode.
-    """
-    sys.dont_write_bytecode = False
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = True
 
 
 def _further(step: Callable[[], None], serve: Callable[[], None]) -> None:
@@ -161,7 +149,7 @@ def _cuda_begun() -> bool:
 
 
 def _import_later(base: Base) -> None:
-    with base.timed("torch"), _compiled_once():
+    with base.timed("torch"):
         if find_spec(LATER):  # torch 1 has none
             importlib.import_module(LATER)
 
@@ -191,6 +179,7 @@ def _be_the_overlays(base: Base, handle: int, said: int, told: int) -> NoReturn:
     os.environ[orphans.PARENT] = str(os.getppid())
     orphans.end_with_parent()
     site, files = _site(), wanted["files"]
+    bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
         served.send(str(os.getpid()).encode())
         if site != base.site and not rebase.same(base.site, site, base.listener.asked, files):

@@ -25,7 +25,7 @@ from harness.files import sha256
 from harness.spec import Context, Lane
 from harness.trial import catalogued, code, imports, orphans
 from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
-from harness.upstream import loaded
+from harness.upstream import bytecode, loaded
 from harness.upstream.overlay import INSTALLED
 
 STARTED = time.monotonic()
@@ -45,6 +45,8 @@ def main(run_folder: Path, variant: str, act: str) -> None:
     """Run one rank of one trial, or of one act of it, to the end of its records."""
     run = read_json(run_folder / RUN_FILE)
     trial, folder = run["trials"][variant], run_folder / variant / act
+    if trial["overlay"]["key"] != INSTALLED:
+        bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
     place = catalogued.place(run, variant, act, rank)

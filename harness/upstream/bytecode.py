@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -49,3 +50,27 @@ def _compile(sources: Sequence[Path]) -> None:
 def of(source: Path) -> Path:
     """Where this Python looks for the bytecode of a source."""
     return Path(cache_from_source(str(source), optimization=""))
+
+
+_spared: list[str] = []
+
+
+def keep(site: Path) -> None:
+    """Have this process keep the bytecode of what it imports from now on, but none in ``site``.
+
+    An overlay has its own, and is not to change. torch may have been installed without any: then
+    each rank would compile some hundred of its files, every time.
+    """
+    if not _spared:
+        SourceFileLoader.set_data = _set_data  # type: ignore[assignment]
+        sys.dont_write_bytecode = False
+    _spared.append(f"{site}{os.sep}")
+
+
+_write = SourceFileLoader.set_data
+
+
+def _set_data(self: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+    """What importlib writes bytecode with."""
+    if not path.startswith(tuple(_spared)):
+        _write(self, path, data, _mode=_mode)
