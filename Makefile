@@ -12,6 +12,14 @@ SCENARIO ?= bf16_clip
 # What grading does, which must not hang on an assert: once more under python -O.
 GRADING := $(addprefix tests/test_,$(addsuffix .py,grade proof records catalogued plan shapes numbers oracles))
 
+# Buggy and fixed of every scenario, and of each kind of third variant one: a control, a reference on one
+# rank, a fix that is none, a release before the bug, a newer one that still has it, another trigger.
+VARIANTS := buggy or fixed or reproduced or (bf16_clip and (control or reference)) \
+  or (tied_embedding_order and order_fix) or (clip_max_for_min and before) or alive or eight
+
+# Tests that launch nothing, on as many cores as there are, up to four.
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -28,13 +36,13 @@ lint: $(READY)
 	$(BIN)/mypy
 
 quick: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 	$(BIN)/python -m tests.fuzz --count 2000
 	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 
 scenarios: $(READY)
 	$(BIN)/python -m pytest -m "launch and not scenario and not cold"
-	$(BIN)/python -m pytest -m scenario -k "buggy or fixed or reproduced"
+	$(BIN)/python -m pytest -m scenario -k "$(VARIANTS)"
 
 test-all: test
 	$(BIN)/python -m pytest -m "launch and cold"

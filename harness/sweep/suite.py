@@ -128,13 +128,20 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
     A future holds what the run printed and how it ended. The widest are started first, as many at
     once as ``jobs`` or the GPUs allow; leaving the context ends those that still run.
     """
-    stop, jobs = threading.Event(), _jobs(configs)
-    with Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool, ThreadPoolExecutor(jobs) as runners:
+    stop, jobs, ordered = threading.Event(), _jobs(configs), _widest_first(configs)
+    with (
+        Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
+        ahead(pool) as prepare,
+        ThreadPoolExecutor(jobs) as runners,
+    ):
+
+        def run_(place: int) -> tuple[str, Done]:
+            for following in ordered[place + jobs : place + jobs + 1]:
+                prepare(following)
+            return _run_in_block(ordered[place], stop, pool)
+
         try:
-            yield {
-                config.scenario: runners.submit(_run_in_block, config, stop, pool)
-                for config in _widest_first(configs)
-            }
+            yield {c.scenario: runners.submit(run_, place) for place, c in enumerate(ordered)}
         finally:
             stop.set()
             runners.shutdown(cancel_futures=True)
