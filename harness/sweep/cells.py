@@ -48,6 +48,10 @@ FORMAT = 2
 """Raised whenever an older cell should not be believed any more."""
 
 
+AHEAD = 2
+"""How many cells after those that run do their imports: these take longer than most trials."""
+
+
 class Answer(str, Enum):
     """Whether a release has the bug."""
 
@@ -149,7 +153,7 @@ def answers(
     stop, cache_ = threading.Event(), cache_folder()
     jobs = jobs or room(configs[0])
     with (
-        Pool(most=2 * jobs + 1) as pool,
+        Pool(most=2 * jobs + AHEAD) as pool,
         ahead(pool) as prepare,
         ThreadPoolExecutor(1, "overlay") as makers,
         ThreadPoolExecutor(jobs, "cell") as runners,
@@ -160,12 +164,17 @@ def answers(
             if needed.result():
                 prepare(configs[place])
 
+        def look_ahead(place: int) -> None:
+            if place < len(configs):
+                made[place].add_done_callback(partial(soon, place))
+
         def asked(place: int) -> Cell:
             made[place].result()
-            if (following := place + jobs) < len(configs):
-                made[following].add_done_callback(partial(soon, following))
+            look_ahead(place + jobs + AHEAD - 1)
             return ask(configs[place], cache_, again=again, stop=stop, pool=pool)
 
+        for place in range(jobs, jobs + AHEAD - 1):
+            look_ahead(place)
         try:
             yield from _as_they_end({runners.submit(asked, n): n for n in range(len(configs))})
         except BaseException:

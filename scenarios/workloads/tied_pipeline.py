@@ -30,11 +30,12 @@ from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
+from harness.spec import Inconclusive
 from scenarios.oracles import copies, stepped
 from scenarios.workloads import bf16
 
 if TYPE_CHECKING:
-    from harness.spec import Context, Inconclusive
+    from harness.spec import Context
 
 
 @dataclass(frozen=True)
