@@ -5,11 +5,12 @@ A few of them; ``make test`` has two thousand, and ``make test-all`` fifty thous
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import fuzz
+from tests.fuzz.__main__ import EXCEPTION, fuzz, report
 
 COUNT = 100
 
@@ -28,3 +29,28 @@ def test_the_audit_sees_a_grading_that_believes_too_much(
     monkeypatch.setattr("harness.trial.proof._check_exit", lambda _: None)
     _, wrong = fuzz(0, COUNT, tmp_path)
     assert any("a process died" in each for each in wrong)
+
+
+def test_an_exception_of_grading_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("by 0")
+
+    monkeypatch.setattr("tests.fuzz.__main__.grade", fail)
+    told, wrong = fuzz(0, 1, tmp_path)
+    assert told == {EXCEPTION: 1}
+    assert "ZeroDivisionError: by 0" in wrong[0]
+
+
+def test_all_is_printed_that_should_not_have_been_told_and_exceptions_first() -> None:
+    wrong = [f"seed 1, number {n}: is clean" for n in range(30)]
+    wrong.insert(25, f"seed 2, number 3: a fact was odd: {EXCEPTION}: Traceback")
+    lines = list(report(Counter(inconclusive=40, reproduced=60), wrong))
+    assert lines[:3] == [
+        "     60 reproduced",
+        "     40 inconclusive",
+        f"{31:7} should not have been told",
+    ]
+    assert lines[3] == wrong[25]
+    assert sorted(lines[3:]) == sorted(wrong)

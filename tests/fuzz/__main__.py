@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
@@ -18,6 +19,8 @@ from harness.trial.grade import grade
 from tests.fuzz.audit import complaint
 from tests.fuzz.base import Base, bases
 from tests.fuzz.faults import spoil
+
+EXCEPTION = "an exception"
 
 
 def fuzz(seed: int, count: int, place: Path) -> tuple[Counter[str], list[str]]:
@@ -44,7 +47,7 @@ def _one(random: Random, base: Base, folder: Path) -> tuple[str, str]:
         except HarnessError:
             return "refused in one line", ""
         except Exception:
-            return "an exception", f"{how}: {traceback.format_exc(limit=-2)}"
+            return EXCEPTION, f"{how}: {EXCEPTION}: {traceback.format_exc(limit=-2)}"
         wrong = complaint(base, folder, sealed, result) if how else ""
         return str(result.verdict), f"{how}: {wrong}" if wrong else ""
     finally:
@@ -72,11 +75,16 @@ def main(arguments: list[str]) -> int:
         for counts, complaints in pool.map(_job, jobs):
             told += counts
             wrong += complaints
-    for answer, number in told.most_common():
-        print(f"{number:7} {answer}")
-    print(f"{len(wrong):7} should not have been told")
-    print("\n".join(wrong[:20]))
+    print("\n".join(report(told, wrong)))
     return 1 if wrong else 0
+
+
+def report(told: Counter[str], wrong: list[str]) -> Iterator[str]:
+    """How often each answer came, and all that should not have been told, exceptions first."""
+    for answer, number in told.most_common():
+        yield f"{number:7} {answer}"
+    yield f"{len(wrong):7} should not have been told"
+    yield from sorted(wrong, key=lambda line: EXCEPTION not in line)
 
 
 if __name__ == "__main__":
