@@ -12,7 +12,7 @@ Standard library only: ranks import this, with an old upstream's dependencies be
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import Field, field, fields
 from typing import Any
 
@@ -69,11 +69,10 @@ def _within(bounds: Any, value: Any) -> bool:
         return value in bounds["choices"]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return True  # its type is the config's to check
-    return math.isfinite(value) and all(
-        holds(value, bounds[name])
-        for name, holds in HOLDS.items()
-        if bounds.get(name) is not None
-    )  # fmt: skip
+    finite = abs(value) <= sys.float_info.max  # isfinite raises for a whole number beyond it
+    return finite and all(
+        holds(value, bounds[name]) for name, holds in HOLDS.items() if bounds.get(name) is not None
+    )
 
 
 HOLDS = {

@@ -33,6 +33,10 @@ class Params(Knobs):
         ({"samples": 0}, "scenario.samples=0: must be at least 8, a multiple of 8"),
         ({"share": 1.0}, "scenario.share=1.0: must be at least 0, below 1, finite"),
         ({"power": 17}, "scenario.power=17: must be at most 16"),
+        (
+            {"samples": 8 * 10**400},
+            f"scenario.samples={8 * 10**400}: must be at least 8, a multiple of 8",
+        ),
         ({"seeding": "both"}, "scenario.seeding=both: choose apart or alike"),
     ],
 )

@@ -191,6 +191,11 @@ def one_process(run: Recording, variant: str) -> None:
         records[0]["pid"] = pid
 
 
+def a_process_that_is_none(run: Recording, variant: str) -> None:
+    with run.records(variant, 1) as records:
+        records[0]["pid"] = [4711]
+
+
 def loaded_other_files(run: Recording, variant: str) -> None:
     with run.record(variant, "upstream", 1) as proof:
         proof["loaded"] = "0" * 32
@@ -320,6 +325,7 @@ TAMPERINGS: dict[Tamper, str] = {
     norm_is(-1.0): "rank 0: step 1 of 'step': grad_norm is -1.0, and below 0",
     norm_is([1.0]): r"rank 0: step 1 of 'step': grad_norm is \[1.0\], and no number",
     one_process: "ranks 0 and 1 say that they were one process",
+    a_process_that_is_none: "rank 1 did not say who it is",
     loaded_other_files: "is damaged: rank 1 loaded .* not as it was made",
     no_word_on_how_it_was_made: "cannot read .*made.json",
     no_word_on_upstream: "rank 1: its records do not begin and end as a rank's do",

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
-from harness.facts.plan import BrokenPromise, Ledger, to_json
+from harness.facts.plan import BrokenPromise, Ledger, to_json, wrong_facts
 from harness.spec import HarnessError, Inconclusive, Lane, Record, Records
 from harness.trial import catalogued, code
 from harness.trial.records import (
     BEGIN,
     FIRST,
-    IDENTITY,
+    HOUSE,
     LAST,
     BrokenRecords,
     Exit,
@@ -94,7 +94,7 @@ def _check_identities(records: Records, of: Identity) -> None:
     processes: dict[Any, int] = {}
     for rank in records.ranks:
         first = records.by_rank[rank][0]
-        if first["kind"] != BEGIN or any(name not in first for name in IDENTITY):
+        if first["kind"] != BEGIN or wrong_facts(HOUSE[BEGIN].of(0), first):
             raise BrokenRecords(f"rank {rank} did not say who it is")
         elsewhere = of.unlike(first)
         if elsewhere:
