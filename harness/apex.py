@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+STATES = r"not installed|installed|imported|used: [A-Z]\w*(, [A-Z]\w*)*"
+"""What ``state`` may say, as a regular expression."""
+
 _used: list[str] = []
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.facts.plan import BrokenPromise, Kind, Ledger, each, to_json
-from harness.facts.shapes import NUMBER, TEXT, exactly
+from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, each, refuse_unlike, to_json
+from harness.facts.shapes import NUMBER, TEXT, alike, exactly, optional
 
 PLAN = {
     "setup": Kind({}),
@@ -84,3 +84,54 @@ def test_a_plan_is_written_down_by_its_steps() -> None:
         "steps": {"setup": [None], "step": [1, 2, 3], "exception": [1, 2, 3]},
         "ends": ["exception"],
     }
+
+
+NORMED = {
+    "step": Kind({"loss": NUMBER, "norm": alike(NUMBER), "lr": optional(alike(NUMBER))}, each(2)),
+    "end": Kind({"text": alike(TEXT)}, each(2), ends=True),
+}
+
+
+def ranks(*by_rank: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    return dict(enumerate(by_rank))
+
+
+def compare(first: list[dict[str, Any]], other: list[dict[str, Any]], plan: Plan = NORMED) -> None:
+    refuse_unlike({0: NORMED, 1: plan}, ranks(first, other))
+
+
+def normed(number: int, **facts: Any) -> dict[str, Any]:
+    return record("step", number, **{"loss": 1.0, "norm": 2.0, **facts})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [normed(1), normed(2)],
+        [normed(1, loss=3.0), normed(2, loss=4.0)],
+        [normed(1), record("end", 1, text="too far")],
+        [],
+    ],
+)
+def test_what_ranks_should_have_alike_is_compared_and_nothing_else(
+    other: list[dict[str, Any]],
+) -> None:
+    compare([normed(1), normed(2)], other)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ([normed(1), normed(2, norm=2.5)], "step 2 of 'step': norm is not alike on ranks 0 and 1"),
+        ([normed(1, lr=0.1), normed(2)], "step 1 of 'step': lr is not alike on ranks 0 and 1"),
+    ],
+)
+def test_ranks_that_have_it_otherwise_are_refused(other: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(BrokenPromise, match=said):
+        compare([normed(1), normed(2)], other)
+
+
+def test_a_rank_that_plans_it_otherwise_is_not_compared() -> None:
+    alone = {"step": Kind({"loss": NUMBER, "norm": NUMBER}, each(2))}
+    compare([normed(1), normed(2)], [normed(1, norm=3.0), normed(2)], alone)
+    compare([normed(1), normed(2)], [], {})

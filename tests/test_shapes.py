@@ -10,19 +10,23 @@ import pytest
 from harness.facts.shapes import (
     COUNT,
     FLAG,
+    LINE,
     MAY_OVERFLOW,
     NUMBER,
     SIZE,
     TEXT,
     WHOLE,
     Shape,
+    alike,
     by_name,
     exactly,
     held,
     many,
+    matching,
     maybe,
     one_of,
     optional,
+    told_alike,
 )
 
 STEP = held({"loss": NUMBER, "drift": by_name(SIZE), "left": optional(maybe(FLAG))})
@@ -31,7 +35,8 @@ RIGHT: list[tuple[Shape, Any]] = [
     (NUMBER, -1.5), (NUMBER, 3), (SIZE, 0), (WHOLE, -3), (COUNT, 0), (TEXT, ""), (FLAG, False),
     (MAY_OVERFLOW, "nan"), (MAY_OVERFLOW, "-inf"), (MAY_OVERFLOW, 2.0), (one_of("a", "b"), "b"),
     (maybe(COUNT), None), (exactly(0.1), 0.1), (many(NUMBER), []), (many(NUMBER, 2), [1, 2.5]),
-    (by_name(FLAG), {}),
+    (by_name(FLAG), {}), (LINE, "3.norm.weight (fp32)"), (matching(r"\d+", "number"), "12"),
+    (many(COUNT, least=1), [0]), (by_name(COUNT, least=1), {"w": 0}), (alike(SIZE), 1.0),
     (STEP, {"loss": 1.0, "drift": {"w": 0.5}}),
     (STEP, {"loss": 1.0, "drift": {}, "left": None}),
 ]  # fmt: skip
@@ -58,6 +63,19 @@ WRONG: list[tuple[Shape, Any, str]] = [
     (by_name(SIZE), {"w": -1}, "w is -1"),
     (exactly(1), True, "is True, and not 1"),
     (exactly("bf16"), "fp16", "is 'fp16', and not 'bf16'"),
+    (LINE, "", "is '', and no line of text"),
+    (LINE, " ", "is ' ', and no line of text"),
+    (LINE, "a\nb", "and no line of text"),
+    (LINE, "\x1b[2J", "and no line of text"),
+    (LINE, 1, "is 1, and no line of text"),
+    (matching("a|b", "choice"), "ab", "is 'ab', and no choice"),
+    (matching(r"\d", "digit"), "1\n", "and no digit"),
+    (matching(r"\d", "digit"), "\u0663", "and no digit"),
+    (matching(r"\d", "digit"), 1, "is 1, and no digit"),
+    (many(COUNT, least=1), [], "has 0 entries, and not 1 or more"),
+    (by_name(COUNT, least=1), {}, "has 0 names, and not 1 or more"),
+    (by_name(COUNT), {"\x1b": 1}, "which is no line of text"),
+    (alike(SIZE), -1.0, "is -1.0, and below 0"),
     (STEP, {"loss": 1.0}, "drift is missing"),
     (STEP, {"loss": 1.0, "drift": {}, "norm": 1}, "norm was not promised"),
     (STEP, {"loss": 1.0, "drift": {"w": math.nan}}, "drift w is nan"),
@@ -75,3 +93,10 @@ def test_a_value_of_the_shape_is_believed(shape: Shape, value: Any) -> None:
 def test_any_other_is_not_and_the_reason_is_said(shape: Shape, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         raise ValueError(shape(value))
+
+
+def test_a_fact_that_may_be_left_out_may_be_alike_on_all_ranks() -> None:
+    assert told_alike(alike(SIZE))
+    assert told_alike(optional(alike(SIZE)))
+    assert not told_alike(SIZE)
+    assert not told_alike(optional(SIZE))

@@ -12,11 +12,11 @@ ranks import this, with an old upstream's dependencies before ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.facts.shapes import Facts, held
+from harness.facts.shapes import Facts, held, told_alike
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,32 @@ class Ledger:
             for step in owed:
                 if self.ended is None or step is None or step <= self.ended:
                     raise BrokenPromise(f"{told(name, step)} was promised, and never came")
+
+
+def refuse_unlike(
+    plans: Mapping[int, Plan], records: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Raises BrokenPromise, naming the first fact that ranks of an act should have alike, and do
+    not. By rank, what each recorded is as it was planned."""
+    for name in dict.fromkeys(name for plan in plans.values() for name in plan):
+        first, *others = (rank for rank, plan in plans.items() if name in plan)
+        ours = list(_alike(plans[first], name, records[first]))
+        for other in others:
+            theirs = _alike(plans[other], name, records[other])
+            for (step, one), (_, its) in zip(ours, theirs, strict=False):  # one may have ended
+                odd = [fact for fact in one if fact in its and one[fact] != its[fact]]
+                if odd:
+                    where = f"ranks {first} and {other}"
+                    raise BrokenPromise(f"{told(name, step)}: {odd[0]} is not alike on {where}")
+
+
+def _alike(
+    plan: Plan, name: str, records: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Of a rank's records of one kind, the step and the facts that all ranks have alike."""
+    for place, record in enumerate(each for each in records if each["kind"] == name):
+        facts = plan[name].of(place)
+        yield record["step"], {n: record.get(n) for n in facts if told_alike(facts[n])}
 
 
 def told(name: str, step: int | None) -> str:

@@ -1,6 +1,6 @@
 """Shapes of recorded facts: what a value must be, to be believed.
 
-    STEP = {"loss": NUMBER, "differing": by_name(SIZE), "left_parted": maybe(FLAG)}
+    STEP = {"loss": NUMBER, "differing": by_name(SIZE), "grad_norm": alike(maybe(SIZE))}
 
 A shape is a function that says what is wrong with a value. Standard library only.
 """
@@ -8,6 +8,7 @@ A shape is a function that says what is wrong with a value. Standard library onl
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,6 +51,12 @@ def TEXT(value: Any) -> str:
     return "" if isinstance(value, str) else f"is {_short(value)}, and no text"
 
 
+def LINE(value: Any) -> str:
+    """A text on one line, and not an empty one: a name, a host."""
+    fits = isinstance(value, str) and value.strip() and value.isprintable()
+    return "" if fits else f"is {_short(value)}, and no line of text"
+
+
 def FLAG(value: Any) -> str:
     """True or false."""
     return "" if isinstance(value, bool) else f"is {_short(value)}, and neither true nor false"
@@ -74,6 +81,17 @@ def one_of(*choices: str) -> Shape:
     return check
 
 
+def matching(form: str, what: str) -> Shape:
+    """A text that is ``what``: of this form, a regular expression, from its start to its end."""
+    found = re.compile(form, re.ASCII)
+
+    def check(value: Any) -> str:
+        fits = isinstance(value, str) and found.fullmatch(value)
+        return "" if fits else f"is {_short(value)}, and no {what}"
+
+    return check
+
+
 def exactly(expected: Any) -> Shape:
     """This and nothing else: a knob that is recorded, or the moment that something was seen at."""
 
@@ -89,25 +107,32 @@ def maybe(shape: Shape) -> Shape:
     return lambda value: "" if value is None else shape(value)
 
 
-def many(shape: Shape, count: int | None = None) -> Shape:
-    """A list of these, of so many where that is known."""
+def many(shape: Shape, count: int | None = None, *, least: int = 0) -> Shape:
+    """A list of these, of so many where that is known, or of at least so many."""
 
     def check(value: Any) -> str:
         if not isinstance(value, list):
             return f"is {_short(value)}, and no list"
         if count is not None and len(value) != count:
             return f"has {len(value)} entries, and not {count}"
+        if len(value) < least:
+            return f"has {len(value)} entries, and not {least} or more"
         return next((f"[{n}] {wrong}" for n, one in enumerate(value) if (wrong := shape(one))), "")
 
     return check
 
 
-def by_name(shape: Shape) -> Shape:
-    """These, by name."""
+def by_name(shape: Shape, *, least: int = 0) -> Shape:
+    """These, by name; at least so many."""
 
     def check(value: Any) -> str:
         if not isinstance(value, dict):
             return f"is {_short(value)}, and nothing by name"
+        if len(value) < least:
+            return f"has {len(value)} names, and not {least} or more"
+        odd = next((name for name in value if LINE(name)), None)
+        if odd is not None:
+            return f"has the name {_short(odd)}, which is no line of text"
         return next((f"{n} {wrong}" for n, one in value.items() if (wrong := shape(one))), "")
 
     return check
@@ -121,6 +146,24 @@ class optional:
 
     def __call__(self, value: Any) -> str:
         return self.shape(value)
+
+
+class _Alike:
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __call__(self, value: Any) -> str:
+        return self.shape(value)
+
+
+def alike(shape: Shape) -> Shape:
+    """A fact of this shape that all ranks of an act have alike, record by record."""
+    return _Alike(shape)
+
+
+def told_alike(shape: Shape) -> bool:
+    """Whether a fact of this shape, where it is not left out, is ``alike`` on all ranks."""
+    return isinstance(shape.shape if isinstance(shape, optional) else shape, _Alike)
 
 
 def held(shapes: Facts) -> Shape:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
-from harness.facts.plan import BrokenPromise, Ledger, to_json, wrong_facts
+from harness.facts.plan import BrokenPromise, Ledger, Plan, refuse_unlike, to_json, wrong_facts
 from harness.spec import HarnessError, Inconclusive, Lane, Record, Records
 from harness.trial import catalogued, code
 from harness.trial.records import (
@@ -21,9 +21,11 @@ from harness.trial.records import (
     FIRST,
     HOUSE,
     LAST,
+    ON_GPU,
     BrokenRecords,
     Exit,
     Identity,
+    digest,
     read_exit,
     read_records,
     whole_plan,
@@ -65,10 +67,11 @@ def _proven_act(run: Mapping[str, Any], folder: Path, of: Identity, exits: list[
     _check_exit(exits[-1])
     records = read_records(place, of.world_size)
     _check_identities(records, of)
-    for rank in records.ranks:
-        _check_complete(run, of, rank, records.by_rank[rank])
+    _check_promises(records, {n: planned(run, of.variant, of.act, n) for n in records.ranks})
     _check_lane(records, run["lane"])
+    _check_machine(records, run["machine"])
     _check_upstream(folder, records, of, run["trials"][of.variant])
+    _check_shims(records, run["trials"][of.variant]["shims"])
     return records
 
 
@@ -104,11 +107,18 @@ def _check_identities(records: Records, of: Identity) -> None:
             raise BrokenRecords(f"ranks {other} and {rank} say that they were one process")
 
 
-def _check_complete(
-    run: Mapping[str, Any], of: Identity, rank: int, records: Sequence[Record]
-) -> None:
+def _check_promises(records: Records, plans: Mapping[int, Plan]) -> None:
+    """Each rank recorded what it promised, and all of them alike what they should have alike."""
+    for rank, plan in plans.items():
+        _check_complete(rank, plan, records.by_rank[rank])
+    try:
+        refuse_unlike({rank: whole_plan(plan) for rank, plan in plans.items()}, records.by_rank)
+    except BrokenPromise as error:
+        raise BrokenRecords(str(error)) from None
+
+
+def _check_complete(rank: int, plan: Plan, records: Sequence[Record]) -> None:
     """A rank recorded what it promised, and promised what the scenario's plan has."""
-    plan = planned(run, of.variant, of.act, rank)
     if records[0].get("promised") != to_json(plan):
         raise BrokenRecords(f"rank {rank} promised other records than this scenario's plan has")
     kinds = tuple(record["kind"] for record in records)
@@ -148,17 +158,38 @@ def asked(
 
 
 def _check_lane(records: Records, lane: str) -> None:
-    """Ranks name a GPU on its lane, and none on the other."""
+    """Ranks name a GPU and what it is driven by on its lane, and none on the other."""
     for start in records.of("start"):
-        if ("gpu" in start) != (lane == Lane.GPU):
+        if any((name in start) != (lane == Lane.GPU) for name in ON_GPU):
             told = start.get("gpu", "no GPU")
             raise Inconclusive(f"rank {start['rank']} ran on {told}, on the {lane} lane")
+
+
+def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
+    """Ranks ran the Python and the torch that run.json says the machine has."""
+    for start in records.of("start"):
+        for name in ("python", "torch"):
+            # torch itself may tell its build, 2.11.0+cu130, where it is installed as 2.11.0.
+            ours, theirs = (str(v).partition("+")[0] for v in (start[name], machine.get(name)))
+            if machine.get(name) is not None and ours != theirs:
+                rank = start["rank"]
+                raise Inconclusive(f"rank {rank} ran {name} {ours}, and run.json names {theirs}")
+
+
+def _check_shims(records: Records, installed: Sequence[str]) -> None:
+    """Ranks tell the uses of the shims that run.json lists."""
+    for told in records.of("shims"):
+        odd = set(told["uses"]) ^ set(installed)
+        if odd:
+            which = sorted(odd)[0]
+            raise Inconclusive(f"rank {told['rank']}: its shims are not those of run.json: {which}")
 
 
 def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping[str, Any]) -> None:
     """Every rank ran the pinned code of the trial's own overlay, each file as it was made."""
     site, key = Path(trial["overlay"]["site"]), trial["overlay"]["key"]
-    made = {} if key == INSTALLED else code.made(folder / of.act, of)
+    nothing = dict.fromkeys(records.ranks, digest({}))  # what is installed is no overlay
+    made = nothing if key == INSTALLED else code.made(folder / of.act, of)
     for rank in records.ranks:
         proof = records.one("upstream", rank)
         if proof is None:
@@ -166,7 +197,7 @@ def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping
         _check_modules(rank, proof, site, trial["pins"])
         _check_files(rank, proof, site, trial["files"])
         loaded = proof["loaded"]
-        if key != INSTALLED and loaded != made.get(rank):
+        if loaded != made.get(rank):
             which = code.changed(folder.parent, loaded, made.get(rank))
             raise Inconclusive(
                 f"overlay {key} is damaged: rank {rank} loaded {which} not as it was made; remove "
@@ -175,6 +206,9 @@ def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping
 
 
 def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]) -> None:
+    odd = sorted(set(proof["modules"]) - set(pins))
+    if odd:
+        raise Inconclusive(f"rank {rank} tells of {odd[0]}, which is not pinned")
     for name, version in pins.items():
         module = proof["modules"].get(name)
         if module is None or site not in Path(module["file"]).parents:
@@ -185,6 +219,9 @@ def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]
 
 
 def _check_files(rank: int, proof: Record, site: Path, files: Mapping[str, str]) -> None:
+    odd = sorted(set(proof["files"]) - set(files))
+    if odd:
+        raise Inconclusive(f"rank {rank} tells of {odd[0]}, which is not watched")
     for file, expected in files.items():
         loaded = proof["files"].get(file)
         if loaded is None:

@@ -22,18 +22,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from harness import apex
 from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, to_json
 from harness.facts.shapes import (
     COUNT,
     FLAG,
+    LINE,
     NUMBER,
     SIZE,
     TEXT,
     WHOLE,
     Shape,
+    alike,
     by_name,
     held,
     many,
+    matching,
     maybe,
     optional,
 )
@@ -56,17 +60,20 @@ IDENTITY = {
     "format": COUNT, "run": TEXT, "run_json": TEXT, "scenario": TEXT, "variant": TEXT, "act": TEXT,
     "seed": WHOLE, "params": TEXT, "world_size": COUNT,
 }  # fmt: skip
+_VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
+ON_GPU = {"gpu": alike(LINE), "nccl": _VERSION, "cuda": _VERSION}
+"""What ``start`` has on the lane of GPUs, and on no other."""
 HOUSE: Mapping[str, Kind] = {
     BEGIN: Kind(
         {
-            **IDENTITY, "pid": COUNT, "host": TEXT,
+            **IDENTITY, "pid": COUNT, "host": alike(LINE),
             "promised": held({"steps": by_name(many(maybe(WHOLE))), "ends": many(TEXT)}),
         }
     ),
     "start": Kind(
         {
-            "python": TEXT, "torch": TEXT, "threads": COUNT,
-            "gpu": optional(TEXT), "nccl": optional(TEXT), "cuda": optional(TEXT),
+            "python": _VERSION, "torch": _VERSION, "threads": alike(COUNT),
+            **{name: optional(shape) for name, shape in ON_GPU.items()},
         }
     ),
     "upstream": Kind(
@@ -74,7 +81,7 @@ HOUSE: Mapping[str, Kind] = {
             "modules": by_name(held({"version": TEXT, "file": TEXT})),
             "files": by_name(maybe(held({"path": TEXT, "sha256": TEXT}))),
             "loaded": TEXT,
-            "apex": TEXT,
+            "apex": alike(matching(apex.STATES, "state of apex")),
         }
     ),
     "shims": Kind({"uses": by_name(COUNT)}),
