@@ -14,6 +14,9 @@ from tests.recording import FOLDER, Recording
 
 Change = Callable[[dict[str, Any]], None]
 
+WEIGHT = "tied_modules.embed.word_embeddings.weight"
+OF_A_COPY = ("own", "sum", "applied", "buffered", "parted", "applied_parted", "left_parted")
+
 
 def told(**facts: Any) -> Change:
     def change(record: dict[str, Any]) -> None:
@@ -21,6 +24,29 @@ def told(**facts: Any) -> Change:
 
     change.__name__ = ",".join(f"{name}={str(value)[:40]!r}" for name, value in facts.items())
     return change
+
+
+def gone(name: str) -> Change:
+    def change(record: dict[str, Any]) -> None:
+        del record[name]
+
+    change.__name__ = f"{name}_gone"
+    return change
+
+
+def within(name: str, change_: Change) -> Change:
+    """The same of a fact that has names itself, or of the first of several that have."""
+
+    def change(record: dict[str, Any]) -> None:
+        inner = record[name]
+        change_(inner[0] if isinstance(inner, list) else inner)
+
+    change.__name__ = f"{name}_{change_.__name__}"
+    return change
+
+
+def without(name: str, inner: str) -> Change:
+    return within(name, gone(inner))
 
 
 Case = tuple[str, str, int | None, str, Change, str]
@@ -47,7 +73,53 @@ HOUSE: list[Case] = [
     ("streaming_map_resume", "fixed", 0, "upstream", told(files={"x": None}), "not watched"),
 ]
 
-ALL = [*HOUSE]
+TIED: list[Case] = [
+    *(
+        ("tied_grad_reduce", trial, rank, "step", gone(name), f"{name} is missing")
+        for trial, rank in (("control", 1), ("buggy", 0), ("reference", 0))
+        for name in OF_A_COPY
+    ),
+    ("tied_grad_reduce", "buggy", 0, "step", told(grad_norm=None), "grad_norm is None"),
+    ("tied_grad_reduce", "fixed", 1, "step", told(sum=1e3), "sum is not alike on ranks 0 and 1"),
+    ("tied_grad_reduce", "reference", 0, "step", told(parted=True), "parted is True, and"),
+    ("tied_grad_reduce", "control", 0, "step", told(got={}), "got has 0 names"),
+    (
+        "tied_grad_reduce", "control", 0, "step", without("strayed", WEIGHT),
+        f"step 1: {WEIGHT} is not told of in each step",
+    ),
+    ("tied_resume_norm", "fixed/train", 0, "step", gone("own"), "own is missing"),
+    ("tied_resume_norm", "fixed/train", 1, "step", told(own=1e3), "a gradient, own, of norm 1000"),
+    ("tied_resume_norm", "fixed/train", 1, "step", told(drift={"x": 1.0}), "drift x was not"),
+    (
+        "tied_resume_norm", "fixed/train", None, "step", told(buffered=False),
+        "buffered False, and left_parted True",
+    ),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", told(compared=0), "where compared is 0"),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", told(trained={}), "trained has 0 names"),
+    (
+        "tied_resume_norm", "buggy/resume", 1, "loaded", within("changed", told(about="x")),
+        "changed [0] about is 'x', and no change",
+    ),
+    (
+        "tied_resume_norm", "buggy/resume", 1, "loaded", within("changed", told(greatest=1.0)),
+        "is told to have changed by 1 at",
+    ),
+    (
+        "tied_resume_norm", "buggy/resume", 1, "loaded",
+        within("changed", told(name="tied_modules.x")), "tied_modules.x is no parameter of this",
+    ),
+    ("tied_resume_weight", "fixed/resume", 1, "step", gone("parted"), "parted is missing"),
+    ("tied_resume_weight", "fixed/train", 1, "drift", told(tied={"x": 1.0}), "tied x was not"),
+    (
+        "tied_resume_weight", "buggy/train", None, "step", told(parted=False),
+        "first stage, and no parted",
+    ),
+    (
+        "tied_resume_weight", "buggy/train", None, "drift", told(tied={}), "and not in its step",
+    ),
+]  # fmt: skip
+
+ALL = [*HOUSE, *TIED]
 
 
 @pytest.fixture

@@ -106,7 +106,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step, with its gradients of the tied weight."""
-    return {"step": Kind(copies.TIED_STEP, each(at.params.steps))}
+    step = copies.tied_step(at, bf16=at.params.precision == "bf16")
+    return {"step": Kind(step, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:
@@ -127,7 +128,7 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """The copies part after a step, and each stage applied its own gradient instead of the sum. All
     else took the step that plain torch takes."""
-    wrong = stepped.astray(records, excused=copies.unsummed)
+    wrong = copies.astray(records, excused=copies.unsummed)
     if wrong:
         return stepped.finding(wrong)
     parting = copies.parting(records, "drift")

@@ -115,7 +115,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """The steps before the save, the load, and the step after it on either side."""
-    return resume.plan(at, at.params.steps, copies.TIED_STEP)
+    step, loads = copies.tied_step(at), at.params.load_optimizer_states
+    return resume.plan(at, at.params.steps, step, optimizer_states=loads)
 
 
 def run(ctx: Context) -> None:
@@ -134,7 +135,7 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """A parameter is not what it was before the save; documented where it was reset to default, and
     every step was the one that plain torch takes."""
-    wrong = stepped.astray(records)
+    wrong = [*copies.astray(records), *resume.retold(records)]
     if wrong:
         return stepped.finding(wrong)
     changed = resume.changed(records)

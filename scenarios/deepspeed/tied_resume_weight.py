@@ -114,12 +114,10 @@ SCENARIO = Scenario(
     },
 )  # fmt: skip
 
-WEIGHT = "tied_modules.embed.word_embeddings.weight"
-
 
 def plan(at: Place) -> Plan:
     """The steps before the save, the load, and the step after it on either side."""
-    return resume.plan(at, at.params.steps, copies.TIED_STEP)
+    return resume.plan(at, at.params.steps, copies.tied_step(at, at.params.gradient_clipping))
 
 
 def run(ctx: Context) -> None:
@@ -138,13 +136,13 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """The last stage's tied weight is not what it was before the save, and had drifted by then, on
     one of the two roads. All else took the step that plain torch takes."""
-    wrong = stepped.astray(records, excused=_drifting)
+    wrong = [*copies.astray(records, excused=_drifting), *resume.retold(records)]
     if wrong:
         return stepped.finding(wrong)
     changed, drifted = resume.changed(records), resume.drifted(records)
     if not changed and not drifted:
         return None
-    weight = [one for one in changed if one.name == WEIGHT]
+    weight = [one for one in changed if one.name == copies.WEIGHT]
     odd = [one for one in changed if one.master or not one.name.startswith("tied_modules.")]
     lines = [
         *map(str, odd or changed),
@@ -158,7 +156,8 @@ def detect(records: Records) -> Finding | None:
 
 def _drifting(step: Record, name: str) -> bool:
     """Whether a stage applied its own gradient, or one behind the first the unclipped sum."""
-    unclipped = step["rank"] > 0 and name == WEIGHT and stepped.gave(step, step["got"][name], 1.0)
+    later = step["rank"] > 0 and name == copies.WEIGHT
+    unclipped = later and stepped.gave(step, step["got"][name], 1.0)
     return unclipped or copies.unsummed(step, name)
 
 
@@ -172,7 +171,7 @@ def _drifted(tied: Mapping[str, float]) -> str:
 
 def exercised(records: Records) -> Exercise:
     """The stages' own gradients differed in every step, and the saved weight had been trained."""
-    trained = resume.trained(records, lambda name: name == WEIGHT, records.ranks)
+    trained = resume.trained(records, lambda name: name == copies.WEIGHT, records.ranks)
     return copies.gradients_parted(records) & trained
 
 

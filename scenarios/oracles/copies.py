@@ -6,27 +6,54 @@ difference of each tensor whose copies are not: ``{"3.input_layernorm.bias": 0.1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.shapes import FLAG, NUMBER, SIZE, Facts, by_name, many, maybe, optional
-from harness.spec import Exercise, Finding, Record, Records
+from harness.facts.numbers import near
+from harness.facts.shapes import (
+    FLAG, NUMBER, SIZE, Facts, alike, exactly, held, many, maybe, optional,
+)  # fmt: skip
+from harness.spec import Exercise, Finding, Place, Record, Records
 from scenarios.oracles import stepped
 
 UNIT = "between the copies of a weight"
 
-TIED_STEP: Facts = {
-    "loss": NUMBER, "grad_norm": maybe(SIZE), "clipping": SIZE, "drift": by_name(SIZE),
-    "own": optional(SIZE), "sum": optional(SIZE), "applied": optional(SIZE),
-    "buffered": optional(FLAG), "parted": optional(FLAG), "applied_parted": optional(FLAG),
-    "left_parted": optional(maybe(FLAG)), **stepped.FACTS,
-    "got_of_own": by_name(many(NUMBER, 3)),
-}  # fmt: skip
-"""A step of ``scenarios.workloads.tied_pipeline``; a rank without a copy has no gradient of it.
+WEIGHT = "tied_modules.embed.word_embeddings.weight"
+"""The name of ``scenarios.workloads.tied_pipeline``'s tied weight, on each stage with a copy."""
 
-``got_of_own`` has of the tied weight how much of the stage's own gradient its optimizer got, as
-``got`` has of the sum over the stages."""
+_COPY = "tied_modules.embed.tied_weight"  # as the detector names it
+DRIFT = held({_COPY: optional(SIZE)})
+"""How far the copies are apart, where they are."""
+DRIFTS = held({_COPY: optional(SIZE), f"{_COPY} (fp32)": optional(SIZE)})
+"""How far they and their fp32 masters are."""
+
+
+def _tied(stages: int) -> Facts:
+    """What a rank tells of its copy of the tied weight; alone, it has nothing to part from."""
+    flag = FLAG if stages > 1 else exactly(False)
+    return {
+        "own": SIZE, "sum": alike(SIZE), "applied": SIZE, "buffered": alike(FLAG),
+        "parted": alike(flag), "applied_parted": alike(flag), "left_parted": alike(maybe(flag)),
+        "drift": alike(DRIFT), "got_of_own": held({WEIGHT: many(NUMBER, 3)}),
+    }  # fmt: skip
+
+
+NOT_TIED: Facts = {"drift": exactly({}), "got_of_own": exactly({})}
+"""What a rank without a copy tells of it."""
+
+
+def tied_step(at: Place, clipping: float = 0.0, bf16: bool = True) -> Facts:
+    """A step of ``scenarios.workloads.tied_pipeline``; a rank without a copy has no gradient of it.
+
+    ``got_of_own`` has of the tied weight how much of the stage's own gradient its optimizer got, as
+    ``got`` has of the sum over the stages.
+    """
+    tied = _tied(at.world_size) if at.rank in (0, at.world_size - 1) else NOT_TIED
+    norm = SIZE if bf16 else maybe(SIZE)  # in fp32 DeepSpeed may tell of none
+    told = {"loss": NUMBER, "grad_norm": norm, "clipping": exactly(clipping)}
+    return {**told, **tied, **stepped.FACTS}
 
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:
@@ -67,6 +94,45 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
         return None
     first, last = parted[0], parted[-1]
     return Parting(first["step"], first[field], last[field], last["step"])
+
+
+def astray(
+    records: Records, excused: stepped.Excuse = lambda step, name: False
+) -> list[stepped.Astray]:
+    """What ``stepped.astray`` finds, and what is told twice of the tied weight, and not alike."""
+    first = [step for step in records.of("step", 0) if "own" in step]
+    retold = [
+        stepped.Astray(rank, step["step"], WEIGHT, about)
+        for rank in records.ranks
+        for step, other in zip(
+            (each for each in records.of("step", rank) if "own" in each), first, strict=False
+        )
+        for about in (*_norms_retold(step), *_parted_retold(step, other))
+    ]
+    return stepped.astray(records, excused) + retold
+
+
+def _norms_retold(step: Record) -> Iterator[str]:
+    """The norms of a step's gradients that are not those of ``got`` and ``got_of_own``."""
+    norm, ratio, aside = step["got"][WEIGHT]
+    right = {
+        "own": step["got_of_own"][WEIGHT][0], "sum": norm,
+        "applied": math.hypot(ratio * norm, aside),
+    }  # fmt: skip
+    for name, other in right.items():
+        least = stepped.FLOOR * step["gradient"]
+        if not near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
+            yield f"has a gradient, {name}, of norm {step[name]:.4g}, told as {other:.4g} as well"
+
+
+def _parted_retold(step: Record, first: Record) -> Iterator[str]:
+    """What is told to be equal on all stages, and has another norm than on the first one; and
+    whether a gradient is left beside a buffer."""
+    for name, flag in (("own", "parted"), ("applied", "applied_parted")):
+        if step[name] != first[name] and not step[flag]:
+            yield f"has a gradient, {name}, of another norm than on the first stage, and no {flag}"
+    if step["buffered"] is (step["left_parted"] is None):
+        yield f"has buffered {step['buffered']}, and left_parted {step['left_parted']}"
 
 
 def unsummed(step: Record, name: str) -> bool:

@@ -7,16 +7,17 @@ master copies are compared where the optimizer keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
-    COUNT, FLAG, NUMBER, SIZE, TEXT, Facts, by_name, held, many,
+    COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, by_name, exactly, held, many, matching,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records
+from scenarios.oracles import copies, stepped
 
 ACTS = ("train", "resume")
 TAG = "saved"
@@ -28,25 +29,26 @@ JUMP = 0.05
 
 
 _CHANGE = {
-    "name": TEXT, "about": TEXT, "greatest": SIZE, "place": many(COUNT), "before": NUMBER,
-    "after": NUMBER,
+    "name": LINE, "about": matching(r"\d+ of \d+ values differ, by up to [ -~]*", "change"),
+    "greatest": SIZE, "place": many(COUNT), "before": NUMBER, "after": NUMBER,
 }  # fmt: skip
 LOADED = {
-    "compared": COUNT, "masters": COUNT, "trained": by_name(many(NUMBER, 2)),
-    "changed": many(held({**_CHANGE, "reset": FLAG})), "optimizer_states": FLAG,
-    "tied": by_name(SIZE), "tied_masters": by_name(SIZE),
+    "compared": COUNT, "masters": COUNT, "trained": by_name(many(NUMBER, 2), least=1),
+    "changed": many(held({**_CHANGE, "reset": FLAG})),
+    "tied": alike(copies.DRIFT), "tied_masters": alike(copies.DRIFTS),
 }  # fmt: skip
 
 
-def plan(at: Place, steps: int, step: Facts) -> Plan:
-    """What ``run`` records in an act, where a trainer's step has these facts."""
+def plan(at: Place, steps: int, step: Facts, optimizer_states: bool = True) -> Plan:
+    """What ``run`` records in an act, where a trainer's step has these facts, those of ``stepped``
+    and how far copies ``drift`` among them."""
     if at.act == "train":
         return {
             "step": Kind(step, each(steps + 1)),
-            "drift": Kind({"tied": by_name(SIZE)}, [steps]),
+            "drift": Kind({"tied": alike(copies.DRIFTS)}, [steps]),
         }
     return {
-        "loaded": Kind(LOADED, [steps]),
+        "loaded": Kind({**LOADED, "optimizer_states": exactly(optimizer_states)}, [steps]),
         "step": Kind(step, [steps + 1]),
         "later": Kind({"changed": many(held(_CHANGE))}, [steps + 1]),
     }
@@ -152,6 +154,40 @@ def changed(records: Records) -> list[Changed]:
         for c in one["changed"]
     ]
     return [c for c in found if not c.master or masters_loaded(records)]
+
+
+def retold(records: Records) -> list[stepped.Astray]:
+    """What is told of the save and the load, and not alike: of tensors that are no parameters, of
+    more or fewer than there are, of copies that drifted otherwise."""
+    return [
+        stepped.Astray(one["rank"], one["step"], name, about)
+        for one in (*records.of("drift"), *records.of("loaded"), *records.of("later"))
+        for name, about in _retold(one, records.of("step", one["rank"]))
+    ]
+
+
+def _retold(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    names, changes = {name for step in steps[:1] for name in step["got"]}, one.get("changed", ())
+    for name in (*one.get("trained", ()), *(change["name"] for change in changes)):
+        if name.removesuffix(MASTER) not in names:
+            yield name, "is no parameter of this rank"
+    for c in changes:
+        values = f"{c['place']} {c['before']:.5g} before, {c['after']:.5g} after"
+        if not c["about"].endswith(f", by up to {c['greatest']:.3g}: at {values}"):
+            yield c["name"], f"is told to have changed by {c['greatest']:.3g} at {values}"
+    if one["kind"] == "loaded":
+        masters = sum(name.endswith(MASTER) for name in one["trained"])
+        if one["compared"] - one["masters"] != len(names) or one["masters"] < masters:
+            told = f"compared is {one['compared']}, and masters {one['masters']}"
+            yield "the state", f"has {len(names)} parameters, where {told}"
+    if one["kind"] == "drift":
+        weights = {n: value for n, value in one["tied"].items() if not n.endswith(MASTER)}
+        if [weights] != [step["drift"] for step in steps if _same_moment(step, one)]:
+            yield "the tied weight", f"drifted by {weights} before the save, and not in its step"
+
+
+def _same_moment(step: Record, one: Record) -> bool:
+    return (step["act"], step["step"]) == (one["act"], one["step"])
 
 
 def finding(

@@ -9,13 +9,13 @@ or not, and says of a training what a documented symptom alone does not: nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
-from harness.facts.shapes import NUMBER, SIZE, TEXT, Facts, by_name, many
+from harness.facts.shapes import LINE, NUMBER, SIZE, Facts, by_name, many
 from harness.spec import Finding, Record, Records
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ LOSS, NORM = "the loss", "the gradient norm"
 """What is told astray besides parameters."""
 
 FACTS: Facts = {
-    "gradient": SIZE, "reference_loss": NUMBER, "got": by_name(many(NUMBER, 3)),
-    "strayed": by_name(SIZE), "stale": many(TEXT),
+    "gradient": SIZE, "reference_loss": NUMBER, "got": by_name(many(NUMBER, 3), least=1),
+    "strayed": by_name(SIZE, least=1), "stale": many(LINE),
 }  # fmt: skip
 """What ``Watch.facts`` has for the record of a step, which also has ``loss``, ``grad_norm`` (or
 null) and ``clipping``.
@@ -205,7 +205,7 @@ Excuse = Callable[[Record, str], bool]
 
 def astray(records: Records, excused: Excuse = lambda step, name: False) -> list[Astray]:
     """The parameters that did not take the step that they should have, by rank and step."""
-    found = []
+    found = list(_untold(records))
     for step in records.of("step"):
         where = (step["rank"], step["step"])
         for name, ours, torchs in (
@@ -225,6 +225,22 @@ def astray(records: Records, excused: Excuse = lambda step, name: False) -> list
                 found.append(Astray(*where, name, told))
         found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
     return found
+
+
+def _untold(records: Records) -> Iterator[Astray]:
+    """The parameters that are not told of in each step of a rank, in ``got`` as in ``strayed``; and
+    the gradient norm, where some steps have one and some have none."""
+    normed = [step["grad_norm"] is not None for step in records.of("step")]
+    for rank in records.ranks:
+        steps = records.of("step", rank)
+        for step in steps:
+            where, names = (rank, step["step"]), set(steps[0]["got"])
+            for name in sorted(names ^ set(step["got"]) | names ^ set(step["strayed"])):
+                yield Astray(*where, name, "is not told of in each step")
+            for name in sorted(set(step["stale"]) - names):
+                yield Astray(*where, name, "is no parameter of this rank")
+            if step["grad_norm"] is None and any(normed):
+                yield Astray(*where, NORM, "is not told of, as it is elsewhere")
 
 
 def _gradient(share: Sequence[float], times: float) -> str:

@@ -70,8 +70,6 @@ class Training:
 SHAPE = Shape()
 
 TIED = "tied_modules.embed."
-WEIGHT = TIED + "word_embeddings.weight"
-"""The name of the tied weight, on each stage that has a copy."""
 
 
 class WordEmbeddings(nn.Embedding):
@@ -301,8 +299,8 @@ def plainly(
         {name: next(flat) * _accumulated(ctx, stage, len(losses)) for name in weights}
         for stage, weights in enumerate(stages)
     ]
-    tied = torch.stack([each[WEIGHT] for each in own if WEIGHT in each]).sum(0)
-    right = [{**each, **({WEIGHT: tied} if WEIGHT in each else {})} for each in own]
+    tied = torch.stack([each[copies.WEIGHT] for each in own if copies.WEIGHT in each]).sum(0)
+    right = [{**each, **({copies.WEIGHT: tied} if copies.WEIGHT in each else {})} for each in own]
     # DeepSpeed counts nothing of a later stage's tied module.
     counted = [
         gradient.norm()
@@ -313,7 +311,7 @@ def plainly(
     plain = stepped.Plain(
         sum(losses) / len(losses), float(torch.stack(counted).norm()), right[ctx.rank]
     )
-    return plain, {name: g for name, g in own[ctx.rank].items() if name == WEIGHT}
+    return plain, {name: g for name, g in own[ctx.rank].items() if name == copies.WEIGHT}
 
 
 def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
