@@ -49,6 +49,11 @@ def without(name: str, inner: str) -> Change:
     return within(name, gone(inner))
 
 
+def later(change: Change) -> Change:
+    """The same of the steps after the third."""
+    return lambda record: change(record) if record["step"] > 3 else None
+
+
 Case = tuple[str, str, int | None, str, Change, str]
 """The scenario, the trial and its act, the rank (None for all), the kind of its records that are
 changed, how, and what is said of it."""
@@ -119,7 +124,25 @@ TIED: list[Case] = [
     ),
 ]  # fmt: skip
 
-ALL = [*HOUSE, *TIED]
+CLIP: list[Case] = [
+    ("bf16_clip", "fixed", 1, "step", told(replicas=[]), "replicas has 0 entries"),
+    ("bf16_clip", "fixed", 1, "step", told(replicas=["x"]), "replicas is not alike on ranks 0"),
+    ("bf16_clip", "fixed", None, "step", later(told(replicas=["x"])), "is no copy in each step"),
+    ("bf16_clip", "reference", 0, "step", told(replicas=["x"]), "x is no copy in each step"),
+    ("bf16_clip", "fixed", 1, "step", told(differing={"x": 1.0}), "differing is not alike"),
+    ("bf16_clip", "fixed", 0, "checkpoint", told(compared=0), "failed for 0 of 0 keys"),
+    ("bf16_clip", "buggy", 0, "checkpoint", told(compared=7), "failed for 8 of 7 keys"),
+    (
+        "bf16_clip", "buggy", 0, "checkpoint", within("failures", told(key="x")),
+        "'x', and no key of a layer norm",
+    ),
+    (
+        "bf16_clip", "buggy", 0, "checkpoint",
+        within("failures", told(key="post_attention_layernorm.bias")), "not those that had drifted",
+    ),
+]  # fmt: skip
+
+ALL = [*HOUSE, *TIED, *CLIP]
 
 
 @pytest.fixture

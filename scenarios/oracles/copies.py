@@ -135,6 +135,16 @@ def _parted_retold(step: Record, first: Record) -> Iterator[str]:
         yield f"has buffered {step['buffered']}, and left_parted {step['left_parted']}"
 
 
+def misnamed(records: Records, field: str, among: str) -> Iterator[stepped.Astray]:
+    """The names in a field of the steps that are not ``among`` the copies; and of these, which each
+    step names, those that not all steps have, or that are no parameters."""
+    for step in records.of("step"):
+        names = set(records.of("step", step["rank"])[0][among])
+        told = set(step[field]) - names | names - set(step["got"])
+        for name in sorted(told | names ^ set(step[among])):
+            yield stepped.Astray(step["rank"], step["step"], name, "is no copy in each step")
+
+
 def unsummed(step: Record, name: str) -> bool:
     """Whether a stage applied its own gradient of the tied weight, whole: for ``stepped.astray``.
 
