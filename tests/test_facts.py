@@ -17,6 +17,8 @@ Change = Callable[[dict[str, Any]], None]
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 OF_A_COPY = ("own", "sum", "applied", "buffered", "parted", "applied_parted", "left_parted")
 
+COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
+
 
 def told(**facts: Any) -> Change:
     def change(record: dict[str, Any]) -> None:
@@ -142,7 +144,31 @@ CLIP: list[Case] = [
     ),
 ]  # fmt: skip
 
-ALL = [*HOUSE, *TIED, *CLIP]
+ROTARY: list[Case] = [
+    ("rope_zero_init", "fixed", 1, "buffers", gone("saved"), "saved is missing"),
+    ("rope_zero_init", "fixed", 1, "buffers", told(turned=[]), "turned was not promised"),
+    ("rope_zero_init_v5", "control", 0, "buffers", gone("turned"), "turned is missing"),
+    ("rope_zero_init_v5", "control", 0, "buffers", gone("turned_off"), "turned_off is missing"),
+    ("rope_zero_init_v5", "control", 0, "buffers", without("turned_off", "cos"), "cos is missing"),
+    ("rope_zero_init", "control", 0, "logits", told(reference="nan"), "reference is 'nan'"),
+    ("rope_zero_init", "control", 0, "logits", told(reference="cuda"), "reference is 'cuda'"),
+    ("rope_zero_init", "control", 0, "buffers", told(lane="gpu"), "lane is 'gpu'"),
+    ("rope_zero_init", "persistent", 1, "buffers", told(saved=["x"]), "other buffers were saved"),
+    ("rope_zero_init", "control", 1, "buffers", told(parted=[""]), "'', and no line of text"),
+    ("rope_zero_init", "buggy", 1, "buffers", told(compared={COS: [1]}), "compared is not alike"),
+    ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared is not alike"),
+    ("rope_zero_init", "buggy", None, "buffers", told(compared={COS: [1]}), "compared as a buffer"),
+    ("rope_zero_init", "fixed", 0, "buffers", told(reference_off={}), "was not compared with"),
+    ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
+    ("rope_zero_init", "fixed", 0, "logits", told(after=5), "is None, after 5 and differing 0"),
+    ("rope_zero_init", "fixed", 0, "logits", told(parameters=5), "the logits has other parameters"),
+    (
+        "rope_zero_init_v5", "buggy", 0, "buffers", within("differing", told(place=[])),
+        "at a place that it does not have",
+    ),
+]  # fmt: skip
+
+ALL = [*HOUSE, *TIED, *CLIP, *ROTARY]
 
 
 @pytest.fixture

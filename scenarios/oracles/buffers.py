@@ -11,6 +11,8 @@ reference and a model answered to the same tokens.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.facts.numbers import named, near
 from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import (
-    COUNT, MAY_OVERFLOW, SIZE, TEXT, Facts, by_name, exactly, held, many, maybe, one_of, optional,
+    COUNT, LINE, MAY_OVERFLOW, SIZE, Facts, Shape, alike, by_name, exactly, held, many, matching,
+    maybe, one_of,
 )  # fmt: skip
-from harness.spec import Exercise, Finding, Lane, Record, Records
+from harness.spec import Exercise, Finding, Lane, Place, Record, Records
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,32 +41,49 @@ rounds cosines by up to 2**-9, and moved logits by up to 0.018; turning the othe
 
 UNIT = "from the reference"
 
-DIFFERENCE = held(
-    {
-        "name": TEXT, "dtype": TEXT, "expected_dtype": TEXT, "elements": COUNT,
-        "mismatched": COUNT, "greatest": SIZE, "place": many(COUNT),
-        "relative": MAY_OVERFLOW,  # where the buffer has a 0
-        "relative_place": many(COUNT),
-    }
-)  # fmt: skip
-LOGITS = {
-    "parameters": COUNT, "unequal_parameters": many(TEXT), "tokens": COUNT, "reference": TEXT,
-    "first": maybe(COUNT), "after": COUNT, "differing": COUNT, "greatest": by_name(SIZE),
-    "reference_off": SIZE,
+ROTARY = re.compile(r"(^|\.)(original_)?_*(inv_freq|cos|sin)(_cached)?$")
+"""The buffers that plain torch has as well."""
+
+LENGTHS = (257, 258, 300, 1024)
+"""Of how many tokens the greatest difference of logits is recorded, besides of all."""
+
+_DTYPE = matching(r"torch\.[a-z]+[0-9a-z_]*", "dtype of torch's")
+DIFFERENCE: Facts = {
+    "name": LINE, "dtype": _DTYPE, "expected_dtype": _DTYPE, "elements": COUNT,
+    "mismatched": COUNT, "greatest": SIZE, "place": many(COUNT),
+    "relative": MAY_OVERFLOW,  # where the buffer has a 0
+    "relative_place": many(COUNT),
 }  # fmt: skip
+TURNED: Facts = {
+    "turned": many(held({**DIFFERENCE, "name": one_of("cos", "sin")})),
+    "turned_off": held({"cos": SIZE, "sin": SIZE}),
+}
+"""What is recorded besides where a model computes its cosines and sines from its buffers."""
 
 
-def plan(*precisions: str) -> Plan:
-    """The buffers of a model in each of these precisions, then the logits of one."""
+def plan(at: Place, *precisions: str, **more: Shape) -> Plan:
+    """The buffers of a model in each of these precisions, with ``more`` facts of each, then the
+    logits of one."""
+    float_ = one_of("float32", *CASTS.values())
     compared: Facts = {
-        "lane": one_of(*(lane.value for lane in Lane)),
-        "casts": by_name(TEXT), "sharded": COUNT, "parameters": COUNT,
-        "compared": by_name(many(COUNT)), "differing": many(DIFFERENCE), "parted": many(TEXT),
-        "turned": optional(many(DIFFERENCE)), "saved": optional(many(TEXT)),
-        "reference_off": by_name(SIZE), "turned_off": optional(by_name(SIZE)),
+        "lane": exactly(at.lane.value), "casts": alike(held({"arange": float_, "ones": float_})),
+        "sharded": alike(COUNT), "parameters": alike(COUNT),
+        "compared": alike(by_name(many(COUNT))), "differing": many(held(DIFFERENCE)),
+        "parted": alike(many(LINE)), "reference_off": by_name(SIZE), **more,
     }  # fmt: skip
     built = [{**compared, "precision": exactly(precision)} for precision in precisions]
-    return {"buffers": Kind(built, [None] * len(precisions)), "logits": Kind(LOGITS)}
+    return {"buffers": Kind(built, [None] * len(precisions)), "logits": Kind(_logits(at))}
+
+
+def _logits(at: Place) -> Facts:
+    tokens = at.params.tokens
+    lengths = [str(n) for n in (*LENGTHS, tokens) if n <= tokens]
+    kinds = ("cpu",) if at.lane is Lane.CPU else ("cpu", "cuda")  # where references are built
+    return {
+        "parameters": COUNT, "unequal_parameters": many(LINE), "tokens": exactly(tokens),
+        "reference": one_of(*kinds), "first": maybe(COUNT), "after": COUNT, "differing": COUNT,
+        "greatest": held(dict.fromkeys(lengths, SIZE)), "reference_off": SIZE,
+    }  # fmt: skip
 
 
 CASTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -105,7 +125,7 @@ def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def diverging(
-    ours: Tensor, references: Mapping[str, Tensor], lengths: Iterable[int]
+    ours: Tensor, references: Mapping[str, Tensor], lengths: Iterable[int] = LENGTHS
 ) -> dict[str, Any]:
     """What to record of a model's logits, [batch, positions, vocabulary], and of references'.
 
@@ -181,17 +201,57 @@ def _precision(record: Record) -> str:
 
 
 def _no_reference(records: Records) -> Iterator[str]:
-    """Where the reference is no LLaMA, or one of other weights: then nothing is proved by it."""
+    """Where the reference is no LLaMA, or one of other weights, or where what is told of it does
+    not go together: then nothing is proved by it."""
     for record in records.of("buffers"):
         for name, off in {**record["reference_off"], **record.get("turned_off", {})}.items():
             if not near(off, 0.0, within=PLAIN):
                 yield f"the reference's {name} is {off:.3g} off plain torch's"
+        yield from (f"{_precision(record)}: {line}" for line in _mistold(record))
     for answer in records.of("logits"):
+        yield from _logits_mistold(answer, records.of("buffers", answer["rank"]))
         off = answer["reference_off"]
         if not near(off, 0.0, within=PLAIN_LOGITS):
             yield f"the reference's logits are off by {off:.3g} of plain torch's"
         if answer["unequal_parameters"]:
             yield f"the weights are not the reference's: {', '.join(answer['unequal_parameters'])}"
+
+
+def _mistold(record: Record) -> Iterator[str]:
+    """What is told of buffers that are none, or are of another size; and those of which it is not
+    told how far the reference is from plain torch."""
+    compared = record["compared"]
+    first = {re.sub(r"(?<=\.)\d+(?=\.)", "0", name) for name in compared}  # the reference has those
+    known, saved = record["reference_off"], record.get("saved")
+    for name in sorted(first - set(known)):
+        if ROTARY.search(name):
+            yield f"the reference's {name} was not compared with plain torch's"
+    for name in sorted({*known, *record["parted"]} - first - set(compared)):
+        yield f"{name} is no buffer of the model"
+    for difference in record["differing"]:
+        name, elements = difference["name"], difference["elements"]
+        if name not in compared or math.prod(compared[name]) != elements:
+            yield f"{name} was not compared as a buffer of {elements} elements"
+        elif difference["mismatched"]:
+            places = {len(difference["place"]), len(difference["relative_place"])}
+            if places != {max(1, len(compared[name]))}:  # a scalar's is (0,)
+                yield f"{name} is told to differ at a place that it does not have"
+    if saved and saved != sorted(compared):
+        yield "other buffers were saved than those of the model"
+
+
+def _logits_mistold(answer: Record, built: Sequence[Record]) -> Iterator[str]:
+    """What is told twice of logits, and not alike."""
+    tokens, first = answer["tokens"], answer["first"]
+    begun = tokens if first is None else first
+    if begun + answer["after"] != tokens or (answer["differing"] > 0) is (first is None):
+        told = f"first is {first}, after {answer['after']} and differing {answer['differing']}"
+        yield f"the logits of {tokens} tokens: {told}, which do not go together"
+    for length, greatest in answer["greatest"].items():
+        if (greatest > 0) is not (int(length) > begun):
+            yield f"the logits of {length} tokens: greatest is {greatest:g}, and first is {first}"
+    if any(record["parameters"] != answer["parameters"] for record in built):
+        yield "the model of the logits has other parameters than that of the buffers"
 
 
 def _found(record: Record) -> Sequence[Difference]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Plan
+from harness.facts.shapes import LINE, exactly, many
 from harness.spec import (
     Companion, Context, Defect, Edits, Exercise, Finding, Lane, Place, Records, Scenario, affected,
     unaffected,
@@ -155,7 +156,8 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """The buffers in three precisions, and the logits in bf16."""
-    return buffers.plan(*PRECISIONS)
+    saved = many(LINE, least=1) if at.params.remedy == "persistent" else exactly([])
+    return buffers.plan(at, *PRECISIONS, saved=saved)
 
 
 def run(ctx: Context) -> None:

@@ -85,7 +85,7 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """The buffers and the logits in bf16."""
-    return buffers.plan("bf16")
+    return buffers.plan(at, "bf16", **buffers.TURNED)
 
 
 def run(ctx: Context) -> None:

@@ -31,9 +31,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
 """The model's dtype under each precision of the DeepSpeed config. A config without bf16 and fp16
 means fp32 to DeepSpeed, whatever the model is: that was the report's comparison."""
 
-LENGTHS = (257, 258, 300, 1024)
-"""Of how many tokens the greatest difference of logits is recorded, besides of all."""
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -173,7 +170,7 @@ def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
     with _gathered(model), torch.no_grad():
         unequal = {name for each in references.values() for name in _unequal(model, each)}
         theirs = {kind: _logits(each, tokens) for kind, each in references.items()}
-        answer = buffers.diverging(_logits(model, tokens), theirs, LENGTHS)
+        answer = buffers.diverging(_logits(model, tokens), theirs)
         plain = plain_llama.logits(first.state_dict(), tokens, Shape.layers, Shape.heads)
         off = max(plain_llama.logits_off(each, plain) for each in theirs.values())
     ctx.record(
