@@ -168,7 +168,32 @@ ROTARY: list[Case] = [
     ),
 ]  # fmt: skip
 
-ALL = [*HOUSE, *TIED, *CLIP, *ROTARY]
+OVERFLOW: list[Case] = [
+    ("fp16_overflow", "control", 1, "step", told(grad_norm=None), "grad_norm is not alike on"),
+    ("fp16_overflow", "buggy", 0, "step", told(grad_norm=1.5), "grad_norm is not alike on ranks"),
+    ("fp16_overflow", "control", None, "step", later(told(grad_norm=None)), "is told of some"),
+    ("fp16_overflow", "control", 1, "begun", told(gradient="nan"), "gradient is not alike on"),
+    ("fp16_overflow", "control", None, "begun", told(gradient="nan"), "torch's gradient is nan"),
+    ("fp16_overflow", "control", 1, "begun", told(scale=1.0), "its scale is 1.0, and before it"),
+    ("fp16_overflow", "fixed", 1, "begun", told(rate=0.5), "its rate is 0.5, and was to be 0.0001"),
+    ("fp16_overflow", "fixed", 1, "begun", told(clipping=0.0), "clipping is 0.0, and not 1.0"),
+    ("fp16_overflow", "control", 1, "step", told(headroom={}), "headroom has 0 names"),
+    (
+        "fp16_overflow", "control", 1, "step", without("headroom", "output logits"),
+        "rank 1, step 1: other tensors were watched",
+    ),
+    (
+        "fp16_overflow", "control", 1, "step", within("largest", told(**{"output logits": 1e4})),
+        "output logits are at most 10000.0, and their headroom is told as",
+    ),
+    ("fp16_overflow", "buggy", 1, "exception", told(type="Error"), "type is 'Error'"),
+    (
+        "fp16_overflow", "control", 1, "setup", within("corpus", told(sha256="0" * 64)),
+        "corpus is not alike on ranks 0 and 1",
+    ),
+]  # fmt: skip
+
+ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW]
 
 
 @pytest.fixture
@@ -204,3 +229,11 @@ def test_ranks_whose_records_of_a_kind_say_this_are_not_believed(
     trial = run.trial(place.partition("/")[0])
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert said in trial.reason
+
+
+def test_a_gradient_norm_that_no_step_has_is_of_some_releases(
+    recorded: Callable[[str], Recording],
+) -> None:
+    run = recorded("fp16_overflow")
+    tamper(run, "control", None, "step", told(grad_norm=None))
+    assert run.trial("control").outcome is Outcome.CLEAN

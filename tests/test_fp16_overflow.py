@@ -20,7 +20,7 @@ from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade
 from harness.trial.records import read_records
 from scenarios.deepspeed import fp16_overflow, fp16_overflow_stage0
-from scenarios.oracles.loss_scale import expected_skips, overflowed
+from scenarios.oracles.loss_scale import LIMIT, expected_skips, overflowed
 from tests.recording import Recording, stored_verdict
 
 RECORDED = Path(__file__).parent / "recorded" / "fp16_overflow_cpu"
@@ -137,10 +137,18 @@ def test_an_exception_while_the_loss_is_finite_is_not_the_documented_symptom(
     assert "no loss before that was other than finite" in overflow.trial("buggy").reason
 
 
+def leave(step: dict[str, Any], **bits: float) -> None:
+    """Have the tensors of a step leave so much headroom: by name, or ``all`` of them."""
+    for name in step["headroom"]:
+        told = bits.get(name.replace(" ", "_"), bits.get("all"))
+        if told is not None:
+            step["headroom"][name], step["largest"][name] = told, LIMIT / 2**told
+
+
 def roomy(records: Records) -> None:
     """No watched tensor came near the limit."""
     for step in steps(records):
-        step["headroom"] = dict.fromkeys(step["headroom"], 5.0)
+        leave(step, all=5.0)
 
 
 def test_a_nan_from_elsewhere_is_not_the_documented_symptom(overflow: Recording) -> None:
@@ -160,7 +168,7 @@ def test_a_nan_in_bf16_is_inconclusive(overflow: Recording) -> None:
 def test_bf16_that_never_passed_the_limit_proves_nothing(overflow: Recording) -> None:
     def near(records: Records) -> None:
         for step in steps(records):
-            step["headroom"] = {name: max(bits, 0.1) for name, bits in step["headroom"].items()}
+            leave(step, all=max(0.1, *step["headroom"].values()))
 
     on_both_ranks(overflow, "fixed", near)
     assert "not exercised" in overflow.trial("fixed").reason
@@ -216,23 +224,25 @@ def test_nothing_recorded_is_nothing_exercised() -> None:
 
 def test_a_control_that_came_near_spoils_the_reproduction(overflow: Recording) -> None:
     with overflow.records("control", rank=1) as records:
-        steps(records)[-1]["headroom"]["layer 0 scores"] = 2.9
+        leave(steps(records)[-1], layer_0_scores=2.9)
     result = overflow.grade()
     assert result.verdict is Verdict.NOT_REPRODUCED
     assert result.reasons == ("control: the headroom went below the threshold at step 170",)
 
 
 def test_variants_on_different_texts_are_no_reproduction(overflow: Recording) -> None:
-    with overflow.record("fixed", "setup") as setup:
-        setup["corpus"]["sha256"] = "0"
+    for rank in (0, 1):
+        with overflow.record("fixed", "setup", rank) as setup:
+            setup["corpus"]["sha256"] = "0" * 64
     result = overflow.grade()
     assert result.verdict is Verdict.NOT_REPRODUCED
     assert result.reasons == ("the variants did not train on the same text",)
 
 
 def test_variants_that_begin_with_other_losses_are_no_reproduction(overflow: Recording) -> None:
-    with overflow.record("fixed", "step") as first:
-        first["loss"] += 0.1
+    for kind in ("begun", "step"):
+        with overflow.record("fixed", kind) as first:
+            first.update({n: first[n] + 0.1 for n in ("loss", "reference_loss") if n in first})
     result = overflow.grade()
     assert result.verdict is Verdict.NOT_REPRODUCED
     assert "did not begin alike" in result.reasons[0]
@@ -281,7 +291,7 @@ def test_the_warning_comes_long_before_the_nan(overflow: Recording) -> None:
 
     def sudden(records: Records) -> None:
         for step in steps(records)[:91]:
-            step["headroom"] = dict.fromkeys(step["headroom"], 3.0)
+            leave(step, all=3.0)
 
     on_both_ranks(overflow, "buggy", sudden)
     assert ", 0 steps before the first nan" in overflow.trial("buggy").reason

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import finite, named, near
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import MAY_OVERFLOW, SIZE
+from harness.facts.shapes import MAY_OVERFLOW, SIZE, alike, exactly
 from harness.spec import Record, Records
 from scenarios.oracles import stepped
 
@@ -31,11 +31,12 @@ ASIDE = 0.1
 rounding alone makes it 1e-3 in the third step."""
 
 
-def plan(steps: int) -> Plan:
+def plan(steps: int, clipping: float) -> Plan:
     """The first of so many steps."""
     facts = {
-        "loss": MAY_OVERFLOW, "reference_loss": MAY_OVERFLOW, "gradient": MAY_OVERFLOW,
-        "got": MAY_OVERFLOW, "clipping": SIZE, "scale": SIZE, "rate": SIZE, "aside": MAY_OVERFLOW,
+        "loss": MAY_OVERFLOW, "reference_loss": MAY_OVERFLOW, "gradient": alike(MAY_OVERFLOW),
+        "got": MAY_OVERFLOW, "clipping": exactly(clipping), "scale": SIZE, "rate": SIZE,
+        "aside": MAY_OVERFLOW,
     }  # fmt: skip
     return {"begun": Kind(facts, range(1, min(STEPS, steps) + 1))}
 

@@ -18,7 +18,7 @@ from typing import Any
 from harness.facts.numbers import named, near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
-    COUNT, FLAG, MAY_OVERFLOW, NUMBER, SIZE, TEXT, by_name, exactly, held, maybe,
+    COUNT, FLAG, MAY_OVERFLOW, SIZE, alike, by_name, exactly, held, matching, maybe,
 )  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Record, Records
 from scenarios.oracles import begun
@@ -32,36 +32,33 @@ GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymor
 
 SCALER = held(
     {
-        "optimizer": TEXT, "dynamic": FLAG, "initial": SIZE, "minimum": maybe(SIZE),
-        "hysteresis": maybe(COUNT), "consecutive": maybe(FLAG), "window": maybe(COUNT),
+        "optimizer": matching(r"[A-Za-z_]\w*", "name of a class"), "dynamic": FLAG,
+        "initial": SIZE, "minimum": maybe(SIZE), "hysteresis": maybe(COUNT),
+        "consecutive": maybe(FLAG), "window": maybe(COUNT),
     }
 )  # fmt: skip
-SETUP = {
-    "precision": TEXT, "zero_stage": COUNT, "steps": COUNT, "warn_below": NUMBER,
-    "corpus": held({"sha256": TEXT, "bytes": COUNT, "files": COUNT}), "scaler": SCALER,
-    "rates": held({"first": SIZE, "top": SIZE, "ramp": COUNT}),
-}  # fmt: skip
+CORPUS = held({"sha256": matching("[0-9a-f]{64}", "SHA-256"), "bytes": COUNT, "files": COUNT})
 STEP = {
-    "loss": MAY_OVERFLOW, "grad_norm": maybe(MAY_OVERFLOW), "loss_scale": SIZE, "skipped": COUNT,
-    "lr": SIZE, "largest": by_name(MAY_OVERFLOW), "headroom": by_name(MAY_OVERFLOW),
-    "weights": SIZE,
+    "loss": MAY_OVERFLOW, "grad_norm": alike(maybe(MAY_OVERFLOW)), "loss_scale": SIZE,
+    "skipped": COUNT, "lr": SIZE, "largest": by_name(MAY_OVERFLOW, least=1),
+    "headroom": by_name(MAY_OVERFLOW, least=1), "weights": SIZE,
 }  # fmt: skip
 
 
 def plan(params: Any) -> Plan:
     """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
     first ones also whether they are plain torch's."""
-    told = ("precision", "zero_stage", "steps", "warn_below")
+    knobs = {name: getattr(params, name) for name in ("precision", "zero_stage", "warn_below")}
     rates = {"first": params.first_lr, "top": params.lr, "ramp": params.ramp}
-    setup = {**SETUP, **{name: exactly(getattr(params, name)) for name in told}}
-    setup["rates"] = exactly(rates)
-    steps = params.steps
-    raised = Kind({"type": TEXT, "text": TEXT}, each(steps), ends=True)
+    told = {**knobs, "steps": params.steps, "rates": rates}
+    setup = {name: exactly(value) for name, value in told.items()}
+    steps = each(params.steps)
+    raised = {"type": exactly("Exception"), "text": exactly(GIVEN_UP)}
     return {
-        "setup": Kind(setup),
-        "step": Kind(STEP, each(steps)),
-        "exception": raised,
-        **begun.plan(steps),
+        "setup": Kind({**setup, "corpus": alike(CORPUS), "scaler": alike(SCALER)}),
+        "step": Kind(STEP, steps),
+        "exception": Kind(raised, steps, ends=True),
+        **begun.plan(params.steps, params.gradient_clipping),
     }
 
 
@@ -279,10 +276,10 @@ def untrue(records: Records) -> Iterator[str]:
     """
     setup = records.one("setup")
     yield from begun.untrue(records, unscaled_twice=bool(setup and not setup["zero_stage"]))
+    yield from _norms_wrong(records)
     for rank in records.ranks:
-        yield from list(_rates_wrong(records, rank))[:1]
-        yield from list(_scale_wrong(records, rank))[:1]
-        yield from list(_weights_wrong(records, rank))[:1]
+        for wrong in (_begun_wrong, _headroom_wrong, _rates_wrong, _scale_wrong, _weights_wrong):
+            yield from list(wrong(records, rank))[:1]
 
 
 def _ended(records: Records, rank: int) -> list[Record]:
@@ -291,14 +288,63 @@ def _ended(records: Records, rank: int) -> list[Record]:
     return [step for step in records.of("step", rank) if step["step"] not in raised]
 
 
-def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
-    """The rate rises by the same with every step that is taken, up to the top of the ramp."""
+def _norms_wrong(records: Records) -> Iterator[str]:
+    """By its release and stage, DeepSpeed tells the gradient norm of all steps or of none, once a
+    step was taken."""
+    begun = [step for step in records.of("step") if step["skipped"] < step["step"]]
+    if len({step["grad_norm"] is None for step in begun}) > 1:
+        yield "the gradient norm is told of some steps, and not of others"
+
+
+def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
+    """What is told twice of the first steps: the loss, the scale and the rate that a step has."""
     setup = records.one("setup", rank)
-    rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 0}
-    for step in _ended(records, rank):
+    if setup is None:
+        return
+    before = {"loss_scale": setup["scaler"]["initial"], "lr": setup["rates"]["first"], "skipped": 0}
+    for first, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
+        where, taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
+        if first["loss"] != step["loss"]:
+            yield f"{where} its loss is told as {first['loss']} and as {step['loss']}"
+        if first["scale"] != before["loss_scale"]:
+            yield f"{where} its scale is {first['scale']}, and before it was {before['loss_scale']}"
+        if taken and not near(first["rate"], before["lr"], share=1e-3):
+            yield f"{where} its rate is {first['rate']:.4g}, and was to be {before['lr']:.4g}"
+        if taken and not math.isfinite(float(first["gradient"])):
+            yield f"{where} it was taken, and plain torch's gradient is {first['gradient']}"
+        before = step
+
+
+def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
+    """The headroom is that of the largest value, of the same tensors in every step and rank."""
+    watched = set(next((step["headroom"] for step in records.of("step")), ()))
+    for step in records.of("step", rank):
+        where = f"rank {rank}, step {step['step']}:"
+        if not set(step["headroom"]) == set(step["largest"]) == watched:
+            yield f"{where} other tensors were watched than in the first step"
+        for name, value in step["largest"].items():
+            told, right = step["headroom"].get(name), _bits(float(value))
+            if told != named(right) and not near(told, right, within=1e-3):
+                yield f"{where} {name} are at most {value}, and their headroom is told as {told}"
+
+
+def _bits(largest: float) -> float:
+    """The headroom of a value, in bits, as ``harness.detectors.headroom`` has it."""
+    if not math.isfinite(largest):
+        return -math.inf
+    return math.log2(LIMIT / largest) if largest > 0 else math.inf
+
+
+def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
+    """The rate rises by the same with every step that is taken, up to the top of the ramp, and
+    falls by as much from there on, as long as it rose."""
+    setup = records.one("setup", rank)
+    rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 1}
+    for step in _ended(records, rank) if setup else ():
         taken = step["step"] - step["skipped"]
-        right = rates["first"] + (rates["top"] - rates["first"]) * taken / (rates["ramp"] or 1)
-        if taken <= rates["ramp"] and not near(step["lr"], right, share=1e-3):
+        from_top = abs(taken - rates["ramp"]) / rates["ramp"]
+        right = rates["top"] - (rates["top"] - rates["first"]) * from_top
+        if from_top <= 1 and not near(step["lr"], right, share=1e-3):
             yield (
                 f"rank {rank}, step {step['step']}: the next rate is {step['lr']:.4g}, where "
                 f"{right:.4g} is"
