@@ -193,7 +193,24 @@ OVERFLOW: list[Case] = [
     ),
 ]  # fmt: skip
 
-ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW]
+STEPS: list[Case] = [
+    ("clip_max_for_min", "fixed", 0, "step", told(micro=[]), "micro has 0 entries, and not 1"),
+    ("clip_max_for_min", "buggy", 0, "step", told(applied=1e-3), "120 are wrong: 6 not"),
+    ("clip_max_for_min", "fixed", 0, "step", told(loss=0.0), "the loss of step 1 is 0"),
+    ("pipeline_gas_twice", "fixed", 0, "step", told(micro=[1.0]), "micro has 1 entries, and not 4"),
+    ("pipeline_gas_twice", "control", 1, "step", told(stage=0), "stage is 0, and not 1"),
+    ("trainer_gas_twice", "control", 0, "step", told(rows=[]), "rows has 0 entries"),
+    ("trainer_gas_twice", "fixed", 0, "step", told(micro=[1.0]), "step 1 tells of 1 micro, 4"),
+    ("trainer_gas_twice", "fixed", 0, "step", told(reference_loss=0.0), "the loss of step 1 is 0"),
+    ("warmup_first_step", "buggy", 0, "rate", told(rates=[]), "rates has 0 entries, and not 1"),
+    ("warmup_first_step", "buggy", 1, "rate", told(rates=[0.1, 0.1]), "rates is not alike"),
+    ("warmup_first_step", "control", None, "rate", later(told(rates=[0.0] * 2)), "2 rates, 1 of"),
+    ("warmup_first_step", "control", 0, "step", told(logged=[]), "logged has 0 entries"),
+    ("warmup_first_step", "control", 1, "step", told(loss=0.0), "the loss of step 1 is"),
+    ("warmup_first_step", "fixed", 1, "schedule", told(name="inf"), "name is 'inf'"),
+]
+
+ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS]
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step, with what it applied."""
-    facts = {"loss": NUMBER, "clipping": exactly(at.params.clipping), **applied.FACTS}
+    facts = {"loss": NUMBER, "clipping": exactly(at.params.clipping), **applied.shapes(1)}
     return {"step": Kind(facts, each(at.params.steps))}
 
 
@@ -94,7 +94,9 @@ def _wanted(step: Record) -> float:
 
 def detect(records: Records) -> Finding | None:
     """Large gradients were applied as they were, and small ones with the norm of the threshold."""
-    steps = records.of("step")
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
+    if odd:
+        return Finding(odd[0], documented=False)
     wrong = [step for step in steps if not applied.times(step, _wanted(step))]
     if not wrong:
         return None

@@ -20,9 +20,13 @@ from functools import partial
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, SIZE, TEXT, exactly, many
+from harness.facts.shapes import NUMBER, exactly
 from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
 from scenarios.oracles import applied, blind, schedule
+
+
+SCHEDULE = "WarmupLR"
+"""The name of DeepSpeed's class, in its config as well."""
 
 
 @dataclass
@@ -63,8 +67,8 @@ def plan(at: Place) -> Plan:
     """The schedule; the rate of each step; what the engine says of it afterwards, and the weights:
     of a step that is measured in rates of 1, ``ratio`` is the rate that was applied."""
     knobs = asdict(at.params) | {"own": getattr(at.params, at.params.own)}
-    told = {"name": TEXT, **{name: exactly(value) for name, value in knobs.items()}}
-    facts = {"loss": NUMBER, "logged": many(SIZE), **applied.FACTS}
+    told = {name: exactly(value) for name, value in {"name": SCHEDULE, **knobs}.items()}
+    facts = {"loss": NUMBER, "logged": schedule.RATES, **applied.shapes(1)}
     after = Kind(facts, each(at.params.steps))
     return {"schedule": Kind(told), **schedule.plan(at.params.steps), "step": after}
 
@@ -82,7 +86,7 @@ def run(ctx: Context) -> None:
         engine = regression.engine(
             ctx, partial(torch.optim.SGD, lr=own), gradient_clipping=0.0,
             train_micro_batch_size_per_gpu=p.batch, zero_optimization={"stage": 0},
-            scheduler={"type": "WarmupLR", "params": {**told, "warmup_type": "linear"}},
+            scheduler={"type": SCHEDULE, "params": {**told, "warmup_type": "linear"}},
         )  # fmt: skip
         rates.watch(ctx.record, engine.optimizer)
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__, **{**asdict(p), "own": own})
@@ -111,7 +115,10 @@ def detect(records: Records) -> Finding | None:
     """The first step used the optimizer's own rate, and all others the schedule's. Each moved the
     weights by as much, against the gradient, and the next step's rate was logged."""
     formula = partial(_formula, records)
-    odd = [*schedule.not_moved(records), *schedule.logged_wrong(records, formula)]
+    odd = [
+        *schedule.groups_wrong(records), *schedule.not_moved(records),
+        *schedule.logged_wrong(records, formula), *applied.loss_wrong(records, parts=True),
+    ]  # fmt: skip
     if odd:
         return Finding("\n".join(odd[:3]), documented=False)
     wrong = schedule.deviations(records, formula)

@@ -8,12 +8,12 @@ scenario's rows are equally long, so that the mean of the micro-batches' means i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
-from harness.facts.shapes import NUMBER, SIZE, many
+from harness.facts.shapes import NUMBER, SIZE, Facts, many
 from harness.spec import Finding, Record, Records
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ rounding moves it by 1e-5."""
 
 UNIT = "of the gradient that is right"
 
-FACTS = {
-    "gradient": SIZE, "applied": SIZE, "ratio": NUMBER, "off": SIZE, "micro": many(NUMBER),
-    "reference_loss": NUMBER,
-}  # fmt: skip
-"""What ``facts`` has for the record of a step."""
+
+def shapes(micro_batches: int | None = None) -> Facts:
+    """Those of what ``facts`` has for the record of a step of so many micro-batches, if known."""
+    return {
+        "gradient": SIZE, "applied": SIZE, "ratio": NUMBER, "off": SIZE,
+        "micro": many(NUMBER, micro_batches, least=1), "reference_loss": NUMBER,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,25 @@ def straight(step: Record) -> bool:
 
 
 def times(step: Record, ratio: float) -> bool:
-    """Whether ``ratio`` times the gradient was applied."""
-    return near(step["ratio"], ratio, share=TOLERANCE) and straight(step)
+    """Whether ``ratio`` times the gradient was applied: by the share of it, and by the norms."""
+    norm = abs(ratio) * step["gradient"]
+    # ``straight`` lets pass an angle that makes the norm greater by TOLERANCE.
+    norms = near(step["applied"], norm, share=2 * TOLERANCE)
+    return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step)
+
+
+def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
+    """The steps whose ``loss`` is not that of plain torch; where each rank has but a part of the
+    rows, their mean is not."""
+    by_step: dict[int, list[Record]] = {}
+    for step in records.of("step"):
+        by_step.setdefault(step["step"], []).append(step)
+    for number, steps in by_step.items():
+        mean = math.fsum(step["loss"] for step in steps) / len(steps)
+        for step in steps:
+            loss, right = mean if parts else step["loss"], step["reference_loss"]
+            if not near(loss, right, share=TOLERANCE):
+                yield f"the loss of step {number} is {loss:.5g}, where plain torch has {right:.5g}"
 
 
 def told(step: Record) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import SIZE, many
+from harness.facts.shapes import SIZE, alike, many
 from harness.spec import Finding, Records
 from scenarios.oracles import applied
 
@@ -20,9 +20,13 @@ TOLERANCE = 1e-6
 UNIT = "from the rate of the schedule"
 
 
+RATES = alike(many(SIZE, least=1))
+"""The rates of one step, a parameter group each: data-parallel ranks step alike."""
+
+
 def plan(steps: int) -> Plan:
     """The rates of so many steps of an optimizer."""
-    return {"rate": Kind({"rates": many(SIZE)}, each(steps))}
+    return {"rate": Kind({"rates": RATES}, each(steps))}
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,26 @@ def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviat
 def not_moved(records: Records) -> Iterator[str]:
     """The steps that did not move the weights by their rate.
 
-    For this a rank records ``step`` with ``applied.FACTS``, measured in rates of 1: ``ratio`` is
+    For this a rank records ``step`` with ``applied.facts``, measured in rates of 1: ``ratio`` is
     the rate that was applied.
     """
     for rank in records.ranks:
         for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
             if not all(applied.times(step, each) for each in rate["rates"]):
                 yield f"{applied.told(step)}, at a rate of {rate['rates']}"
+
+
+def groups_wrong(records: Records) -> Iterator[str]:
+    """The steps of which other numbers of rates are told than of the first."""
+    for rank in records.ranks:
+        rates, steps = records.of("rate", rank), records.of("step", rank)
+        for rate, step in zip(rates, steps, strict=True):
+            counts = (len(rates[0]["rates"]), len(rate["rates"]), len(step["logged"]))
+            if len(set(counts)) > 1:
+                yield (
+                    f"rank {rank}, step {step['step']}: {counts[1]} rates, {counts[2]} of them "
+                    f"logged, where the first step has {counts[0]}"
+                )
 
 
 def logged_wrong(records: Records, formula: Callable[[int], float]) -> Iterator[str]:
