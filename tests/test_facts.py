@@ -210,7 +210,13 @@ STEPS: list[Case] = [
     ("warmup_first_step", "fixed", 1, "schedule", told(name="inf"), "name is 'inf'"),
 ]
 
-ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS]
+STREAMS: list[Case] = [
+    ("streaming_map_resume", "fixed", 0, "resume", told(transform="inf"), "transform is 'inf'"),
+    ("streaming_map_resume", "fixed", 0, "resume", told(tables=[40]), "tables is"),
+    ("sampler_shards", "fixed", 1, "epoch", told(batch=1), "batch is 1, and not 4"),
+]
+
+ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS]
 
 
 @pytest.fixture

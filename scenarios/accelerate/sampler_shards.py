@@ -69,7 +69,7 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """What came in each epoch."""
-    return coverage.plan(at.params.epochs)
+    return coverage.plan(at.params.samples, BATCH, at.params.epochs)
 
 
 def run(ctx: Context) -> None:

@@ -72,7 +72,16 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """The rows before the checkpoint, after it, and without one."""
-    return {"resume": coverage.RESUME}
+    return coverage.resume_plan(at.params.before, **_told(at.params))
+
+
+def _told(params: Params) -> dict[str, Any]:
+    """What is recorded of the stream as it is made."""
+    return {
+        "transform": params.transform, "rows": params.rows, "tables": _ends(params),
+        "batch": BATCH if params.transform == "batched" else 0,
+        "mark": int(params.transform in ("map", "batched")),
+    }  # fmt: skip
 
 
 def run(ctx: Context) -> None:
@@ -87,10 +96,8 @@ def run(ctx: Context) -> None:
     after, whole = list(resumed), list(_dataset(params))
     named = {"before": before, "after": after, "whole": whole}
     ctx.record(
-        "resume", transform=params.transform, rows=params.rows, tables=_ends(params),
-        batch=BATCH if params.transform == "batched" else 0,
+        "resume", **_told(params),
         marks=sorted({int(row["mark"]) for rows in named.values() for row in rows}),
-        mark=int(params.transform in ("map", "batched")),
         **{name: [int(row["id"]) for row in rows] for name, rows in named.items()},
     )  # fmt: skip
 

@@ -15,23 +15,25 @@ from itertools import zip_longest
 from typing import Any
 
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, TEXT, WHOLE, many
+from harness.facts.shapes import COUNT, WHOLE, Facts, exactly, many
 from harness.spec import Context, Exercise, Finding, Record, Records
 
 UNIT = "of all samples seen by nobody"
 
 
 _ROWS = many(COUNT)
-RESUME = Kind(
-    {"before": _ROWS, "after": _ROWS, "whole": _ROWS, "transform": TEXT, "rows": COUNT,
-     "tables": _ROWS, "batch": COUNT, "marks": _ROWS, "mark": COUNT}
-)  # fmt: skip
-_EPOCH = {"samples": COUNT, "batch": COUNT, "seen": _ROWS, "order": _ROWS, "seed": WHOLE}
 
 
-def plan(epochs: int) -> Plan:
+def plan(samples: int, batch: int, epochs: int) -> Plan:
     """What ``watch`` records of so many epochs."""
-    return {"epoch": Kind(_EPOCH, each(epochs))}
+    told = {"samples": exactly(samples), "batch": exactly(batch), "order": _ROWS}
+    return {"epoch": Kind({**told, "seen": _ROWS, "seed": WHOLE}, each(epochs))}
+
+
+def resume_plan(before: int, **told: Any) -> Plan:
+    """A record ``resume`` after so many rows; ``told`` is all that is known of it beforehand."""
+    rows: Facts = {"before": many(COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
+    return {"resume": Kind({**rows, **{name: exactly(value) for name, value in told.items()}})}
 
 
 def watch(ctx: Context, loader: Any, samples: int, batch: int, epochs: int) -> None:
