@@ -216,7 +216,31 @@ STREAMS: list[Case] = [
     ("sampler_shards", "fixed", 1, "epoch", told(batch=1), "batch is 1, and not 4"),
 ]
 
-ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS]
+EMBEDDING: list[Case] = [
+    ("tied_embedding_order", "fixed", 0, "cell", told(pieces=[]), "pieces has 0 entries"),
+    ("tied_embedding_order", "control", 1, "rest", told(owned={}), "owned has 0 names"),
+    (
+        "tied_embedding_order", "fixed", 2, "rest", without("owned", "linear.0"),
+        "rank 2: owned does not name linear.0",
+    ),
+    (
+        "tied_embedding_order", "control", 1, "rest", within("owned", told(**{"linear.0": []})),
+        "rank 1: owned does not name linear.0, or nobody steps it",
+    ),
+    ("tied_embedding_order", "fixed", 1, "rest", told(scale=1.0), "scale is 1.0, and not 2.0"),
+    (
+        "tied_embedding_order", "control", 1, "cell", within("pieces", told(rows=15)),
+        "120 elements, 120 of them owned, where its layout has 128 and 128",
+    ),
+    ("tied_embedding_order", "control", 1, "layout", told(bucket=[0, 1]), "lie outside of their"),
+    ("tied_embedding_order", "fixed", 1, "compared", told(sums=[0.0] * 4), "sums is not alike"),
+    ("tied_embedding_training", "fixed", 3, "step", told(missed={}), "has 0 names, and it owns a"),
+    ("tied_embedding_training", "fixed", 3, "step", told(apart=1.0), "apart is not alike on ranks"),
+    ("tied_embedding_training", "fixed", 0, "step", told(plain_loss=9.0), "its plain_loss is not"),
+    ("tied_embedding_training", "fixed", 3, "weight", told(values=[0.1]), "of another size"),
+]  # fmt: skip
+
+ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS, *EMBEDDING]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from typing import Any
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import NUMBER, SIZE, many
+from harness.facts.shapes import NUMBER, SIZE, alike, many
 from harness.spec import (
     Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -138,8 +138,9 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Where the copy lies, the cells at three moments, and what compares whole gradients."""
-    compared = Kind({"in_embedding_group": SIZE, "sums": many(NUMBER, at.world_size)})
-    return {**cells.plan((cells.BEFORE, SCATTERED, SUMMED)), "compared": compared}
+    compared = Kind({"in_embedding_group": SIZE, "sums": alike(many(NUMBER, at.world_size))})
+    moments, sharded = (cells.BEFORE, SCATTERED, SUMMED), at.params.distributed_optimizer
+    return {**cells.plan(moments, sharded=sharded, scale=1.0 + at.rank), "compared": compared}
 
 
 def run(ctx: Context) -> None:

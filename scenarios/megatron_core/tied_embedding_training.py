@@ -17,7 +17,6 @@ which no longer asks whether a weight is tied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +24,17 @@ from typing import Any
 from harness.knobs import Knobs, knob
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, SIZE, TEXT, exactly, many
+from harness.facts.shapes import LINE, NUMBER, SIZE, alike, exactly, many
 from harness.spec import (
-    FIXED, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario, affected,
+    FIXED, Context, Defect, Edits, Exercise, Finding, Place, Records, Scenario, affected,
     unaffected,
 )  # fmt: skip
 from scenarios.oracles import agree as agreement
 from scenarios.oracles import cells, copies, owners
 
 STEP = {
-    "apart": SIZE, "replicas_differ": many(TEXT), "gradients_differ": SIZE, "gradient_sum": NUMBER,
-    "own_gradient": SIZE, **owners.FACTS,
+    "apart": alike(SIZE), "replicas_differ": many(LINE), "gradients_differ": SIZE,
+    "gradient_sum": NUMBER, "own_gradient": SIZE, **owners.FACTS,
 }  # fmt: skip
 
 
@@ -104,11 +103,15 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Each step and the weight at the end; of a pipeline, too, where the copy lies."""
-    weight, steps = Kind({"values": many(NUMBER)}), each(at.params.steps)
+    weight, steps = Kind({"values": many(NUMBER, least=1)}), each(at.params.steps)
     if at.world_size == 1:
         return {"step": Kind({"loss": NUMBER}, steps), "weight": weight}
     loss = exactly(None) if at.rank < cells.REPLICAS else NUMBER  # the last stage has it
-    return {"layout": cells.LAYOUT, "step": Kind({**STEP, "loss": loss}, steps), "weight": weight}
+    return {
+        "layout": cells.layout(sharded=True),
+        "step": Kind({**STEP, "loss": loss}, steps),
+        "weight": weight,
+    }
 
 
 def run(ctx: Context) -> None:
@@ -159,7 +162,7 @@ def detect(records: Records) -> Finding | None:
     replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
     parted = [step for step in records.of("step", 0) if step.get("apart")]
     missing = owners.missing(records)
-    other = owners.otherwise_wrong(records)
+    other = owners.otherwise_wrong(records) or owners.weights_wrong(records)
     if other or not parted:
         told = f"{replicas}, and the tied copies agree"
         return other or (Finding(told, documented=False) if unlike or missing else None)
@@ -215,7 +218,7 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
     if {FIXED, agreement.REFERENCE} <= set(trials):
         alone = trials[agreement.REFERENCE].one("weight")
         for rank in (0, 2):
-            distance = _distance(trials[FIXED].one("weight", rank), alone)
+            distance = owners.distance(trials[FIXED].one("weight", rank), alone)
             if not near(distance, 0.0, within=owners.DISTANCE):
                 yield f"fixed: the tied weight of rank {rank} is {distance:.3g} from one process's"
 
@@ -224,10 +227,3 @@ def _mean_losses(records: Records) -> list[float]:
     """The loss after each step over both replicas: the last stage's ranks have it."""
     replicas = (records.of("step", rank) for rank in (2, 3))
     return [(a["loss"] + b["loss"]) / 2 for a, b in zip(*replicas, strict=False)]
-
-
-def _distance(ours: Record | None, theirs: Record | None) -> float:
-    if not ours or not theirs or len(ours["values"]) != len(theirs["values"]):
-        return math.nan
-    far = [abs(a - b) for a, b in zip(ours["values"], theirs["values"], strict=True)]
-    return max(far, key=lambda d: (math.isnan(d), d))  # max alone passes over NaNs

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, FLAG, NUMBER, SIZE, TEXT, by_name, held, many, one_of
+from harness.facts.shapes import (
+    COUNT, FLAG, LINE, NUMBER, SIZE, by_name, exactly, held, many, one_of,
+)  # fmt: skip
 from harness.spec import Context, Exercise, Finding, Inconclusive, Records
 
 if TYPE_CHECKING:
@@ -35,16 +37,22 @@ BEFORE = "before"
 UNIT = "of a rank's gradient, half of which is right"
 
 _EDGES = many(COUNT, 2)
-LAYOUT = Kind({"sharded": FLAG, "buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
-_PIECE = held({"owned": FLAG, "row": many(NUMBER), "rows": COUNT})
-_REST = Kind({"scale": SIZE, "owned": by_name(many(NUMBER)), "dtypes": many(TEXT), "apart": SIZE})
+_PIECE = held({"owned": FLAG, "row": many(NUMBER, least=RANKS + 1), "rows": COUNT})
 
 
-def plan(moments: Sequence[str]) -> Plan:
+def layout(sharded: bool) -> Kind:
+    """Where the copy lies, under an optimizer that is ``sharded`` or not."""
+    edges = {"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES}
+    return Kind({"sharded": exactly(sharded), **edges})
+
+
+def plan(moments: Sequence[str], *, sharded: bool, scale: float) -> Plan:
     """Where the copy lies, what a rank's cell holds at each of the moments, and the rest."""
     # In any order: a fix may be another one.
-    cell = Kind({"when": one_of(*moments), "pieces": many(_PIECE)}, [1] * len(moments))
-    return {"layout": LAYOUT, "cell": cell, "rest": _REST}
+    cell = Kind({"when": one_of(*moments), "pieces": many(_PIECE, least=1)}, [1] * len(moments))
+    owned = by_name(many(NUMBER), least=1)
+    rest = {"scale": exactly(scale), "owned": owned, "dtypes": many(LINE, least=1), "apart": SIZE}
+    return {"layout": layout(sharded), "cell": cell, "rest": Kind(rest)}
 
 
 Piece = Mapping[str, Any]
@@ -109,11 +117,13 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
 def otherwise_wrong(records: Records) -> Finding | None:
     """Something else is not as it should be, and then the cells are no proof: never documented.
 
-    The copies begin equal; each other weight's gradient is the mean over the replicas, in fp32.
+    The copies begin equal; each other weight's gradient is the mean over the replicas, in fp32;
+    the cells are as large as the copies, and these where they can be.
     """
     found = records.of("rest")
     scales = {one["rank"]: one["scale"] for one in found}
     lines = [line for one in found for line in _rest_wrong(one, scales)]
+    lines += [*_nobodys(records), *misplaced(records)]
     ranks = tuple(dict.fromkeys(rank for rank, _ in lines))
     return (
         Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False) if lines else None
@@ -132,6 +142,36 @@ def _rest_wrong(one: Mapping[str, Any], scales: Mapping[int, float]) -> Iterator
         if values not in ([right], []):
             told = ", ".join(f"{value:g}" for value in values)
             yield rank, f"rank {rank} steps {name} with {told}, and its replicas' mean is {right:g}"
+
+
+def _nobodys(records: Records) -> Iterator[tuple[int, str]]:
+    """By rank, the other weights of its stage that it does not name, or that nobody steps who
+    should: one of the replicas, or without a sharded optimizer each of them."""
+    sharded = all(told["sharded"] for told in records.of("layout"))
+    owned = {one["rank"]: one["owned"] for one in records.of("rest")}
+    for rank, own in owned.items():
+        stage = [owned[other] for other in owned if other // REPLICAS == rank // REPLICAS]
+        for name in dict.fromkeys(name for parts in stage for name in parts):
+            steps = any(parts.get(name) for parts in (stage if sharded else [own]))
+            if name not in own or not steps:
+                yield rank, f"rank {rank}: owned does not name {name}, or nobody steps it"
+
+
+def misplaced(records: Records) -> Iterator[tuple[int, str]]:
+    """By rank, where a copy is told to lie outside of its bucket, an owned part outside of the
+    copy, or a cell to be of another size."""
+    for told in records.of("layout"):
+        rank, place, owned = told["rank"], told["buffer"], told["owned"]
+        if not told["bucket"][0] <= place[0] < place[1] <= told["bucket"][1]:
+            yield rank, f"rank {rank}: elements {_range(place)} lie outside of their bucket"
+        if not 0 <= owned[0] <= owned[1] <= _size(place):
+            yield rank, f"rank {rank} owns elements {_range(owned)} of {_size(place)}"
+        for when, pieces in _cells(records, rank).items():
+            sizes = [(piece["owned"], piece["rows"] * len(piece["row"])) for piece in pieces]
+            found, mine = sum(n for _, n in sizes), sum(n for its, n in sizes if its)
+            if (found, mine) != (_size(place), _size(owned)):
+                lies = f"where its layout has {_size(place)} and {_size(owned)}"
+                yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {lies}"
 
 
 def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Finding | None:

@@ -8,13 +8,14 @@ the weights must move as plain AdamW moves them by what their owners have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
-from harness.facts.shapes import SIZE, by_name
+from harness.facts.shapes import SIZE, Facts, held
 from harness.spec import Finding, Record, Records
-from scenarios.oracles.cells import RANKS, REPLICAS
+from scenarios.oracles.cells import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +28,15 @@ DISTANCE = 1e-5
 weights by up to 3e-7 in twenty steps; the bug moves the first step by 1e-2."""
 
 NONE = "none"
+_ALL = held(dict.fromkeys([NONE, *(f"g{n}" for n in range(RANKS))], SIZE))
 
-FACTS = {"missed": by_name(SIZE), "others_off": SIZE, "weights_off": SIZE, "plain_loss": SIZE}
+
+def _missed(value: Any) -> str:
+    """What is wrong with ``missed``, which names all that may be missed, or nothing."""
+    return "" if value == {} else _ALL(value)
+
+
+FACTS: Facts = {"missed": _missed, "others_off": SIZE, "weights_off": SIZE, "plain_loss": SIZE}
 """What ``scenarios.workloads.tied_plain`` has for the record of a step. ``missed`` has, by whose
 gradient is left out, how far what the rank owns of the tied gradient is from that sum; nothing
 where it owns none. ``others_off`` is how far what it owns of the other gradients is from right, at
@@ -68,12 +76,55 @@ def missing(records: Records) -> Mapping[int, str]:
 def otherwise_wrong(records: Records) -> Finding | None:
     """At some step something was wrong that no missed gradient explains: never documented."""
     lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
+    lines += _retold(records)
     if not lines:
         return None
     first = min(step["step"] for step, _ in lines)
     shown = [(step["rank"], line) for step, line in lines if step["step"] == first]
     ranks = tuple(dict.fromkeys(rank for rank, _ in shown))
     return Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
+
+
+def _retold(records: Records) -> Iterator[tuple[Record, str]]:
+    """With the step that it concerns, what a rank tells twice, or two ranks tell, and not alike."""
+    for rank, line in misplaced(records):
+        yield from ((step, line) for step in records.of("step", rank)[:1])
+    for layout in records.of("layout"):
+        rank, owns = layout["rank"], layout["owned"][0] < layout["owned"][1]
+        other = records.of("step", rank % REPLICAS)  # the first stage's, of the same replica
+        for step, its in zip(records.of("step", rank), other, strict=False):
+            where = f"step {step['step']}, rank {rank}:"
+            if bool(step["missed"]) is not owns:
+                what = "a part" if owns else "nothing"
+                yield step, f"{where} missed has {len(step['missed'])} names, and it owns {what}"
+            if not near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
+                yield step, f"{where} its plain_loss is not that of the replica's first stage"
+
+
+def weights_wrong(records: Records) -> Finding | None:
+    """The weights at the end are not as far apart as the last step says, over the stages and over
+    the replicas."""
+    lines = []
+    for layout in records.of("layout"):
+        rank, last = layout["rank"], records.of("step", layout["rank"])[-1]
+        stage, replica = rank // REPLICAS * REPLICAS, rank % REPLICAS
+        own, of_stage, tied = (records.one("weight", n) for n in (rank, stage, replica))
+        if own and len(own["values"]) != layout["buffer"][1] - layout["buffer"][0]:
+            lines.append(f"rank {rank}: its weight at the end is of another size")
+        if not last["replicas_differ"] and distance(own, of_stage):
+            lines.append(f"rank {rank}: its weight at the end is not that of its replicas")
+        if not near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
+            lines.append(f"rank {rank}: its weight at the end is not as far from the first stage's")
+    return Finding("\n".join(lines), documented=False) if lines else None
+
+
+def distance(ours: Record | None, theirs: Record | None) -> float:
+    """How far two records ``weight`` are apart at most; NaN where one is missing, or of another
+    size, or has a NaN."""
+    if not ours or not theirs or len(ours["values"]) != len(theirs["values"]):
+        return math.nan
+    far = [abs(a - b) for a, b in zip(ours["values"], theirs["values"], strict=True)]
+    return max(far, key=lambda d: (math.isnan(d), d))  # max alone passes over NaNs
 
 
 def _wrong(step: Record) -> Iterator[str]:
