@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Records
+from harness.facts.plan import wrong_facts
+from harness.spec import Lane, Place, Records
 from scenarios.torch import device_math
 from scenarios.torch.device_math import NINTH, QUOTIENT
 
@@ -76,3 +77,25 @@ def test_it_takes_a_gpu_and_float32(device: str, dtype: str, met: bool) -> None:
 def test_nothing_recorded_is_nothing_found_and_nothing_exercised() -> None:
     assert device_math.detect(Records({})) is None
     assert device_math.exercised(Records({})).text == "nothing was computed"
+
+
+def planned(**changed: Any) -> str:
+    """What is wrong with the facts of ``seen`` by the plan, on a GPU."""
+    at = Place(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
+    (values,) = seen(bits={"host": HOST, "device": HOST}, **changed).of("values")
+    return wrong_facts(device_math.plan(at)["values"].of(0), values)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"device": "cpu"}, "device is 'cpu', and not 'cuda'"),
+        ({"dtype": "nan"}, "dtype is 'nan', and no dtype"),
+        ({"quotient": {**SAME, "device": "inf"}}, "quotient device is 'inf', and no 32 bits"),
+    ],
+)
+def test_facts_of_another_form_are_none_that_were_promised(
+    changed: dict[str, Any], said: str
+) -> None:
+    assert planned() == ""
+    assert planned(**changed) == said

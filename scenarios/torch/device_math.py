@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import NUMBER, TEXT, Shape, held, many
+from harness.facts.shapes import NUMBER, Shape, exactly, held, many, matching
 from harness.spec import (
     Context, Exercise, Finding, Lane, Place, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -69,9 +69,10 @@ SCENARIO = Scenario(
 
 def plan(at: Place) -> Plan:
     """Both expressions, on the CPU and on the device."""
-    bits = both(many(TEXT, 10))
-    facts = {"device": TEXT, "dtype": TEXT, "powers": both(many(NUMBER, 10)), "bits": bits}
-    return {"values": Kind({**facts, "quotient": both(TEXT)})}
+    word, dtype = matching("0x[0-9a-f]{8}", "32 bits"), matching(r"torch\.float\d+", "dtype")
+    values = {"powers": both(many(NUMBER, 10)), "bits": both(many(word, 10))}
+    told = {"device": exactly(at.params.device), "dtype": dtype}
+    return {"values": Kind({**told, **values, "quotient": both(word)})}
 
 
 def both(shape: Shape) -> Shape:
