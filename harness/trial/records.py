@@ -61,7 +61,7 @@ IDENTITY = {
     "seed": WHOLE, "params": TEXT, "world_size": COUNT,
 }  # fmt: skip
 _VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
-ON_GPU = {"gpu": alike(LINE), "nccl": _VERSION, "cuda": _VERSION}
+ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION}
 """What ``start`` has on the lane of GPUs, and on no other."""
 HOUSE: Mapping[str, Kind] = {
     BEGIN: Kind(
