@@ -7,9 +7,11 @@ the loss that the library tells. One of these may be it; where two are the same,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.facts.numbers import near
+from harness.spec import Record
+from scenarios.oracles import applied
 
 Losses = Sequence[float]
 
@@ -25,6 +27,19 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
     "the mean, divided once more": lambda means, _: math.fsum(means) / len(means) ** 2,
     "the last micro-batch's mean": lambda means, _: means[-1],
 }
+
+
+def miscounted(step: Record, rows: int) -> Iterator[str]:
+    """What a step, which also has ``applied.facts``, tells of other numbers of micro-batches, or of
+    rows than the first one, which was given so many; and a mean of its losses that is none."""
+    counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
+    *batches, given = counts.values()
+    if len(set(batches)) > 1 or given != rows or given % batches[0]:
+        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        yield f"step {step['step']} tells of {told}, where the first one was given {rows} rows"
+    mean = math.fsum(step["losses"]) / len(step["losses"])
+    if not near(step["reference_loss"], mean, share=applied.TOLERANCE):
+        yield f"the loss of step {step['step']} is {step['reference_loss']:.5g} and {mean:.5g}"
 
 
 def explains(

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.knobs import Knobs, knob
-from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, exactly, many
 from harness.spec import (
@@ -120,22 +119,10 @@ def _otherwise_wrong(records: Records) -> Iterator[str]:
         known = len({row for row in rows if row >= 0})
         yield f"the model was given {len(rows)} rows, and {known} different ones of the dataset"
     for step in steps:
-        yield from _step_wrong(step, len(steps[0]["rows"]))
+        if step["aside"]:
+            yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
+        yield from normaliser.miscounted(step, len(steps[0]["rows"]))
     yield from (name for name, fired in wrong_detectors(records).items() if fired)
-
-
-def _step_wrong(step: Record, rows: int) -> Iterator[str]:
-    """What is told twice of a step, and not alike, or is unlike the first one, of so many rows."""
-    if step["aside"]:
-        yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
-    counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
-    *batches, given = counts.values()
-    if len(set(batches)) > 1 or given != rows or given % batches[0]:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        yield f"step {step['step']} tells of {told}, where the first one was given {rows} rows"
-    mean = sum(step["losses"]) / len(step["losses"])
-    if not near(step["reference_loss"], mean, share=applied.TOLERANCE):
-        yield f"the loss of step {step['step']} is {step['reference_loss']:.5g} and {mean:.5g}"
 
 
 def exercised(records: Records) -> Exercise:
