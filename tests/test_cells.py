@@ -37,6 +37,18 @@ def test_each_release_gets_an_answer_of_its_own(upstream: Upstream, capsys: Capt
     assert "5 cells: 3 affected, 2 not affected" in out
 
 
+def test_the_imports_of_the_next_cells_are_done_ahead(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+    note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
+    monkeypatch.setattr("harness.trial.ahead.prepared", note)
+    monkeypatch.setattr(cells, "_make_overlay", lambda config, *_: "4.37.2" not in str(config.pins))
+    assert main([*SWEEP, "jobs=1"]) == 0
+    # Not the first one, which is asked at once; nor the one that is stored.
+    assert sorted(prepared) == ["4.37.0", "4.38.0", "4.38.2"]
+
+
 def test_what_was_answered_is_not_asked_again(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
     upstream.asked.clear()
