@@ -51,9 +51,23 @@ def without(name: str, inner: str) -> Change:
     return within(name, gone(inner))
 
 
-def later(change: Change) -> Change:
-    """The same of the steps after the third."""
-    return lambda record: change(record) if record["step"] > 3 else None
+def later(change_: Change, than: int = 3) -> Change:
+    """The same of the steps after one."""
+
+    def change(record: dict[str, Any]) -> None:
+        if record["step"] > than:
+            change_(record)
+
+    change.__name__ = f"later_than_{than}_{change_.__name__}"
+    return change
+
+
+def normed(record: dict[str, Any]) -> None:
+    record["grad_norm"] = record["gradient"]
+
+
+def moved(record: dict[str, Any]) -> None:
+    record["values"][0] += 1.0
 
 
 Case = tuple[str, str, int | None, str, Change, str]
@@ -90,6 +104,7 @@ TIED: list[Case] = [
     ("tied_grad_reduce", "fixed", 1, "step", told(sum=1e3), "sum is not alike on ranks 0 and 1"),
     ("tied_grad_reduce", "reference", 0, "step", told(parted=True), "parted is True, and"),
     ("tied_grad_reduce", "control", 0, "step", told(got={}), "got has 0 names"),
+    ("tied_grad_reduce", "control", 0, "step", later(normed), "norm is not told of, as it is else"),
     (
         "tied_grad_reduce", "control", 0, "step", without("strayed", WEIGHT),
         f"step 1: {WEIGHT} is not told of in each step",
@@ -158,7 +173,16 @@ ROTARY: list[Case] = [
     ("rope_zero_init", "buggy", 1, "buffers", told(compared={COS: [1]}), "compared is not alike"),
     ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared is not alike"),
     ("rope_zero_init", "buggy", None, "buffers", told(compared={COS: [1]}), "compared as a buffer"),
+    (
+        "rope_zero_init", "buggy", None, "buffers", within("compared", told(**{COS: [1]})),
+        "not compared as a buffer of 524288 elements",
+    ),
+    ("rope_zero_init", "control", None, "buffers", told(parted=["x"]), "x is no buffer of the"),
     ("rope_zero_init", "fixed", 0, "buffers", told(reference_off={}), "was not compared with"),
+    (
+        "rope_zero_init", "fixed", 0, "logits", within("greatest", told(**{"300": 1.0})),
+        "greatest is 1, and first is None",
+    ),
     ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
     ("rope_zero_init", "fixed", 0, "logits", told(after=5), "is None, after 5 and differing 0"),
     ("rope_zero_init", "fixed", 0, "logits", told(parameters=5), "the logits has other parameters"),
@@ -174,6 +198,11 @@ OVERFLOW: list[Case] = [
     ("fp16_overflow", "control", None, "step", later(told(grad_norm=None)), "is told of some"),
     ("fp16_overflow", "control", 1, "begun", told(gradient="nan"), "gradient is not alike on"),
     ("fp16_overflow", "control", None, "begun", told(gradient="nan"), "torch's gradient is nan"),
+    (
+        "fp16_overflow", "control", 1, "begun", told(loss=5.0, reference_loss=5.0),
+        "its loss is told as 5.0 and as",
+    ),
+    ("fp16_overflow", "control", 1, "step", later(told(lr=0.005), 155), "next rate is 0.005, wh"),
     ("fp16_overflow", "control", 1, "begun", told(scale=1.0), "its scale is 1.0, and before it"),
     ("fp16_overflow", "fixed", 1, "begun", told(rate=0.5), "its rate is 0.5, and was to be 0.0001"),
     ("fp16_overflow", "fixed", 1, "begun", told(clipping=0.0), "clipping is 0.0, and not 1.0"),
@@ -234,10 +263,13 @@ EMBEDDING: list[Case] = [
     ),
     ("tied_embedding_order", "control", 1, "layout", told(bucket=[0, 1]), "lie outside of their"),
     ("tied_embedding_order", "fixed", 1, "compared", told(sums=[0.0] * 4), "sums is not alike"),
+    ("tied_embedding_training", "fixed", 1, "layout", told(owned=[0, 500]), "0 to 500 of 128"),
     ("tied_embedding_training", "fixed", 3, "step", told(missed={}), "has 0 names, and it owns a"),
     ("tied_embedding_training", "fixed", 3, "step", told(apart=1.0), "apart is not alike on ranks"),
     ("tied_embedding_training", "fixed", 0, "step", told(plain_loss=9.0), "its plain_loss is not"),
     ("tied_embedding_training", "fixed", 3, "weight", told(values=[0.1]), "of another size"),
+    ("tied_embedding_training", "buggy", 1, "weight", moved, "is not that of its replicas"),
+    ("tied_embedding_training", "buggy", 2, "weight", moved, "is not as far from the first stage"),
 ]  # fmt: skip
 
 ALL = [*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS, *EMBEDDING]

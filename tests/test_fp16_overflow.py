@@ -20,6 +20,7 @@ from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade
 from harness.trial.records import read_records
 from scenarios.deepspeed import fp16_overflow, fp16_overflow_stage0
+from scenarios.oracles import loss_scale
 from scenarios.oracles.loss_scale import LIMIT, expected_skips, overflowed
 from tests.recording import Recording, stored_verdict
 
@@ -423,6 +424,21 @@ def test_the_skips_are_halvings_plus_what_hysteresis_lets_pass(
     knobs: Any, pattern: str, skips: int
 ) -> None:
     assert expected_skips(history(pattern, knobs["initial"]), knobs) == skips
+
+
+@pytest.mark.parametrize(
+    ("norms", "told"),
+    [((None, None, 1.0, 1.0), []), ((None, None, 1.0, None), ["is told of some steps"])],
+)
+def test_steps_before_the_first_that_is_taken_need_not_have_a_gradient_norm(
+    norms: tuple[float | None, ...], told: list[str]
+) -> None:
+    steps = [
+        {"kind": "step", "rank": 0, "step": n, "skipped": min(n, 2), "grad_norm": norm}
+        for n, norm in enumerate(norms, 1)
+    ]
+    found = list(loss_scale._norms_wrong(spec.Records({0: steps})))
+    assert [line.partition("norm ")[2].partition(",")[0] for line in found] == told
 
 
 @pytest.mark.parametrize("module", [fp16_overflow, fp16_overflow_stage0])
