@@ -84,9 +84,11 @@ def test_imports_go_down(name: str) -> None:
         ("harness.upstream", {"harness.apex", "harness.files", "harness.spec"}),
         ("harness.apex", set()),
         ("harness.facts", set()),
-        ("scenarios.oracles", {"harness.detectors", "harness.facts", "harness.spec"}),
-        ("scenarios", {"harness.detectors", "harness.facts", "harness.knobs", "harness.spec",
-                       "scenarios.oracles", "scenarios.workloads"}),
+        ("harness.pictures", {"harness.spec"}),
+        ("scenarios.oracles", {"harness.detectors", "harness.facts", "harness.pictures",
+                               "harness.spec"}),
+        ("scenarios", {"harness.detectors", "harness.facts", "harness.knobs", "harness.pictures",
+                       "harness.spec", "scenarios.oracles", "scenarios.workloads"}),
     ],
 )  # fmt: skip
 def test_the_lower_rooms_know_little(name: str, rooms: set[str]) -> None:

@@ -36,13 +36,21 @@ def grade(run_folder: Path) -> RunResult:
 
     Raises Inconclusive where it is none, of an older format, or not of this catalogue.
     """
+    return graded(run_folder)[0]
+
+
+def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
+    """The result of a run folder, and the records of the trials that are proof of anything.
+
+    Raises Inconclusive as ``grade`` does.
+    """
     run = run_of(run_folder)
     module = catalog.load(run["scenario"])
-    graded = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
-    results = [result for result, _ in graded]
-    whole = {result.variant: records for result, records in graded if records is not None}
+    trials = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
+    results = [result for result, _ in trials]
+    whole = {result.variant: records for result, records in trials if records is not None}
     verdict, reasons = judge(results, lambda: _disagreements(module, whole))
-    return RunResult(run["scenario"], verdict, reasons, tuple(results))
+    return RunResult(run["scenario"], verdict, reasons, tuple(results)), whole
 
 
 def run_of(run_folder: Path) -> dict[str, Any]:

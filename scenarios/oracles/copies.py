@@ -15,6 +15,7 @@ from harness.facts.numbers import near
 from harness.facts.shapes import (
     FLAG, NUMBER, SIZE, Facts, alike, exactly, held, many, maybe, optional,
 )  # fmt: skip
+from harness.pictures import Trials
 from harness.spec import Exercise, Finding, Place, Record, Records
 from scenarios.oracles import stepped
 
@@ -94,6 +95,17 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
         return None
     first, last = parted[0], parted[-1]
     return Parting(first["step"], first[field], last[field], last["step"])
+
+
+def distances(trials: Trials, field: str) -> list[tuple[str, float, float]]:
+    """How far the copies in a field are apart after each step, for a picture: variant, step, and
+    the greatest difference of all."""
+    return [
+        (variant, step["step"], max(step[field].values(), default=0.0))
+        for variant, records in trials.items()
+        for step in records.of("step", 0)
+        if field in step
+    ]
 
 
 def astray(

@@ -1,0 +1,1 @@
+"""Nights: what upstream released, what was asked of it, and what changed."""

@@ -1,0 +1,352 @@
+"""The history: every night that was watched, in one SQLite file, which the site is made from.
+
+A night's rows are written as they come, each in a transaction of its own: a night that was killed
+has lost nothing that it had been told, and the next one goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from harness.files import locked, unwritten
+from harness.spec import Inconclusive, RunResult, UserError
+from harness.sweep.cells import Cell
+
+VERSION = 1
+"""Of the schema, kept in the file as SQLite's user_version."""
+
+APPLICATION = 0x4E696768
+"""SQLite's application_id of a history: another program's database is told from one."""
+
+SCHEMA = """
+create table night (
+    id integer primary key,
+    kind text not null check (kind in ('recorded', 'night', 'replay')),
+    day text not null,
+    started text not null,
+    ended text,
+    facts text not null
+);
+create table release (
+    package text not null,
+    version text not null,
+    day text not null,
+    yanked integer not null,
+    primary key (package, version)
+);
+create table answer (
+    night integer not null references night,
+    scenario text not null,
+    package text not null,
+    version text not null,
+    cell text not null,
+    primary key (night, scenario, package, version)
+);
+create table verdict (
+    night integer not null references night,
+    scenario text not null,
+    verdict text not null,
+    seconds real not null,
+    result text not null,
+    run text,
+    primary key (night, scenario)
+);
+create table change (
+    night integer not null references night,
+    kind text not null,
+    scenario text not null,
+    package text,
+    version text,
+    before text,
+    after text not null,
+    told text not null
+);
+"""
+
+
+class Kind(str, Enum):
+    """What a night was."""
+
+    RECORDED = "recorded"
+    """No night: the answers that came with the harness, ``scenarios/affected.json``."""
+    NIGHT = "night"
+    REPLAY = "replay"
+    """A day of the past, the index seen as it was then."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Night:
+    """A night, and where it ran."""
+
+    id: int
+    kind: Kind
+    day: str
+    """The day (ISO) as of which the index was seen."""
+    started: str
+    """When it was begun, ISO, in UTC."""
+    ended: str | None
+    """None while it runs, or where it was killed."""
+    facts: Mapping[str, Any]
+    """Of the machine, the harness's commit, and whether there was a network."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of upstream, as the package index has it."""
+
+    package: str
+    version: str
+    day: str
+    """The day (ISO, UTC) it was uploaded."""
+    yanked: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a scenario said of a release on a night: ``cell``, of all pins that it ran on."""
+
+    night: int
+    package: str
+    version: str
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Own:
+    """How buggy and fixed of a scenario came out on a night: the record of the harness itself."""
+
+    night: int
+    scenario: str
+    verdict: str
+    seconds: float
+    result: Mapping[str, Any]
+    """``RunResult.to_json()``."""
+    run: str | None
+    """The run folder, where there is one."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is not as it was before, in one sentence: ``told``."""
+
+    kind: str
+    scenario: str
+    package: str | None
+    """None where it is our own scenario that changed."""
+    version: str | None
+    before: str | None
+    after: str
+    told: str
+
+
+class History:
+    """One history file, open. Of all that it gives out the oldest comes first."""
+
+    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
+        self._db, self.file = connection, file
+
+    def begin(self, kind: Kind, day: str, started: str, facts: Mapping[str, Any]) -> Night:
+        """A night to write to: the one of this kind that was never ended, or a new one.
+
+        Raises UserError, or Inconclusive for tonight's own day, where ``day`` lies before a night
+        that there has been: the history goes forward.
+        """
+        of_kind = [night for night in self.nights() if night.kind is kind]
+        last = of_kind[-1] if of_kind else None
+        if last and day < last.day:
+            raise self._backwards(kind, day, last)
+        told = (str(kind), day, started, json.dumps(facts))
+        if last and last.ended is None:
+            self._write("update night set kind=?, day=?, started=?, facts=? where id=?",
+                        (*told, last.id))  # fmt: skip
+        else:
+            self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", told)
+        return [night for night in self.nights() if night.kind is kind][-1]
+
+    def _backwards(self, kind: Kind, day: str, last: Night) -> Exception:
+        told = f"{self.file.name} has a {kind} of {last.day}, and this one is of {day}"
+        if kind is Kind.REPLAY:
+            return UserError(f"{told}: go forward, or name another file with --history")
+        return Inconclusive(f"{told}: is this machine's clock right?")
+
+    def end(self, night: Night, ended: str) -> None:
+        """Say that a night has come to its end."""
+        self._write("update night set ended=? where id=?", (ended, night.id))
+
+    def keep_releases(self, found: Iterable[Release]) -> None:
+        """Keep what the index says today; what it no longer names stays as it was."""
+        rows = [(r.package, r.version, r.day, int(r.yanked)) for r in found]
+        with self._transaction():
+            self._db.executemany("insert or replace into release values (?, ?, ?, ?)", rows)
+
+    def keep_answer(self, night: Night, package: str, version: str, cell: Cell) -> None:
+        """Keep what a scenario said of a release on a night."""
+        row = (night.id, cell.scenario, package, version, json.dumps(cell.to_json()))
+        self._write("insert or replace into answer values (?, ?, ?, ?, ?)", row)
+
+    def keep_verdict(
+        self, night: Night, result: RunResult, seconds: float, run: Path | None
+    ) -> None:
+        """Keep how our own buggy and fixed came out."""
+        row = (night.id, result.scenario, str(result.verdict), seconds,
+               json.dumps(result.to_json()), str(run) if run else None)  # fmt: skip
+        self._write("insert or replace into verdict values (?, ?, ?, ?, ?, ?)", row)
+
+    def keep_changes(self, night: Night, changes: Iterable[Change]) -> None:
+        """Keep what changed on a night, in the place of what was kept of it before."""
+        rows = [(night.id, c.kind, c.scenario, c.package, c.version, c.before, c.after, c.told)
+                for c in changes]  # fmt: skip
+        with self._transaction():
+            self._db.execute("delete from change where night=?", (night.id,))
+            self._db.executemany("insert into change values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def nights(self) -> list[Night]:
+        """All nights, and what stands for one: the recorded answers."""
+        rows = self._db.execute(
+            "select id, kind, day, started, ended, facts from night order by id"
+        )
+        return [Night(n, Kind(kind), day, started, ended, json.loads(facts))
+                for n, kind, day, started, ended, facts in rows]  # fmt: skip
+
+    def releases(self, package: str | None = None) -> list[Release]:
+        """The releases of a package, or of all, by the day they appeared."""
+        rows = self._db.execute(
+            "select * from release where ?1 is null or package=?1 order by day, package, rowid",
+            (package,),
+        )
+        return [Release(name, version, day, bool(yanked)) for name, version, day, yanked in rows]
+
+    def answers(self, night: int | None = None, scenario: str | None = None) -> list[Asked]:
+        """All that was said of releases, or that of a night, of a scenario."""
+        rows = self._db.execute(
+            "select night, package, version, cell from answer where (?1 is null or night=?1) "
+            "and (?2 is null or scenario=?2) order by night, scenario, package, rowid",
+            (night, scenario),
+        )
+        return [Asked(n, package, version, Cell.from_json(json.loads(cell)))
+                for n, package, version, cell in rows]  # fmt: skip
+
+    def known(self, scenario: str) -> dict[tuple[str, str], Asked]:
+        """What is known of each release, by package and version: the newest certain answer, else
+        the newest."""
+        found: dict[tuple[str, str], Asked] = {}
+        for asked in self.answers(scenario=scenario):
+            before = found.get((asked.package, asked.version))
+            if not before or asked.cell.answer.certain or not before.cell.answer.certain:
+                found[asked.package, asked.version] = asked
+        return found
+
+    def verdicts(self, night: int | None = None, scenario: str | None = None) -> list[Own]:
+        """How our own scenarios came out."""
+        rows = self._db.execute(
+            "select * from verdict where (?1 is null or night=?1) "
+            "and (?2 is null or scenario=?2) order by night, scenario",
+            (night, scenario),
+        )
+        return [Own(n, name, verdict, seconds, json.loads(result), run)
+                for n, name, verdict, seconds, result, run in rows]  # fmt: skip
+
+    def changes(self, night: int | None = None) -> list[tuple[int, Change]]:
+        """What changed, with the number of the night."""
+        rows = self._db.execute(
+            "select * from change where ?1 is null or night=?1 order by night, rowid", (night,)
+        )
+        return [(number, Change(*told)) for number, *told in rows]
+
+    def _write(self, statement: str, row: tuple[Any, ...]) -> None:
+        with self._transaction():
+            self._db.execute(statement, row)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("begin immediate")
+        try:
+            yield
+            self._db.execute("commit")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            raise
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[History]:
+    """Open a history to write to, made if need be, for one command at a time.
+
+    Raises Inconclusive where another command writes, and as ``reading`` does.
+    """
+    if not file.parent.is_dir():
+        raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
+    with ExitStack() as held, _told(file):
+        try:
+            mine = held.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))
+        except OSError as error:
+            raise unwritten(file, error, "--history") from None
+        if not mine:
+            raise Inconclusive(f"another night is being written to {file}: wait for its end")
+        db = held.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
+        if not _pragma(db, "schema_version"):
+            _make(db)
+        _check(db, file)
+        yield History(db, file)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[History]:
+    """Open a history to read from, which may be written to meanwhile.
+
+    Raises UserError for no file, what is no history, or one of a newer schema; Inconclusive for one
+    that is damaged.
+    """
+    if not file.is_file():
+        raise UserError(f"no history {file}: python -m harness watch makes one")
+    address = f"{file.resolve().as_uri()}?mode=ro"
+    with _told(file), closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+        _check(db, file)
+        yield History(db, file)
+
+
+def _make(db: sqlite3.Connection) -> None:
+    db.executescript(
+        f"begin; {SCHEMA} pragma application_id = {APPLICATION}; "
+        f"pragma user_version = {VERSION}; commit;"
+    )
+
+
+def _check(db: sqlite3.Connection, file: Path) -> None:
+    if _pragma(db, "application_id") != APPLICATION:
+        raise UserError(f"{file} is no history of ours: name another with --history")
+    version = _pragma(db, "user_version")
+    if version > VERSION:
+        raise UserError(
+            f"{file} has schema {version}, and this harness knows up to {VERSION}: use a newer one"
+        )
+    (whole,) = db.execute("pragma quick_check(1)").fetchone()
+    if whole != "ok":
+        raise Inconclusive(f"{file} is damaged ({whole}): bring back a copy of it")
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    (value,) = db.execute(f"pragma {name}").fetchone()
+    return int(value)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Tell what SQLite complains of in one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "not a database" in str(error):
+            raise UserError(f"{file} is no history of ours: name another with --history") from None
+        raise Inconclusive(f"{file}: {error}; what was kept before is as it was") from None

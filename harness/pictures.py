@@ -1,0 +1,66 @@
+"""The picture of a bug, as data: what a scenario shows of the records of its trials.
+
+A scenario's ``picture(trials)`` yields one or a few of these; the site draws them. ``told`` says in
+one sentence what is to be seen, for those who cannot see it. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.spec import Records
+
+Trials = Mapping[str, Records]
+"""The records of the trials of a run, by variant, in the scenario's order."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Values along an axis, a line for each variant or name."""
+
+    title: str
+    told: str
+    points: Sequence[tuple[str, float, float | None]]
+    """The line's name, x, y. Where y is None, infinite or NaN there is a gap."""
+    x: str = "step"
+    y: str = ""
+    """What the axes count, with the unit."""
+    log: bool = False
+    """Whether y is drawn by its order of magnitude; 0 is drawn at the foot."""
+    stairs: bool = False
+    """Whether a value holds until the next."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Levels of y that mean something, by their names."""
+    marks: Sequence[tuple[str, float]] = ()
+    """Events along x: what happened, and where."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One value for each name, the variants beside each other."""
+
+    title: str
+    told: str
+    values: Sequence[tuple[str, str, float]]
+    """The variant, the name, the value."""
+    x: str = ""
+    """What the values count, with the unit."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of fields, coloured by a number or by a word, a panel for each variant."""
+
+    title: str
+    told: str
+    fields: Sequence[tuple[str, str | int, str | int, float | str | None]]
+    """The panel, the column, the row, the value."""
+    x: str = ""
+    y: str = ""
+    value: str = ""
+    """What the columns, the rows and the values are."""
+
+
+Picture = Lines | Bars | Grid
