@@ -6,13 +6,9 @@ one sentence what is to be seen, for those who cannot see it. Standard library o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from harness.spec import Records
-
-Trials = Mapping[str, Records]
-"""The records of the trials of a run, by variant, in the scenario's order."""
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -64,3 +60,17 @@ class Grid:
 
 
 Picture = Lines | Bars | Grid
+
+
+def by_step(
+    trials: Mapping[str, Any], of: Callable[[Any], float | None], kind: str = "step"
+) -> list[tuple[str, float, float | None]]:
+    """The points of ``Lines``: what ``of`` says of each record of a kind on rank 0, by variant.
+
+    ``trials`` are ``harness.spec.Trials``; nothing is imported here, so that this is the ground.
+    """
+    return [
+        (variant, record["step"], of(record))
+        for variant, records in trials.items()
+        for record in records.of(kind, 0)
+    ]

@@ -320,6 +320,10 @@ class Records:
         return found[0] if found else None
 
 
+Trials = Mapping[str, Records]
+"""The records of the trials of a run, by variant, in the scenario's order."""
+
+
 @dataclass
 class Place:
     """Where in a run a rank stands: all that decides what it is going to record."""

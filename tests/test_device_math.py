@@ -74,11 +74,6 @@ def test_it_takes_a_gpu_and_float32(device: str, dtype: str, met: bool) -> None:
     assert f"with those of {device.upper()}, in {dtype.removeprefix('torch.')}" in exercise.text
 
 
-def test_nothing_recorded_is_nothing_found_and_nothing_exercised() -> None:
-    assert device_math.detect(Records({})) is None
-    assert device_math.exercised(Records({})).text == "nothing was computed"
-
-
 def planned(**changed: Any) -> str:
     """What is wrong with the facts of ``seen`` by the plan, on a GPU."""
     at = Place(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")

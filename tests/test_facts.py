@@ -70,6 +70,18 @@ def moved(record: dict[str, Any]) -> None:
     record["values"][0] += 1.0
 
 
+def lone(record: dict[str, Any]) -> None:
+    record["apart"][7] = 1.0
+
+
+def healed(record: dict[str, Any]) -> None:
+    record["apart"][260] = 0.0
+
+
+def lesser(record: dict[str, Any]) -> None:
+    record["apart"][257] = 0.5
+
+
 Case = tuple[str, str, int | None, str, Change, str]
 """The scenario, the trial and its act, the rank (None for all), the kind of its records that are
 changed, how, and what is said of it."""
@@ -183,6 +195,9 @@ ROTARY: list[Case] = [
         "rope_zero_init", "fixed", 0, "logits", within("greatest", told(**{"300": 1.0})),
         "greatest is 1, and first is None",
     ),
+    ("rope_zero_init", "fixed", 0, "logits", lone, "not from position None on are they apart"),
+    ("rope_zero_init", "buggy", 0, "logits", healed, "not 63 of them are apart"),
+    ("rope_zero_init", "buggy", 0, "logits", lesser, "greatest is 1.70508, and is told otherwise"),
     ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
     ("rope_zero_init", "fixed", 0, "logits", told(after=5), "is None, after 5 and differing 0"),
     ("rope_zero_init", "fixed", 0, "logits", told(parameters=5), "the logits has other parameters"),

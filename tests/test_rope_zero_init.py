@@ -251,6 +251,7 @@ def v5(**changed: Any) -> Records:
         "kind": "logits", "rank": 0, "step": None, "tokens": 320, "parameters": 21,
         "unequal_parameters": [], "reference": "cpu", "first": 1, "after": 319, "differing": 319,
         "greatest": {"257": 1.5, "320": 1.57}, "reference_off": 0.01,
+        "apart": [0.0] + [1.5] * 318 + [1.57],
     }  # fmt: skip
     of_logits = {k: v for k, v in changed.items() if k not in built}
     of_buffers = {k: v for k, v in changed.items() if k in built}
@@ -345,7 +346,7 @@ def test_logits_are_compared_with_the_reference_that_agrees_for_longest() -> Non
     told = buffers.diverging(ours, {"early": early, "late": late}, (3, 4, 100))
     assert told == {
         "tokens": 6, "reference": "late", "first": 3, "after": 3, "differing": 3,
-        "greatest": {"3": 0.0, "4": 0.5, "6": 0.5},
+        "greatest": {"3": 0.0, "4": 0.5, "6": 0.5}, "apart": [0.0, 0.0, 0.0, 0.5, 0.5, 0.5],
     }  # fmt: skip
     assert buffers.diverging(ours, {"same": ours}, ())["first"] is None
     assert buffers.diverging(ours, {"nan": nan}, ())["first"] == 2

@@ -102,4 +102,5 @@ def exercised(records: Records) -> Exercise:
     return coverage.shuffled(records) & coverage.states_apart(records)
 
 
+picture = coverage.seen_by
 wrong_detectors = coverage.blind

@@ -141,4 +141,5 @@ def exercised(records: Records) -> Exercise:
     return coverage.resumed(records) & Exercise.of(transform != "none", told, told)
 
 
+picture = coverage.around_resume
 wrong_detectors = coverage.resume_blind

@@ -20,7 +20,7 @@ is a release with the filter moved back to where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
     COUNT, LINE, NUMBER, SIZE, alike, by_name, exactly, held, many, matching,
 )  # fmt: skip
-from harness.pictures import Lines, Picture, Trials
 from harness.spec import (
     Companion, Context, Defect, Edits, Exercise, Finding, Place, Record, Records, Scenario,
     affected, unaffected,
@@ -239,14 +238,6 @@ def exercised(records: Records) -> Exercise:
     )
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
-    """How far the copies of a weight drift apart, step by step."""
-    yield Lines(
-        "The greatest difference between the copies of a weight",
-        "with the bug the copies differ from the first step on; without it they never do",
-        copies.distances(trials, "differing"), y="difference of a weight", log=True,
-    )  # fmt: skip
-
-
+picture = partial(copies.drifting, field="differing")
 wrong_detectors = blind.norm
 agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")

@@ -54,6 +54,7 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+picture = applied.norms
 
 
 def plan(at: Place) -> Plan:

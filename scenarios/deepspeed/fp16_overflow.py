@@ -202,5 +202,6 @@ def _doubts(records: Records) -> Iterator[str]:
 
 
 exercised = loss_scale.overflowed
+picture = loss_scale.pictures
 wrong_detectors = loss_scale.blind
 agree = loss_scale.agree

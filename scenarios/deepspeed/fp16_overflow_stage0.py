@@ -113,6 +113,7 @@ def _doubts(records: Records) -> Iterator[str]:
 
 
 exercised = loss_scale.overflowed
+picture = loss_scale.pictures
 agree = loss_scale.agree
 
 

@@ -65,6 +65,7 @@ SCENARIO = Scenario(
             triggers=False),
     },
 )  # fmt: skip
+picture = partial(applied.ratios, by="stage")
 
 
 def plan(at: Place) -> Plan:

@@ -179,4 +179,5 @@ def wrong_detectors(records: Records) -> dict[str, bool]:
     )
 
 
+picture = partial(copies.drifting, field="drift")
 agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one stage")

@@ -166,3 +166,6 @@ def wrong_detectors(records: Records) -> dict[str, bool]:
         | resume.copies_differ(records, "tied", "tied_masters")
         | resume.later_differs(records)
     )
+
+
+picture = resume.brought_back

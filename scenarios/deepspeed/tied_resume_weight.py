@@ -178,3 +178,6 @@ def exercised(records: Records) -> Exercise:
 def wrong_detectors(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return resume.loss_jumps(records, by=resume.JUMP) | resume.copies_differ(records, "tied")
+
+
+picture = resume.brought_back

@@ -61,6 +61,7 @@ SCENARIO = Scenario(
             params={"own": "low"}, triggers=False),
     },
 )  # fmt: skip
+picture = schedule.rates
 
 
 def plan(at: Place) -> Plan:

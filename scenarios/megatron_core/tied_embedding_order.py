@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -218,3 +219,6 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
     """Every cell must be what is documented, where it is."""
     for name in filter(trials.get, TABLES):
         yield from cells.disagree(name, trials[name], TABLES[name])
+
+
+picture = partial(cells.tables, moments=(SCATTERED, SUMMED))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from harness.knobs import Knobs, knob
@@ -227,3 +228,6 @@ def _mean_losses(records: Records) -> list[float]:
     """The loss after each step over both replicas: the last stage's ranks have it."""
     replicas = (records.of("step", rank) for rank in (2, 3))
     return [(a["loss"] + b["loss"]) / 2 for a, b in zip(*replicas, strict=False)]
+
+
+picture = partial(copies.drifting, field="apart")

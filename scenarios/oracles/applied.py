@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
 from harness.facts.shapes import NUMBER, SIZE, Facts, many
-from harness.spec import Finding, Record, Records
+from harness.pictures import Bars, Lines, Picture, by_step
+from harness.spec import Finding, Record, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,3 +167,29 @@ def same_direction(records: Records) -> dict[str, bool]:
     """A factor leaves the direction as it is."""
     aside = any(not straight(step) for step in records.of("step"))
     return {"the applied gradient has another direction": aside}
+
+
+def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
+    """A picture of how much of the right gradient was applied, by ``step`` or by ``stage``."""
+    values = {
+        (variant, f"{by} {step[by]}"): float(step["ratio"])
+        for variant, records in trials.items()
+        for step in records.of("step")
+    }
+    bars = [(*who, ratio) for who, ratio in values.items()]
+    yield Bars(
+        "How much of the gradient was applied",
+        "with the bug it is a fraction of the gradient that plain torch has; without it all of it",
+        bars, "of 1, the ratio that is right", {"right": 1.0},
+    )  # fmt: skip
+
+
+def norms(trials: Trials) -> Iterator[Picture]:
+    """A picture of the norm of each gradient that was applied, with the threshold of clipping."""
+    thresholds = (step["clipping"] for records in trials.values() for step in records.of("step", 0))
+    yield Lines(
+        "The norm of the gradient that was applied",
+        "with the bug none is below the threshold, and those above are not clipped",
+        by_step(trials, lambda step: step["applied"]), y="norm", log=True,
+        limits={"threshold": max(thresholds, default=0.0)},
+    )  # fmt: skip

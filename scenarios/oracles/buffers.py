@@ -23,7 +23,8 @@ from harness.facts.shapes import (
     COUNT, LINE, MAY_OVERFLOW, SIZE, Facts, Shape, alike, by_name, exactly, held, many, matching,
     maybe, one_of,
 )  # fmt: skip
-from harness.spec import Exercise, Finding, Lane, Place, Record, Records
+from harness.pictures import Lines, Picture
+from harness.spec import Exercise, Finding, Lane, Place, Record, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,8 @@ def _logits(at: Place) -> Facts:
     return {
         "parameters": COUNT, "unequal_parameters": many(LINE), "tokens": exactly(tokens),
         "reference": one_of(*kinds), "first": maybe(COUNT), "after": COUNT, "differing": COUNT,
-        "greatest": held(dict.fromkeys(lengths, SIZE)), "reference_off": SIZE,
+        "greatest": held(dict.fromkeys(lengths, SIZE)), "apart": many(SIZE, tokens),
+        "reference_off": SIZE,
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def diverging(
     Compared is with the reference that agrees for longest. ``first`` is the first position, from
     0, at which any logit differs, or None; ``after`` counts the positions from there on, and
     ``differing`` those of them that differ. ``greatest`` has the greatest difference within the
-    first so many positions, for each of ``lengths`` and for all.
+    first so many positions, for each of ``lengths`` and for all; ``apart`` has that at each.
     """
     apart = {
         name: (ours - theirs).abs().float().amax(dim=(0, 2)).cpu()
@@ -148,6 +150,7 @@ def diverging(
         "after": length - first,
         "differing": int(distance.count_nonzero()),
         "greatest": {str(n): float(distance[:n].max()) for n in [*lengths, length] if n <= length},
+        "apart": distance.tolist(),
     }
 
 
@@ -247,7 +250,14 @@ def _logits_mistold(answer: Record, built: Sequence[Record]) -> Iterator[str]:
     if begun + answer["after"] != tokens or (answer["differing"] > 0) is (first is None):
         told = f"first is {first}, after {answer['after']} and differing {answer['differing']}"
         yield f"the logits of {tokens} tokens: {told}, which do not go together"
+    apart = answer["apart"]
+    if [n for n, each in enumerate(apart) if each][:1] != [first] * (first is not None):
+        yield f"the logits of {tokens} tokens: not from position {first} on are they apart"
+    if sum(map(bool, apart)) != answer["differing"]:
+        yield f"the logits of {tokens} tokens: not {answer['differing']} of them are apart"
     for length, greatest in answer["greatest"].items():
+        if max(apart[: int(length)]) != greatest:
+            yield f"the logits of {length} tokens: greatest is {greatest:g}, and is told otherwise"
         if (greatest > 0) is not (int(length) > begun):
             yield f"the logits of {length} tokens: greatest is {greatest:g}, and first is {first}"
     if any(record["parameters"] != answer["parameters"] for record in built):
@@ -366,3 +376,18 @@ def weights_differ(records: Records) -> dict[str, bool]:
 def ranks_differ(records: Records) -> dict[str, bool]:
     """Every rank is wrong in the same way."""
     return {"a buffer differs between ranks": any(r["parted"] for r in records.of("buffers"))}
+
+
+def by_position(trials: Trials) -> Iterator[Picture]:
+    """A picture of how far the logits are from the reference's, at each position of the text."""
+    yield Lines(
+        "How far the logits are from the reference's",
+        "with the bug they differ from one position on, and by more the further on",
+        [
+            (variant, place, distance)
+            for variant, records in trials.items()
+            for answer in records.of("logits", 0)
+            for place, distance in enumerate(answer["apart"])
+        ],
+        x="position", y="greatest difference of a logit",
+    )  # fmt: skip

@@ -24,7 +24,8 @@ from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import (
     COUNT, FLAG, LINE, NUMBER, SIZE, by_name, exactly, held, many, one_of,
 )  # fmt: skip
-from harness.spec import Context, Exercise, Finding, Inconclusive, Records
+from harness.pictures import Grid, Picture
+from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Inconclusive, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -366,3 +367,26 @@ def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
         "the whole main_grad differs within the embedding group": group_differs,
         "the sums of main_grad on ranks 1 and 2 differ (the report's own check)": sums_differ,
     }
+
+
+def tables(trials: Trials, moments: Sequence[str]) -> Iterator[Picture]:
+    """A picture of the report's tables: how much of each rank's gradient is in each rank's cell."""
+    fields = [
+        (f"{variant}: {when}", f"g{column}", f"rank {rank}", share)
+        for variant in (BUGGY, FIXED)
+        if variant in trials
+        for when in moments
+        for rank in trials[variant].ranks
+        for piece in _shown(_cells(trials[variant], rank).get(when, ()))
+        for column, share in enumerate(piece["row"][:RANKS])
+    ]
+    yield Grid(
+        "Whose gradient is in whose buffer",
+        "right is a half of all four in the cells that an owner steps with (ranks 1 and 2)",
+        fields, "gradient of", "buffer of", "share",
+    )  # fmt: skip
+
+
+def _shown(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Of the pieces of a cell the one that its rank steps with, if there is one."""
+    return [*(piece for piece in pieces if piece["owned"]), *pieces][:1]

@@ -15,8 +15,8 @@ from harness.facts.numbers import near
 from harness.facts.shapes import (
     FLAG, NUMBER, SIZE, Facts, alike, exactly, held, many, maybe, optional,
 )  # fmt: skip
-from harness.pictures import Trials
-from harness.spec import Exercise, Finding, Place, Record, Records
+from harness.pictures import Lines, Picture, by_step
+from harness.spec import Exercise, Finding, Place, Record, Records, Trials
 from scenarios.oracles import stepped
 
 UNIT = "between the copies of a weight"
@@ -97,15 +97,18 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
     return Parting(first["step"], first[field], last[field], last["step"])
 
 
-def distances(trials: Trials, field: str) -> list[tuple[str, float, float]]:
-    """How far the copies in a field are apart after each step, for a picture: variant, step, and
-    the greatest difference of all."""
-    return [
-        (variant, step["step"], max(step[field].values(), default=0.0))
-        for variant, records in trials.items()
-        for step in records.of("step", 0)
-        if field in step
-    ]
+def drifting(trials: Trials, field: str) -> Iterator[Picture]:
+    """A picture of how far the copies in a field of the steps are apart: the farthest of each."""
+
+    def farthest(step: Record) -> float | None:
+        apart = step.get(field)
+        return max(apart.values(), default=0.0) if isinstance(apart, Mapping) else apart
+
+    yield Lines(
+        "The greatest difference between the copies of a weight",
+        "with the bug the copies differ from the first step on; without it they never do",
+        by_step(trials, farthest), y="difference of a weight", log=True,
+    )  # fmt: skip
 
 
 def astray(

@@ -16,7 +16,8 @@ from typing import Any
 
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import COUNT, WHOLE, Facts, exactly, many
-from harness.spec import Context, Exercise, Finding, Record, Records
+from harness.pictures import Grid, Picture
+from harness.spec import Context, Exercise, Finding, Record, Records, Trials
 
 UNIT = "of all samples seen by nobody"
 
@@ -240,3 +241,37 @@ def resume_blind(records: Records) -> dict[str, bool]:
         "a row comes twice": any(set(s["before"]) & set(s["after"]) for s in seen),
         "nothing comes after a resume": any(not s["after"] for s in seen),
     }
+
+
+def seen_by(trials: Trials) -> Iterator[Picture]:
+    """A picture of which ranks saw which sample, epoch by epoch."""
+    fields: list[tuple[str, int, int, str]] = []
+    for variant, records in trials.items():
+        for number, ranks in _epochs(records).items():
+            for sample in range(records.of("epoch")[0]["samples"]):
+                seen = [
+                    f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample
+                ]
+                fields.append((variant, sample, number, " and ".join(seen) or "nobody"))
+    yield Grid(
+        "Who saw which sample", "with the bug some samples are seen by two ranks, others by nobody",
+        fields, "sample", "epoch", "seen by",
+    )  # fmt: skip
+
+
+def around_resume(trials: Trials) -> Iterator[Picture]:
+    """A picture of which rows came before a checkpoint, after it, twice or never."""
+    fields: list[tuple[str, int, str, str]] = []
+    for variant, records in trials.items():
+        for seen in records.of("resume", 0):
+            before, after = set(seen["before"]), set(seen["after"])
+            words = {(True, False): "before", (False, True): "after", (True, True): "twice"}
+            fields += [
+                (variant, row, "", words.get((row in before, row in after), "never"))
+                for row in range(seen["rows"])
+            ]
+    yield Grid(
+        "Which rows came before the checkpoint and after it",
+        "with the bug the rest of the table in which the stream was stopped never comes",
+        fields, "row", "", "came",
+    )  # fmt: skip

@@ -20,7 +20,8 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
     COUNT, FLAG, MAY_OVERFLOW, SIZE, alike, by_name, exactly, held, matching, maybe,
 )  # fmt: skip
-from harness.spec import Context, Exercise, Finding, Record, Records
+from harness.pictures import Lines, Picture
+from harness.spec import Context, Exercise, Finding, Record, Records, Trials
 from scenarios.oracles import begun
 
 LIMIT = 65504
@@ -457,3 +458,26 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
     warned = first_warning(trials["control"]) if "control" in trials else None
     if warned is not None:
         yield f"control: the headroom went below the threshold at step {warned}"
+
+
+def pictures(trials: Trials) -> Iterator[Picture]:
+    """The largest value by step with fp16's limit, and the loss scale's way down."""
+    largest, scales, marks = [], [], []
+    for variant, records in trials.items():
+        for step in records.of("step", 0):
+            values = [float(value) for value in step["largest"].values()]
+            largest.append((variant, step["step"], max(values, default=None)))
+            scales.append((variant, step["step"], float(step["loss_scale"])))
+        events = {
+            "headroom warns": first_warning(records), "loss not finite": first_broken(records),
+        }  # fmt: skip
+        marks += [(f"{variant}: {what}", at) for what, at in events.items() if at is not None]
+    yield Lines(
+        "The largest value of a watched tensor", "the values grow past what fp16 can hold; the "
+        "headroom warns before", largest, y="magnitude", log=True,
+        limits={"fp16's largest number": LIMIT}, marks=marks,
+    )  # fmt: skip
+    yield Lines(
+        "The loss scale", "once values overflow, the scale is halved step by step to its minimum",
+        scales, y="loss scale", log=True, stairs=True,
+    )  # fmt: skip

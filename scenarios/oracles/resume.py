@@ -16,7 +16,8 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
     COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, by_name, exactly, held, many, matching,
 )  # fmt: skip
-from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records
+from harness.pictures import Bars, Picture
+from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records, Trials
 from scenarios.oracles import copies, stepped
 
 ACTS = ("train", "resume")
@@ -288,3 +289,21 @@ def later_differs(records: Records) -> dict[str, bool]:
         return {}
     differs = any(one["changed"] for one in records.of("later"))
     return {"a parameter differs one step after the load": differs}
+
+
+def brought_back(trials: Trials) -> Iterator[Picture]:
+    """A picture of what a load did not bring back: each tensor that some variant lost, on its rank,
+    and by how much its values differ after the load."""
+    lost = {
+        variant: {f"rank {one.rank}: {one.name}": one.greatest for one in changed(records)}
+        for variant, records in trials.items()
+    }
+    names = dict.fromkeys(name for found in lost.values() for name in found)
+    values = [
+        (variant, name, found.get(name, 0.0)) for variant, found in lost.items() for name in names
+    ]
+    yield Bars(
+        "How far each tensor is after the load from what was saved",
+        "with the bug the last stage has other values after the load; without it all are the same",
+        values, "greatest difference",
+    )  # fmt: skip

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import SIZE, alike, many
-from harness.spec import Finding, Records
+from harness.pictures import Lines, Picture, by_step
+from harness.spec import Finding, Records, Trials
 from scenarios.oracles import applied
 
 TOLERANCE = 1e-6
@@ -102,3 +103,12 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
         unit=UNIT,
         documented=documented,
     )
+
+
+def rates(trials: Trials) -> Iterator[Picture]:
+    """A picture of the learning rate of each step."""
+    yield Lines(
+        "The learning rate that each step was taken with",
+        "with the bug the first step is taken at another rate than the schedule's",
+        by_step(trials, lambda record: record["rates"][0], "rate"), y="learning rate", stairs=True,
+    )  # fmt: skip

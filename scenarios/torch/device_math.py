@@ -20,8 +20,9 @@ from typing import Any
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import NUMBER, Shape, exactly, held, many, matching
+from harness.pictures import Bars, Picture
 from harness.spec import (
-    Context, Exercise, Finding, Lane, Place, Records, Scenario, affected, unaffected,
+    Context, Exercise, Finding, Lane, Place, Records, Scenario, Trials, affected, unaffected,
 )  # fmt: skip
 
 DIFFERING = [4, 9]
@@ -112,9 +113,7 @@ def detect(records: Records) -> Finding | None:
     Element 4 alone proves nothing: its power differs by one unit in the last place on a GPU also
     where both start from the same exponent.
     """
-    seen = records.one("values")
-    if seen is None:
-        return None
+    seen = records.of("values")[0]
     pairs = list(zip(seen["bits"]["host"], seen["bits"]["device"], strict=True))
     differing = [index for index, (host, device) in enumerate(pairs) if host != device]
     quotient, powers = seen["quotient"], seen["powers"]
@@ -122,11 +121,9 @@ def detect(records: Records) -> Finding | None:
         return None
     last = {name: values[-1] for name, values in powers.items()}
     return Finding(
-        message=(
-            f"elements {differing} of {len(pairs)} differ; the last is {last['host']:.20f} on the "
-            f"CPU and {last['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
-            f"{quotient['device']}"
-        ),
+        f"elements {differing} of {len(pairs)} differ; the last is {last['host']:.20f} on the CPU "
+        f"and {last['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
+        f"{quotient['device']}",
         ranks=records.ranks,
         magnitude=max(abs(h - d) for h, d in zip(powers["host"], powers["device"], strict=True)),
         unit="between the CPU's power and the device's",
@@ -136,12 +133,18 @@ def detect(records: Records) -> Finding | None:
 
 def exercised(records: Records) -> Exercise:
     """A GPU was asked, in float32."""
-    seen = records.one("values")
-    if seen is None:
-        return Exercise(False, "nothing was computed")
+    seen = records.of("values")[0]
     told = (
         f"{len(seen['powers']['device'])} powers of the CPU were compared with those of "
         f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
     )
     on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
     return Exercise.of(on_gpu, told, told)
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """The difference between the device's powers and the CPU's, element by element."""
+    seen = [(v, r["powers"]) for v, records in trials.items() for r in records.of("values", 0)]
+    bars = [(v, f"n = {n}", p["device"][n] - p["host"][n]) for v, p in seen for n in range(10)]
+    told = "with a plain divisor the ninth power has other bits on a GPU"
+    return [Bars("10 ** (n / 10) on the device, less that on the CPU", told, bars, "difference")]

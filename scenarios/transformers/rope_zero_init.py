@@ -207,3 +207,6 @@ def exercised(records: Records) -> Exercise:
 def wrong_detectors(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return buffers.weights_differ(records) | buffers.ranks_differ(records)
+
+
+picture = buffers.by_position

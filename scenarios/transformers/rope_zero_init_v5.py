@@ -135,4 +135,5 @@ def exercised(records: Records) -> Exercise:
     )
 
 
+picture = buffers.by_position
 wrong_detectors = buffers.weights_differ

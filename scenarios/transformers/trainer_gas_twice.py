@@ -67,6 +67,7 @@ SCENARIO = Scenario(
         "plain": affected(about="5.2.0, a module of one's own", params={"model": "plain"}),
     },
 )  # fmt: skip
+picture = applied.ratios
 
 
 def plan(at: Place) -> Plan:

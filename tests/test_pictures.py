@@ -1,0 +1,96 @@
+"""The pictures of bugs: every scenario has one, and buggy looks unlike fixed in it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from harness import catalog
+from harness.pictures import Bars, Grid, Lines, Picture
+from harness.spec import BUGGY, FIXED, Records
+from harness.trial.grade import graded
+from tests.recording import FOLDER
+
+RECORDED = sorted(folder.name.removesuffix("_cpu") for folder in FOLDER.glob("*_cpu"))
+
+
+def pictures(name: str) -> list[Picture]:
+    result, trials = graded(FOLDER / f"{name}_cpu")
+    assert len(trials) == len(result.trials)
+    return list(catalog.load(name).picture(trials))
+
+
+def drawn(picture: Picture, variant: str) -> list[object]:
+    """What a picture has of a variant, without its name."""
+    rows = {Lines: "points", Bars: "values", Grid: "fields"}[type(picture)]
+    found = [row for row in getattr(picture, rows) if row[0].partition(":")[0] == variant]
+    return [(row[0].partition(":")[2], *row[1:]) for row in found]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_buggy_looks_unlike_fixed(name: str) -> None:
+    for picture in pictures(name):
+        assert picture.title
+        assert picture.told
+        assert drawn(picture, BUGGY)
+        assert drawn(picture, FIXED)
+        assert drawn(picture, BUGGY) != drawn(picture, FIXED)
+
+
+def test_every_scenario_has_a_picture() -> None:
+    assert {name for name in catalog.names() if hasattr(catalog.load(name), "picture")} == set(
+        catalog.names()
+    )
+
+
+def test_the_copies_of_bf16_clip_part_and_those_of_fixed_never_do() -> None:
+    (picture,) = pictures("bf16_clip")
+    assert isinstance(picture, Lines)
+    apart = {v: [y for line, _, y in picture.points if line == v] for v in (BUGGY, FIXED)}
+    assert apart[FIXED] == [0.0] * 10
+    assert all(y and y > 0.09 for y in apart[BUGGY])
+
+
+def test_the_largest_value_passes_the_limit_where_the_loss_breaks() -> None:
+    largest, scale = pictures("fp16_overflow")
+    assert isinstance(largest, Lines)
+    assert isinstance(scale, Lines)
+    (limit,) = largest.limits.values()
+    over = [
+        x for line, x, y in largest.points if line == BUGGY and y is not None and not y <= limit
+    ]
+    marks = dict(largest.marks)
+    assert marks[f"{BUGGY}: headroom warns"] < min(over) <= marks[f"{BUGGY}: loss not finite"]
+    assert math.log2(max(y or 1 for _, _, y in scale.points)) == 12
+    assert scale.stairs
+
+
+def test_samples_that_nobody_saw_are_shown_for_buggy_alone() -> None:
+    (picture,) = pictures("sampler_shards")
+    assert isinstance(picture, Grid)
+    nobody = Counter(panel for panel, _, _, who in picture.fields if who == "nobody")
+    assert nobody[BUGGY] > 0
+    assert nobody[FIXED] == 0
+
+
+def test_a_picture_changes_no_answer_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of our own code, under which answers are kept, leaves pictures out."""
+    place = catalog.places()["sampler_shards"]
+    before = catalog.digest(place)
+    file = next(path for path in catalog.sources(place) if path.stem == "sampler_shards")
+    read = type(file).read_text
+    other = read(file, encoding="utf-8").replace("picture = coverage.seen_by", "picture = None")
+    assert other != read(file, encoding="utf-8")
+    monkeypatch.setattr(
+        type(file), "read_text", lambda p, **kw: other if p == file else read(p, **kw)
+    )
+    assert catalog.digest(place) == before
+
+
+def test_device_math_shows_what_the_device_has_besides() -> None:
+    powers = {"host": [1.0] * 10, "device": [1.0] * 9 + [1.5]}
+    values = {"powers": powers, "kind": "values", "rank": 0}
+    (picture,) = catalog.load("device_math").picture({BUGGY: Records({0: [values]})})
+    assert picture.values == [*((BUGGY, f"n = {n}", 0.0) for n in range(9)), (BUGGY, "n = 9", 0.5)]
