@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,18 @@ from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.upstream import overlay, pins
 from harness.verbs import Arguments
 
-STARTING = {"start": "torchrun and interpreter", "torch": "import torch"}
+STARTING = {
+    "start": "torchrun and interpreter, and waiting for what is imported once",
+    "torch": "import torch",
+}
 """What a launch costs, whatever is launched."""
 
 OWN = {"upstream": "import upstream", "init": "init", "steps": "steps", "check": "check"}
 """What a rank has to do in any case; scenarios of several acts name others."""
 
 HOW = {"forked": "launch.warm=true", "cold": "launch.warm=false"}
-SWEEP = ["matrix", "scenario=bf16_clip", "pins.deepspeed=0.15:0.19:minor", "--again"]
+SWEEP = ["matrix", "scenario=tied_grad_reduce", "pins.deepspeed=0.14:0.19:minor", "--again"]
+MANY = [["run", "scenario=all"], SWEEP]
 VERBS = [["list"], ["--help"]]
 
 
@@ -47,9 +51,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
-        _print_commands("the command line", VERBS, options.rounds, Path(folder))
+        _print_commands("the command line", VERBS, {"": ""}, options.rounds, Path(folder))
         if options.all:
-            _print_commands("many runs", [["run", "scenario=all"], SWEEP], 1, Path(folder))
+            _print_commands("many runs", MANY, HOW, 1, Path(folder))
     return ExitCode.AS_EXPECTED
 
 
@@ -128,19 +132,29 @@ def _parts(run: Path) -> dict[str, float]:
     for phase in phases:
         parts[f"  all trials: {STARTING.get(phase) or OWN.get(phase) or phase}"] = phases[phase]
     own = sum(seconds for phase, seconds in phases.items() if phase not in STARTING)
+    recorded = sum(sum(trial["phases"].values()) for trial in trials)
+    parts["  all trials: leaving"] = sum(trial["seconds"] for trial in trials) - recorded
     parts["launch over the ranks' own work"] = verdict["seconds"]["launch"] / own
     return parts
 
 
 def _print_commands(
-    title: str, commands: Sequence[Sequence[str]], rounds: int, folder: Path
+    title: str,
+    commands: Sequence[Sequence[str]],
+    ways: Mapping[str, str],
+    rounds: int,
+    folder: Path,
 ) -> None:
+    """Time commands as they are, or in each of these ``ways``: an override by its name."""
     rows = []
     for number, words in enumerate(commands):
-        runs = [] if words in VERBS else [f"runs={folder / str(number)}"]
-        seconds = [_timed(partial(_harness, *words, *runs))[0] for _ in range(rounds)]
-        rows.append([" ".join(words), _median(seconds)])
-    terminal().print(table(f"\n{title}: wall seconds, median of {rounds}", ["", "seconds"], rows))
+        medians = []
+        for word in ways.values():
+            more = [f"runs={folder / str(number)}", word] if word else []
+            seconds = [_timed(partial(_harness, *words, *more))[0] for _ in range(rounds)]
+            medians.append(_median(seconds))
+        rows.append([" ".join(words), *medians])
+    terminal().print(table(f"\n{title}: wall seconds, median of {rounds}", ["", *ways], rows))
 
 
 def _median(seconds: list[float]) -> str:
