@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.plain import NO_ROOM
-from harness.spec import Inconclusive
+from harness.spec import Fault
 
 ROOT = Path(__file__).parent.parent
 """The checkout, or the folder that the packages are installed in."""
@@ -88,12 +88,12 @@ def writing(path: Path, way_out: str) -> Iterator[None]:
         raise unwritten(path, error, way_out) from None
 
 
-def unwritten(path: Path, error: OSError, way_out: str) -> Inconclusive:
+def unwritten(path: Path, error: OSError, way_out: str) -> Fault:
     """One line that says why something cannot be written at ``path``."""
     if error.errno in NO_ROOM:
-        return Inconclusive(f"no room on the disk for {path}: free some, or name another {way_out}")
+        return Fault(f"no room on the disk for {path}: free some, or name another {way_out}")
     why = error.strerror or error
-    return Inconclusive(f"cannot write {path}: {why}; name another {way_out}")
+    return Fault(f"cannot write {path}: {why}; name another {way_out}")
 
 
 def sha256(path: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.files import ROOT, locked, writing
-from harness.spec import Inconclusive, Lane, Scenario, Unsupported, UserError
+from harness.spec import Fault, Lane, Scenario, Unsupported, UserError
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""
@@ -211,7 +211,7 @@ def _temporary() -> Path:
         found = place.lstat()
     # Anybody may have made something of that name there before.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise Inconclusive(f"{place} is not this user's alone: name another HARNESS_CACHE")
+        raise Fault(f"{place} is not this user's alone: name another HARNESS_CACHE")
     return place
 
 
@@ -224,5 +224,5 @@ def cache_folder() -> Path:
     folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
     refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
-        raise Inconclusive(f"the cache {folder} is no folder: name another in HARNESS_CACHE")
+        raise Fault(f"the cache {folder} is no folder: name another in HARNESS_CACHE")
     return folder

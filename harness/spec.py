@@ -108,6 +108,11 @@ class Inconclusive(HarnessError):
     exit_code = ExitCode.INCONCLUSIVE
 
 
+class Fault(Inconclusive):
+    """What failed is this machine, its disk or its network, and nothing that was asked about: no
+    network, no room, a certificate that was refused."""
+
+
 Edits = Iterable[tuple[Any, Any]]
 """What the edit of a defect yields: pairs of an old and a new node of a syntax tree."""
 

@@ -14,7 +14,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +31,7 @@ from harness.report import last_lines, terminal
 from harness.spec import (
     RELEASED,
     ExitCode,
+    Fault,
     HarnessError,
     Lane,
     Outcome,
@@ -50,6 +51,9 @@ FORMAT = 2
 
 AHEAD = 2
 """How many cells after those that run do their imports: these take longer than most trials."""
+
+
+Lost = Callable[[int, HarnessError], object]
 
 
 class Answer(str, Enum):
@@ -114,6 +118,13 @@ class Cell:
                 raise ValueError(f"no {name} of a cell: {told[name]!r}")
         return Cell(**{**told, "answer": Answer(told["answer"]), "log": tuple(told["log"])})
 
+    @staticmethod
+    def of_fact(scenario: str, fact: Mapping[str, Any]) -> Cell:
+        """The cell that a fact of ``scenarios/affected.json`` was made from, as far as it is kept
+        there."""
+        told = {name: fact[name] for name in ("reason", "step", "lane", "python", "torch", "date")}
+        return Cell(scenario, dict(fact["pins"]), Answer(fact["answer"]), **told)
+
 
 def _is_text(value: Any) -> bool:
     return type(value) is str
@@ -142,9 +153,17 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def answers(
-    configs: Sequence[RunConfig], *, again: bool = False, jobs: int | None = None
-) -> Iterator[tuple[int, Cell]]:
+    configs: Sequence[RunConfig],
+    *,
+    again: bool = False,
+    jobs: int | None = None,
+    lost: Lost | None = None,
+) -> Generator[tuple[int, Cell], None, None]:
     """Ask many releases; yields the place of each in ``configs`` with its cell, as they end.
+
+    ``lost`` is called instead with the place and the error of a release that could not be asked:
+    after a fault of the machine, or where the index has it no longer. Without it the one gives an
+    inconclusive cell, and the other ends the sweep.
 
     Overlays are made meanwhile, ahead of the runs, and the processes that the next run is forked
     from do their imports. As many runs go at once as ``jobs``, or as the
@@ -168,10 +187,17 @@ def answers(
             if place < len(configs):
                 made[place].add_done_callback(partial(soon, place))
 
-        def asked(place: int) -> Cell:
+        def asked(place: int) -> Cell | None:
             made[place].result()
             look_ahead(place + jobs + AHEAD - 1)
-            return ask(configs[place], cache_, again=again, stop=stop, pool=pool)
+            config = configs[place]
+            try:
+                return ask(config, cache_, again=again, stop=stop, pool=pool, faults=bool(lost))
+            except (UserError, Fault) as error:
+                if lost is None:
+                    raise
+                lost(place, error)
+                return None
 
         for place in range(jobs, jobs + AHEAD - 1):
             look_ahead(place)
@@ -185,9 +211,10 @@ def answers(
             raise
 
 
-def _as_they_end(waiting: Mapping[Future[Cell], int]) -> Iterator[tuple[int, Cell]]:
+def _as_they_end(waiting: Mapping[Future[Cell | None], int]) -> Iterator[tuple[int, Cell]]:
     for future in as_completed(waiting):
-        yield waiting[future], future.result()
+        if cell := future.result():
+            yield waiting[future], cell
 
 
 def room(config: RunConfig) -> int:
@@ -214,17 +241,21 @@ def ask(
     again: bool = False,
     stop: threading.Event | None = None,
     pool: Pool | None = None,
+    faults: bool = False,
 ) -> Cell:
-    """The answer of the release that ``config`` pins: the stored one, else by running it."""
+    """The answer of the release that ``config`` pins: the stored one, else by running it.
+
+    With ``faults``, a fault of the machine is raised, and no answer.
+    """
     try:
         question = _question(config, stack_of(config, RELEASED, cache))
         stored = None if again else _read(cache, question)
         if stored:
             return replace(stored, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop, pool)
-    except UserError:
-        raise
     except HarnessError as error:
+        if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
+            raise
         return _unanswered(config, error)
     cell = _cell(config, result, folder)
     if _lasting(cell, folder):

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def run_all(configs: Sequence[RunConfig]) -> int:
     """
     console = terminal()
     started = time.monotonic()
-    done = {d.result.scenario: d for d in _side_by_side(configs, console)}
+    done = {d.result.scenario: d for d in side_by_side(configs, console)}
     console.print()
     console.print(summary([done[c.scenario].row() for c in configs]))
     console.print(f"{len(done)} scenarios in {time.monotonic() - started:.0f} s")
@@ -99,7 +99,7 @@ def run_all(configs: Sequence[RunConfig]) -> int:
     return ExitCode.worst(codes)
 
 
-def _side_by_side(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
+def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Done, None, None]:
     """Run the widest first, as many at once as ``jobs`` or the GPUs allow; yields as they end."""
     jobs = _jobs(configs)
     if jobs == 1:

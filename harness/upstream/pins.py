@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.files import write_whole, writing
-from harness.spec import HarnessError, Inconclusive, Scenario, Unsupported, UserError
+from harness.spec import Fault, HarnessError, Inconclusive, Scenario, Unsupported, UserError
 from harness.upstream import requirements
 
 BASE = (
@@ -146,9 +146,19 @@ def stack(
 
 def own_day(name: str, version: str, python: str, cache: Path) -> str:
     """The day (ISO) that a release is resolved for: when its dependencies had settled."""
-    own = date.fromisoformat(released(name, version, cache)) + GRACE
-    first = date.fromisoformat(FIRST_DAY.get(python, LATER_PYTHONS))
-    return min(max(own, first), date.today()).isoformat()
+    return settled(released(name, version, cache), python)
+
+
+def settled(day: str, python: str) -> str:
+    """The day (ISO) that what was uploaded on ``day`` is resolved for; today, where that is yet
+    to come."""
+    own = (date.fromisoformat(day) + GRACE).isoformat()
+    return min(max(own, first_day(python)), date.today().isoformat())
+
+
+def first_day(python: str) -> str:
+    """The day (ISO) from which on a Python has wheels of the usual dependencies."""
+    return FIRST_DAY.get(python, LATER_PYTHONS)
 
 
 def released(name: str, version: str, cache: Path) -> str:
@@ -299,7 +309,7 @@ def _meant(name: str, versions_: SpecifierSet, index: Sequence[str]) -> str:
         return exact[0]
     known = versions(name, index=index)
     if not known:
-        raise Inconclusive(f"the package index names no release of {name}: is there a network?")
+        raise Fault(f"the package index names no release of {name}: is there a network?")
     found = sorted(versions_.filter(known), key=Version)
     if not found:
         raise UserError(f"no release is {name}{versions_}: they go from {known[-1]} to {known[0]}")
@@ -396,17 +406,17 @@ def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
     text = " ".join(stderr.split())
     what = " ".join(f"{name}=={version}" for name, version in pins.items())
     if re.search(r"invalid peer certificate|certificate verify failed|UnknownIssuer", text):
-        return Inconclusive(
+        return Fault(
             f"the index's certificate was refused while looking for {what}: where a proxy signs "
             "for it, name the file of its authority in SSL_CERT_FILE"
         )
     if re.search(r"os error (28|122)\b", text):  # ENOSPC, EDQUOT
-        return Inconclusive(f"no room on the disk to install {what}: free some: {_cause(text)}")
+        return Fault(f"no room on the disk to install {what}: free some: {_cause(text)}")
     unknown = re.search(r"(\S+) was not found in the package registry", text)
     if unknown and unknown.group(1) in pins:
         return UserError(f"no package '{unknown.group(1)}' in the index")
     if re.search(r"network was disabled|error sending request|Failed to fetch|dns error", text):
-        return Inconclusive(
+        return Fault(
             f"no network and nothing in the cache for {what}: run once with a network, or carry "
             "a bundle (python -m harness bundle)"
         )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from harness.spec import Inconclusive, UserError
+from harness.spec import Fault, Inconclusive, UserError
 from harness.upstream import pins
 
 MINOR = "minor"
@@ -48,7 +48,7 @@ def published(name: str) -> list[str]:
     """Every release of a package, for whichever Python, oldest first; no pre-releases."""
     found = pins.versions(name, any_python=True)
     if not found:
-        raise Inconclusive(f"the package index names no release of {name}: is there a network?")
+        raise Fault(f"the package index names no release of {name}: is there a network?")
     return sorted((v for v in found if not Version(v).is_prerelease), key=Version)
 
 

@@ -1,0 +1,173 @@
+"""The package index, asked over HTTP: a server of our own stands in for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from harness.spec import Fault
+from harness.upstream import index
+from harness.upstream.index import Release
+
+FORM = "application/vnd.pypi.simple.v1+json"
+VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+
+
+def file(name: str, uploaded: str | None, yanked: bool | str = False) -> dict[str, Any]:
+    told: dict[str, Any] = {"filename": name, "url": name, "hashes": {}, "yanked": yanked}
+    return told | ({"upload-time": f"{uploaded}Z"} if uploaded else {})
+
+
+class Handler(BaseHTTPRequestHandler):
+    pages: ClassVar[dict[str, Any]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        page = self.pages.get(self.path.strip("/").rpartition("/")[2], 404)
+        text = page if isinstance(page, str) else json.dumps(page)
+        self.send_response(page if isinstance(page, int) else 200)
+        self.send_header("Content-Type", FORM)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
+    """An index whose pages are made up, named as the user's."""
+    Handler.pages, Handler.asked = {}, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:secret@127.0.0.1:{server.server_port}/simple")
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def page(*files: dict[str, Any]) -> dict[str, Any]:
+    return {"meta": {"api-version": "1.1"}, "name": "deepspeed", "files": list(files)}
+
+
+def ask(package: str = "deepspeed") -> list[Release] | Fault:
+    ((name, found),) = index.ask([package])
+    assert name == package
+    return found
+
+
+def test_a_release_is_as_old_as_its_first_file_and_yanked_where_all_are(
+    served: type[Handler],
+) -> None:
+    served.pages["deepspeed"] = page(
+        file("deepspeed-0.10.0.tar.gz", "2023-07-19T18:00:00"),
+        file("deepspeed-0.9.5-py3-none-any.whl", "2023-06-23T00:30:00"),
+        file("deepspeed-0.9.5.tar.gz", "2023-06-22T19:00:34", "broken"),
+        file("deepspeed-0.9.4.tar.gz", "2023-06-09T19:31:38", "a reason"),
+        file("deepspeed-0.11.0rc1.tar.gz", "2023-09-01T00:00:00"),
+        file("deepspeed-0.9.3.tar.gz", None),
+        file("deepspeed-what_is_this.tar.gz", "2023-06-09T19:31:38"),
+        file("readme.txt", "2023-06-09T19:31:38"),
+    )
+    assert ask() == [
+        Release("deepspeed", "0.9.4", "2023-06-09", yanked=True),
+        Release("deepspeed", "0.9.5", "2023-06-22"),
+        Release("deepspeed", "0.10.0", "2023-07-19"),
+        Release("deepspeed", "0.11.0rc1", "2023-09-01"),
+    ]
+    assert [release.final for release in ask()] == [True, True, True, False]  # type: ignore[union-attr]
+
+
+def test_each_package_is_asked_once(served: type[Handler]) -> None:
+    served.pages = {name: page(file("a-1.tar.gz", "2023-06-09T00:00:00")) for name in ("a", "b")}
+    assert [name for name, _ in index.ask(["a", "b"])] == ["a", "b"]
+    assert served.asked == ["/simple/a/", "/simple/b/"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (404, "the index has no package deepspeed"),
+        (503, "the index answers 503 when asked for deepspeed"),
+        (page(), "the index says of no release of deepspeed when it was uploaded"),
+        (page(file("deepspeed-1.tar.gz", None)), "the index says of no release of deepspeed when"),
+        ("{", "what the index says of deepspeed cannot be read"),
+        (
+            {**page(), "meta": {"api-version": "9.0"}},
+            "what the index says of deepspeed cannot be read",
+        ),
+        ({"files": 3}, "what the index says of deepspeed cannot be read"),
+    ],
+)
+def test_what_the_index_cannot_say_is_one_line_without_its_address(
+    served: type[Handler], said: object, why: str
+) -> None:
+    served.pages["deepspeed"] = said
+    fault = ask()
+    assert isinstance(fault, Fault)
+    assert str(fault).startswith(why)
+    assert "secret" not in str(fault)
+    assert "\n" not in str(fault)
+
+
+def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://me:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    fault = ask()
+    assert str(fault) == "no network: the index cannot be asked (ConnectionError)"
+
+
+def test_an_address_that_cannot_be_meant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///srv/simple")
+    assert str(ask()).startswith("the index is asked over HTTP, and pip or uv is configured for")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "address"),
+    [
+        ("UV_DEFAULT_INDEX", "http://one/simple", "http://one/simple"),
+        ("UV_DEFAULT_INDEX", "company=https://one/simple", "https://one/simple"),
+        ("UV_INDEX_URL", "http://two/simple", "http://two/simple"),
+        ("PIP_INDEX_URL", "http://three/simple", "http://three/simple"),
+    ],
+)
+def test_the_index_is_the_one_that_the_user_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, address: str
+) -> None:
+    for other in VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert index.configured() == address
+
+
+def test_the_index_of_pips_own_file_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for other in VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = http://four/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    assert index.configured() == "http://four/simple"
+    (tmp_path / "pip.conf").write_text("[global]\ntimeout = 3\n")
+    assert index.configured() is None
+
+
+def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT"):
+        monkeypatch.delenv(variable, raising=False)
+    assert index._authority() is None
+    monkeypatch.setenv("PIP_CERT", "pip.pem")
+    assert index._authority() == "pip.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", "uv.pem")
+    assert index._authority() == "uv.pem"
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "requests.pem")
+    assert index._authority() is None
