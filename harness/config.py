@@ -151,6 +151,15 @@ def compose(arguments: Sequence[str]) -> RunConfig:
         return read(config, scenario, arguments)
 
 
+def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
+    """The RunConfigs of the same overrides for several scenarios, the broken ones last."""
+    names, lost = list(names), catalog.broken()
+    sound = [compose([f"scenario={name}", *words]) for name in names if name not in lost]
+    if not sound:
+        catalog.load(names[0])  # which says what is wrong with it
+    return [*sound, *(_unread(sound[0], name) for name in names if name in lost)]
+
+
 def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
     """The RunConfigs of a composed config: one, or of ``scenario=all`` one for each scenario."""
     if scenario != ALL:

@@ -7,6 +7,7 @@ has lost nothing that it had been told, and the next one goes on with it.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 from harness.files import locked, unwritten
 from harness.spec import Inconclusive, RunResult, UserError
 from harness.sweep.cells import Cell
+from harness.upstream.index import Release as Release
 
 VERSION = 1
 """Of the schema, kept in the file as SQLite's user_version."""
@@ -101,17 +103,6 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Release:
-    """A release of upstream, as the package index has it."""
-
-    package: str
-    version: str
-    day: str
-    """The day (ISO, UTC) it was uploaded."""
-    yanked: bool = False
-
-
-@dataclass(frozen=True)
 class Asked:
     """What a scenario said of a release on a night: ``cell``, of all pins that it ran on."""
 
@@ -119,6 +110,11 @@ class Asked:
     package: str
     version: str
     cell: Cell
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What was asked: the scenario, the package, the version."""
+        return self.cell.scenario, self.package, self.version
 
 
 @dataclass(frozen=True)
@@ -191,8 +187,14 @@ class History:
 
     def keep_answer(self, night: Night, package: str, version: str, cell: Cell) -> None:
         """Keep what a scenario said of a release on a night."""
-        row = (night.id, cell.scenario, package, version, json.dumps(cell.to_json()))
-        self._write("insert or replace into answer values (?, ?, ?, ?, ?)", row)
+        self.keep_answers([Asked(night.id, package, version, cell)])
+
+    def keep_answers(self, told: Iterable[Asked]) -> None:
+        """Keep many answers at once: all of them, or none."""
+        rows = [(a.night, a.cell.scenario, a.package, a.version, json.dumps(a.cell.to_json()))
+                for a in told]  # fmt: skip
+        with self._transaction():
+            self._db.executemany("insert or replace into answer values (?, ?, ?, ?, ?)", rows)
 
     def keep_verdict(
         self, night: Night, result: RunResult, seconds: float, run: Path | None
@@ -239,12 +241,7 @@ class History:
     def known(self, scenario: str) -> dict[tuple[str, str], Asked]:
         """What is known of each release, by package and version: the newest certain answer, else
         the newest."""
-        found: dict[tuple[str, str], Asked] = {}
-        for asked in self.answers(scenario=scenario):
-            before = found.get((asked.package, asked.version))
-            if not before or asked.cell.answer.certain or not before.cell.answer.certain:
-                found[asked.package, asked.version] = asked
-        return found
+        return {key[1:]: asked for key, asked in newest(self.answers(scenario=scenario)).items()}
 
     def verdicts(self, night: int | None = None, scenario: str | None = None) -> list[Own]:
         """How our own scenarios came out."""
@@ -279,6 +276,19 @@ class History:
             raise
 
 
+def newest(told: Iterable[Asked]) -> dict[tuple[str, str, str], Asked]:
+    """What is known by scenario, package and version: the newest certain answer, else the newest.
+
+    ``told`` has the oldest first.
+    """
+    found: dict[tuple[str, str, str], Asked] = {}
+    for asked in told:
+        before = found.get(asked.key)
+        if not before or asked.cell.answer.certain or not before.cell.answer.certain:
+            found[asked.key] = asked
+    return found
+
+
 @contextmanager
 def writing(file: Path) -> Iterator[History]:
     """Open a history to write to, made if need be, for one command at a time.
@@ -310,8 +320,14 @@ def reading(file: Path) -> Iterator[History]:
     """
     if not file.is_file():
         raise UserError(f"no history {file}: python -m harness watch makes one")
-    address = f"{file.resolve().as_uri()}?mode=ro"
-    with _told(file), closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+    # Only who may write can undo what a killed writer left half done, and that is done on opening.
+    ours = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
+    address = f"{file.resolve().as_uri()}?mode={'rw' if ours else 'ro'}"
+    with (
+        _told(file),
+        closing(sqlite3.connect(address, uri=True, isolation_level=None, timeout=60)) as db,
+    ):
+        db.execute("pragma query_only = on")
         _check(db, file)
         yield History(db, file)
 

@@ -1,0 +1,124 @@
+"""Nights that are made up: index, releases and our own runs, so that a night launches nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.config import RunConfig
+from harness.nights import night
+from harness.nights.history import Asked, History, Own, Release, reading
+from harness.spec import RELEASED, Fault, RunResult, Verdict
+from harness.sweep import cells, suite
+from harness.sweep.cells import Answer, Cell
+from harness.trial.warm import Pool
+from harness.upstream import index
+
+SCENARIO = "clip_max_for_min"
+PACKAGE = "deepspeed"
+YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+
+
+def cell(version: str, answer: Answer, scenario: str = SCENARIO, package: str = PACKAGE) -> Cell:
+    return Cell(scenario, {package: version}, answer, f"because of {version}\nand", "cpu", "3.11.7",
+                "2.13.0", "2024-03-01", 1.5)  # fmt: skip
+
+
+def asked(
+    version: str, answer: Answer, night: int = 1, scenario: str = SCENARIO, package: str = PACKAGE
+) -> Asked:
+    return Asked(night, package, version, cell(version, answer, scenario, package))
+
+
+def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> Own:
+    result = RunResult(scenario, verdict, ("buggy was clean",), ())
+    return Own(night, scenario, str(verdict), 2.0, result.to_json(), None)
+
+
+def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
+    return Release(package, version, day, yanked)
+
+
+def indexed(found: Iterable[Release]) -> dict[tuple[str, str], Release]:
+    return {(r.package, r.version): r for r in found}
+
+
+class World:
+    """Stands in for the index, for the releases and for our own runs; notes what was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.day = "2024-03-04"
+        self.releases = [
+            release("0.13.0", "2024-01-10"),
+            release("0.13.1", "2024-01-23"),
+        ]
+        self.answers: dict[str, Answer | Exception] = {}
+        """Of releases: those not named are not affected."""
+        self.fault: Fault | None = None
+        self.verdict = Verdict.REPRODUCED
+        self.asked: list[RunConfig] = []
+        self.ran: list[str] = []
+        self.killed_after: int | None = None
+        """How many questions are answered before Ctrl-C."""
+
+    @property
+    def versions(self) -> list[str]:
+        """The releases that were asked, in their order."""
+        return [config.pins[PACKAGE] for config in self.asked]
+
+    def index(self, packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
+        for package in packages:
+            yield package, self.fault or [r for r in self.releases if r.package == package]
+
+    def ask(
+        self,
+        config: RunConfig,
+        cache: Path,
+        *,
+        again: bool,
+        stop: threading.Event,
+        pool: Pool,
+        faults: bool,
+    ) -> Cell:
+        if self.killed_after is not None and len(self.asked) >= self.killed_after:
+            raise KeyboardInterrupt
+        assert config.variants == (RELEASED,)
+        assert faults
+        self.asked.append(config)
+        version = config.pins[PACKAGE]
+        answer = self.answers.get(version, NO)
+        if isinstance(answer, Exception):
+            raise answer
+        return cell(version, answer, config.scenario)
+
+    def run(
+        self, config: RunConfig, console: Console, stop: threading.Event, pool: Pool
+    ) -> tuple[RunResult, Path]:
+        self.ran.append(config.scenario)
+        why = () if self.verdict is Verdict.REPRODUCED else ("buggy was clean",)
+        return RunResult(config.scenario, self.verdict, why, ()), self.folder / config.scenario
+
+
+@pytest.fixture
+def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(index, "ask", made.index)
+    monkeypatch.setattr(night, "today", lambda: made.day)
+    monkeypatch.setattr("harness.verbs.watch.today", lambda: made.day)
+    monkeypatch.setattr(cells, "ask", made.ask)
+    monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
+    monkeypatch.setattr(suite, "run", made.run)
+    monkeypatch.setattr("harness.trial.ahead.prepared", lambda *_: None)
+    return made
+
+
+def kept(file: Path, look: Callable[[History], object]) -> object:
+    """What a history says."""
+    with reading(file) as history:
+        return look(history)

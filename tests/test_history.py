@@ -1,0 +1,276 @@
+"""The history: what is kept is there again, whatever happens to who writes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.nights.history import Change, History, Kind, Night, newest, reading, writing
+from harness.spec import Inconclusive, RunResult, UserError, Verdict
+from tests.another_user import as_nobody, needs_root
+from tests.nights import NO, SCENARIO, UNCLEAR, YES, asked, cell, release
+
+AT = "2024-03-04T02:00:00Z"
+
+
+def begun(history: History, day: str = "2024-03-04", kind: Kind = Kind.NIGHT) -> Night:
+    return history.begin(kind, day, AT, {"cpus": 2})
+
+
+def made(file: Path) -> Path:
+    with writing(file) as history:
+        night = begun(history)
+        history.keep_releases([release("0.13.2", "2024-02-12"), release("0.13.3", "2024-02-23")])
+        history.keep_answer(night, "deepspeed", "0.13.2", cell("0.13.2", YES))
+        result = RunResult(SCENARIO, Verdict.REPRODUCED, (), ())
+        history.keep_verdict(night, result, 2.5, Path("runs/one"))
+        history.keep_changes(night, [Change("now affected", SCENARIO, "deepspeed", "0.13.2",
+                                            "not affected", "affected", "it has it")])  # fmt: skip
+        history.end(night, "2024-03-04T02:10:00Z")
+    return file
+
+
+def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
+    with reading(made(tmp_path / "h.sqlite")) as history:
+        (night,) = history.nights()
+        assert (night.kind, night.day, night.ended) == (Kind.NIGHT, "2024-03-04",
+                                                        "2024-03-04T02:10:00Z")  # fmt: skip
+        assert night.facts == {"cpus": 2}
+        assert [r.version for r in history.releases("deepspeed")] == ["0.13.2", "0.13.3"]
+        assert history.releases("transformers") == []
+        (answer,) = history.answers()
+        assert (answer.package, answer.version, answer.cell) == (
+            "deepspeed", "0.13.2", cell("0.13.2", YES)
+        )  # fmt: skip
+        (own,) = history.verdicts(night.id, SCENARIO)
+        assert (own.verdict, own.seconds, own.run) == ("reproduced", 2.5, "runs/one")
+        assert own.result["exit_code"] == 0
+        assert [(n, c.kind, c.told) for n, c in history.changes()] == [
+            (night.id, "now affected", "it has it")
+        ]
+
+
+def test_what_is_kept_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    with writing(tmp_path / "h.sqlite") as history:
+        night = begun(history)
+        for answer in (UNCLEAR, NO):
+            history.keep_answer(night, "deepspeed", "0.13.2", cell("0.13.2", answer))
+        for yanked in (False, True):
+            history.keep_releases([release("0.13.2", "2024-02-12", yanked)])
+        for kind in ("yanked", "answers again"):
+            history.keep_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
+        assert [a.cell.answer for a in history.answers()] == [NO]
+        assert [r.yanked for r in history.releases()] == [True]
+        assert [c.kind for _, c in history.changes()] == ["answers again"]
+
+
+def test_known_is_the_newest_certain_answer_else_the_newest() -> None:
+    told = [asked("1", YES, 1), asked("1", UNCLEAR, 2), asked("2", UNCLEAR, 1), asked("2", NO, 2),
+            asked("3", UNCLEAR, 1), asked("3", UNCLEAR, 3)]  # fmt: skip
+    found = {key[2]: (one.night, one.cell.answer) for key, one in newest(told).items()}
+    assert found == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
+
+
+def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
+    with writing(file) as history:
+        first = begun(history)
+        history.keep_answer(first, "deepspeed", "0.13.2", cell("0.13.2", YES))
+    with writing(file) as history:
+        second = history.begin(Kind.NIGHT, "2024-03-05", AT, {"cpus": 4})
+        assert (second.id, second.day, second.facts) == (first.id, "2024-03-05", {"cpus": 4})
+        history.end(second, AT)
+        assert begun(history, "2024-03-05").id != first.id
+        assert len(history.answers(first.id)) == 1
+
+
+def test_kinds_of_nights_are_counted_apart(tmp_path: Path) -> None:
+    with writing(tmp_path / "h.sqlite") as history:
+        recorded = begun(history, "2026-01-01", Kind.RECORDED)
+        assert begun(history, "2024-03-04").id != recorded.id
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from harness.nights.history import Kind, writing
+from tests.nights import YES, cell
+with writing(Path(sys.argv[1])) as history:
+    night = history.begin(Kind.NIGHT, "2024-03-04", "2024-03-04T02:00:00Z", {})
+    for number in range(100_000):
+        history.keep_answer(night, "deepspeed", f"0.{number}", cell(f"0.{number}", YES))
+        print(number, flush=True)
+"""
+
+
+def writer(file: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def read_until(process: subprocess.Popen[str], number: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= number:
+            return
+    raise AssertionError("the writer ended early")
+
+
+def test_what_a_killed_writer_left_half_done_is_undone_by_who_reads(tmp_path: Path) -> None:
+    file = made(tmp_path / "h.sqlite")
+    half = (
+        "import sqlite3, sys, os, signal\nd = sqlite3.connect(sys.argv[1])\n"
+        "d.execute('pragma cache_size = 1')\nd.execute('begin immediate')\n"
+        "d.executemany('insert into release values (?, ?, ?, 0)', "
+        "[('p' * 500, str(n), '2024') for n in range(200)])\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", half, str(file)], check=False)
+    assert (tmp_path / "h.sqlite-journal").stat().st_size
+    with reading(file) as history:
+        assert len(history.releases()) == 2
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_was_told(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
+    for go in range(3):
+        with writer(file) as process:
+            read_until(process, 20)
+            os.kill(process.pid, signal.SIGKILL)
+            told = process.stdout.read().split() if process.stdout else []
+        with reading(file) as history:
+            assert len(history.answers()) > 20
+        with writing(file) as history:
+            (night,) = history.nights()  # the next one goes on with the same
+            assert night.ended is None
+            kept = {one.version for one in history.answers(night.id)}
+            assert {f"0.{n}" for n in range(21)} | {f"0.{n}" for n in told} <= kept, go
+
+
+def test_two_writers_at_once_are_one_too_many_and_readers_are_welcome(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
+    with writer(file) as process:
+        try:
+            read_until(process, 0)
+            with (
+                pytest.raises(Inconclusive, match="another night is being written to"),
+                writing(file),
+            ):
+                raise AssertionError("both write")
+            with reading(file) as history:
+                assert history.nights()
+                before = len(history.answers())
+                read_until(process, before + 5)
+                assert len(history.answers()) > before
+        finally:
+            process.kill()
+
+
+def test_a_history_of_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+    file = made(tmp_path / "h.sqlite")
+    db = sqlite3.connect(file)
+    db.execute("pragma user_version = 2")
+    db.commit()
+    db.close()
+    before = file.read_bytes()
+    for opened in (reading, writing):
+        with (
+            pytest.raises(UserError, match="has schema 2, and this harness knows up to 1"),
+            opened(file),
+        ):
+            pass
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("left", [0.3, 0.5, 0.9])
+def test_a_history_that_is_cut_off_is_damaged(tmp_path: Path, left: float) -> None:
+    file = made(tmp_path / "h.sqlite")
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * left)])
+    for opened in (reading, writing):
+        with pytest.raises(Inconclusive, match=r"h\.sqlite"), opened(file) as history:
+            history.nights(), history.answers(), history.verdicts(), history.changes()
+
+
+def test_what_is_no_history_is_left_alone(tmp_path: Path) -> None:
+    another = tmp_path / "another.sqlite"
+    db = sqlite3.connect(another)
+    db.execute("create table mine (a)")
+    db.commit()
+    db.close()
+    text = tmp_path / "notes.txt"
+    text.write_text("no database at all, " * 100)
+    for file in (another, text):
+        before = file.read_bytes()
+        for opened in (reading, writing):
+            with (
+                pytest.raises(UserError, match="is no history of ours: name another"),
+                opened(file),
+            ):
+                pass
+        assert file.read_bytes() == before
+
+
+def test_no_history_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="python -m harness watch makes one"),
+        reading(tmp_path / "h.sqlite"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"no folder .*nowhere for h\.sqlite"),
+        writing(tmp_path / "nowhere" / "h.sqlite"),
+    ):
+        pass
+
+
+def test_an_empty_file_becomes_a_history(tmp_path: Path) -> None:
+    (tmp_path / "h.sqlite").touch()
+    with writing(tmp_path / "h.sqlite") as history:
+        assert history.nights() == []
+
+
+@needs_root
+def test_in_a_folder_that_cannot_be_written_to_a_history_can_be_read(shared: Path) -> None:
+    file = made(shared / "h.sqlite")
+    file.chmod(0o644)
+    (shared / ".h.sqlite.lock").unlink()
+
+    def look() -> Iterator[tuple[int, str]]:
+        with reading(file) as history:
+            nights = len(history.nights())
+        try:
+            with writing(file):
+                yield nights, "written"
+        except Inconclusive as error:
+            yield nights, str(error)
+
+    with as_nobody(look) as (nights, told):
+        assert nights == 1
+        assert "cannot write" in told
+        assert "name another --history" in told
+
+
+def test_a_clock_that_was_set_back_is_told(tmp_path: Path) -> None:
+    with writing(tmp_path / "h.sqlite") as history:
+        history.end(begun(history, "2024-03-04"), AT)
+        with pytest.raises(Inconclusive, match="is this machine's clock right"):
+            begun(history, "2024-03-03")
+        assert len(history.nights()) == 1
+
+
+def test_a_replay_goes_forward(tmp_path: Path) -> None:
+    with writing(tmp_path / "h.sqlite") as history:
+        history.end(begun(history, "2024-03-04", Kind.REPLAY), AT)
+        with pytest.raises(UserError, match="go forward, or name another file"):
+            begun(history, "2024-03-03", Kind.REPLAY)
