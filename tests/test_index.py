@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from harness.spec import Fault
 from harness.upstream import index
 from harness.upstream.index import Release
+from tests.index import Handler, address, file, page, serving
 
-FORM = "application/vnd.pypi.simple.v1+json"
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-
-
-def file(name: str, uploaded: str | None, yanked: bool | str = False) -> dict[str, Any]:
-    told: dict[str, Any] = {"filename": name, "url": name, "hashes": {}, "yanked": yanked}
-    return told | ({"upload-time": f"{uploaded}Z"} if uploaded else {})
-
-
-class Handler(BaseHTTPRequestHandler):
-    pages: ClassVar[dict[str, Any]] = {}
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        page = self.pages.get(self.path.strip("/").rpartition("/")[2], 404)
-        text = page if isinstance(page, str) else json.dumps(page)
-        self.send_response(page if isinstance(page, int) else 200)
-        self.send_header("Content-Type", FORM)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
     """An index whose pages are made up, named as the user's."""
-    Handler.pages, Handler.asked = {}, []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:secret@127.0.0.1:{server.server_port}/simple")
-    yield Handler
-    server.shutdown()
-    server.server_close()
-
-
-def page(*files: dict[str, Any]) -> dict[str, Any]:
-    return {"meta": {"api-version": "1.1"}, "name": "deepspeed", "files": list(files)}
+    with serving() as server:
+        monkeypatch.setenv("PIP_INDEX_URL", address(server, "me:secret@"))
+        yield Handler
 
 
 def ask(package: str = "deepspeed") -> list[Release] | Fault:

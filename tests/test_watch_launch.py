@@ -1,0 +1,88 @@
+"""Real nights, end to end: an index of our own over HTTP, and upstream's releases really run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import INTERRUPTED
+from harness.machine import cache_folder
+from harness.nights.history import Kind, reading
+from harness.upstream import overlay, pins
+from tests.index import Handler, address, file, page, serving
+from tests.nights import NO, PACKAGE, SCENARIO, YES
+from tests.place import Place, ended, until
+
+WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.sqlite")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """With the user's cache, which has the overlays after this."""
+    scenario, cache = catalog.scenario(SCENARIO), cache_folder()
+    for version in ("0.13.1", "0.13.2", "0.13.3"):
+        stack = pins.stack(scenario, {PACKAGE: version}, cache)
+        with overlay.borrowed(stack, (), cache):
+            pass
+    place = Place.under(tmp_path, cache)
+    yield place
+    place.end()
+
+
+@pytest.fixture
+def index() -> Iterator[dict[str, str]]:
+    """An index of two releases, as the environment that names it. Their days are not the real
+    ones: they lie where the usual overlays serve."""
+    with serving() as server:
+        Handler.pages[PACKAGE] = page(
+            file("deepspeed-0.13.1.tar.gz", "2024-01-10T00:00:00"),
+            file("deepspeed-0.13.2.tar.gz", "2024-03-16T00:00:00"),
+        )
+        yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1"}
+
+
+@pytest.mark.launch
+def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[str, str]) -> None:
+    replay = ("--as-of", "2024-03-15:2024-03-22:7", "--summary", "../night.md")
+    done = place.run(*WATCH, *replay, **index)
+    assert done.code == 1, done
+    assert "deepspeed 0.13.2 (2024-03-16) has clip_max_for_min, which 0.13.1 had not" in done.out
+    tonight = place.run(*WATCH, **index)
+    assert tonight.code == 0, tonight
+    assert "1 of 1 scenarios reproduced" in tonight.out
+    with reading(place.cwd.parent / "nights.sqlite") as history:
+        assert [(n.kind, n.day) for n in history.nights()][:2] == [
+            (Kind.REPLAY, "2024-03-15"), (Kind.REPLAY, "2024-03-22")
+        ]  # fmt: skip
+        found = {version: asked.cell for (_, version), asked in history.known(SCENARIO).items()}
+        assert {version: cell.answer for version, cell in found.items()} == {
+            "0.13.1": NO, "0.13.2": YES
+        }  # fmt: skip
+        (own,) = history.verdicts()
+        assert own.run is not None
+        assert (Path(own.run) / "verdict.json").is_file()
+    assert place.living() == []
+
+
+@pytest.mark.launch
+def test_a_night_that_is_told_to_end_ends_and_the_next_goes_on(
+    place: Place, index: dict[str, str]
+) -> None:
+    history = place.cwd.parent / "nights.sqlite"
+    process = place.start(*WATCH, **index)
+    until(lambda: any(place.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
+    process.send_signal(signal.SIGTERM)
+    done = ended(process)
+    assert done.code == INTERRUPTED
+    assert done.complaint.startswith("interrupted")
+    assert place.living() == []
+    with reading(history) as kept:
+        (tonight,) = (night for night in kept.nights() if night.kind is Kind.NIGHT)
+        assert tonight.ended is None
+    assert place.run(*WATCH, **index).code == 0
+    with reading(history) as kept:
+        assert [n.id for n in kept.nights() if n.kind is Kind.NIGHT and n.ended] == [tonight.id]
