@@ -21,6 +21,8 @@ RELEASES = [
     release("0.14.0rc1", "2024-02-25"),
 ]
 DAY = "2024-03-04"
+HERE = ("cpu", "3.11", "2.13.0")
+"""Where the cells of tests.nights were asked."""
 
 
 def night(number: int, day: str, kind: Kind = Kind.NIGHT) -> Night:
@@ -30,7 +32,9 @@ def night(number: int, day: str, kind: Kind = Kind.NIGHT) -> Night:
 def ask(
     told: list[Asked], *nights: Night, day: str = DAY, releases: list[Release] = RELEASES
 ) -> list[str]:
-    found = questions.to_ask(SCENARIO, {PACKAGE: releases}, told, {n.id: n for n in nights}, day)
+    found = questions.to_ask(
+        SCENARIO, {PACKAGE: releases}, told, {n.id: n for n in nights}, day, HERE
+    )
     assert {question.scenario for question in found} <= {SCENARIO}
     return [question.release.version for question in found]
 
@@ -55,14 +59,25 @@ def test_what_a_night_missed_the_next_one_asks() -> None:
 
 
 def test_a_release_of_the_very_day_of_the_first_night_is_not_missed() -> None:
-    later = [*RELEASES, release("0.13.4", "2024-02-23")]
-    assert ask([asked("0.13.3", NO)], night(1, "2024-02-23"), releases=later) == ["0.13.4"]
+    later = [*RELEASES, release("0.12.9", "2024-02-23"), release("0.12.8", "2024-02-22")]
+    assert ask([asked("0.13.3", NO)], night(1, "2024-02-23"), releases=later) == ["0.12.9"]
 
 
 def test_what_never_got_a_certain_answer_is_asked_again() -> None:
     told = [asked("0.13.0", UNCLEAR), asked("0.13.1", UNCLEAR), asked("0.13.1", NO, 2),
             asked("0.13.3", NO, 2)]  # fmt: skip
     assert ask(told, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
+
+
+def test_what_was_recorded_as_inconclusive_is_asked_again_on_another_place_alone() -> None:
+    recorded = night(1, "2024-03-01", Kind.RECORDED)
+    told = [asked("0.13.1", UNCLEAR), asked("0.13.3", NO)]
+    assert ask(told, recorded) == []
+    for other in (("gpu", "3.11", "2.13.0"), ("cpu", "3.12", "2.13.0"), ("cpu", "3.11", "2.14.0")):
+        found = questions.to_ask(SCENARIO, {PACKAGE: RELEASES}, told, {1: recorded}, DAY, other)
+        assert [question.release.version for question in found] == ["0.13.1"]
+    again = [*told, asked("0.13.2", UNCLEAR, 2)]  # a night's own is
+    assert ask(again, recorded, night(2, DAY)) == ["0.13.2"]
 
 
 def test_yanked_releases_and_pre_releases_are_never_asked() -> None:
@@ -79,7 +94,7 @@ def test_a_late_patch_of_an_old_branch_is_asked() -> None:
 
 def test_after_a_record_what_appeared_since_it_is_asked_and_the_newest() -> None:
     """The record is a choice of releases, asked on the days that their cells say: 2024-03-01."""
-    recorded = night(1, "2024-03-01", Kind.RECORDED)
+    recorded = night(1, "2024-03-09", Kind.RECORDED)  # of another scenario's newest fact
     told = [asked("0.13.0", NO), asked("0.13.1", NO)]
     assert ask(told, recorded) == ["0.13.3"]
     later = [*RELEASES, release("0.13.4", "2024-03-02"), release("0.14.0", "2024-03-03")]

@@ -53,7 +53,7 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[s
     assert "deepspeed 0.13.2 (2024-03-16) has clip_max_for_min, which 0.13.1 had not" in done.out
     tonight = place.run(*WATCH, **index)
     assert tonight.code == 0, tonight
-    assert "1 of 1 scenarios reproduced" in tonight.out
+    assert "1 scenario of ours (1 reproduced)" in tonight.out
     with reading(place.cwd.parent / "nights.sqlite") as history:
         assert [(n.kind, n.day) for n in history.nights()][:2] == [
             (Kind.REPLAY, "2024-03-15"), (Kind.REPLAY, "2024-03-22")

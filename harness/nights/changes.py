@@ -116,7 +116,7 @@ def _no_longer_affected(asked: Asked, than: Asked, releases: Releases, day: str)
 
 
 def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = (asked.cell.reason.splitlines() or ["it does not say why"])[0]
+    why = short(asked.cell.reason) or "it does not say why"
     return (
         f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
         f"was {than.cell.answer}: it is {asked.cell.answer}, {why}. Until it answers, nobody knows "
@@ -130,6 +130,12 @@ def _answers_again(asked: Asked, than: Asked, releases: Releases, day: str) -> s
         f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.answer}. "
         f"{than.version} was {than.cell.answer}. {SEE}{command(asked)}"
     )
+
+
+def short(reason: str, widest: int = 160) -> str:
+    """The first line of a reason, cut to what there is room for."""
+    line = (reason.splitlines() or [""])[0]
+    return line if len(line) <= widest else line[: widest - 4] + " ..."
 
 
 _TOLD = {

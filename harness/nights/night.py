@@ -24,7 +24,7 @@ from harness.nights.history import Asked, Change, History, Kind, Night, Own
 from harness.nights.questions import Question
 from harness.report import Progress, terminal
 from harness.spec import ExitCode, Fault, Inconclusive, RunResult, UserError, Verdict
-from harness.sweep.cells import answers, room
+from harness.sweep.cells import answers, place, room
 from harness.sweep.suite import Done, side_by_side
 from harness.upstream import index
 from harness.upstream.index import Release
@@ -61,6 +61,8 @@ class Told:
     night: Night
     asked: Sequence[Asked]
     own: Sequence[Own]
+    again: Sequence[Asked]
+    """Of what was asked, what had given no answer before, and gives none now."""
     changes: Sequence[Change]
     notes: Sequence[str]
     releases: Releases
@@ -157,7 +159,7 @@ def choose(watched: Watch) -> None:
         for config in _sound(watched.configs)
         for question in questions.to_ask(
             config.scenario, releases, history.answers(scenario=config.scenario), nights,
-            watched.day,
+            watched.day, place(config),
         )
     ]  # fmt: skip
     watched.questions = sorted(found, key=lambda q: (q.release.package, q.release.day, q.scenario))
@@ -172,15 +174,15 @@ def ask(watched: Watch) -> None:
     asking = [questions.config(bases[q.scenario], q, day) for q in watched.questions]
     jobs = asking[0].jobs or min(room(config) for config in asking)
 
-    def lost(place: int, error: Exception) -> None:
-        watched.lost.append(f"{_name(watched.questions[place])}: {error}")
+    def lost(number: int, error: Exception) -> None:
+        watched.lost.append(f"{_name(watched.questions[number])}: {error}")
 
     with closing(answers(asking, jobs=jobs, lost=lost)) as coming:
-        for place, cell in coming:
-            release = watched.questions[place].release
+        for number, cell in coming:
+            release = watched.questions[number].release
             watched.history.keep_answer(_night(watched), release.package, release.version, cell)
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
-            watched.console.print(f"  {_name(watched.questions[place])}: {cell.answer}  [{how}]")
+            watched.console.print(f"  {_name(watched.questions[number])}: {cell.answer}  [{how}]")
 
 
 def run_ours(watched: Watch) -> None:
@@ -234,9 +236,11 @@ def told(watched: Watch) -> Told:
     history, number = watched.history, _night(watched).id
     (night,) = (night for night in history.nights() if night.id == number)
     found = [change for _, change in history.changes(number)]
-    own = history.verdicts(number)
+    own, asked = history.verdicts(number), history.answers(number)
+    before = {one.key for one in history.answers() if one.night < number}
+    again = [one for one in asked if one.key in before and not one.cell.answer.certain]
     return Told(
-        night, history.answers(number), own, found, [*watched.notes, *watched.lost],
+        night, asked, own, again, found, [*watched.notes, *watched.lost],
         _releases(history), time.monotonic() - watched.started, _exit_code(watched, own, found),
     )  # fmt: skip
 

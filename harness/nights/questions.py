@@ -33,17 +33,19 @@ def to_ask(
     told: Sequence[Asked],
     nights: Mapping[int, Night],
     day: str,
+    place: tuple[str, ...],
 ) -> list[Question]:
     """The questions of a scenario on ``day``; ``told`` is all that it ever said, oldest first.
 
-    ``releases`` has those of each package that are known, ``nights`` all nights by their numbers.
+    ``releases`` has those of each package that are known, ``nights`` all nights by their numbers,
+    ``place`` is where it is asked, see ``cells.place``.
     """
     scope = catalog.scenario(scenario)
     found = []
     for package in scope.pins:
         there = askable(scope, releases.get(package, ()), day)
         of_package = [asked for asked in told if asked.package == package]
-        found += [Question(scenario, r) for r in _unanswered(there, of_package, nights)]
+        found += [Question(scenario, r) for r in _unanswered(there, of_package, nights, place)]
     return found
 
 
@@ -59,23 +61,34 @@ def _pins(scope: Scenario, release: Release) -> dict[str, str]:
 
 
 def _unanswered(
-    there: Sequence[Release], told: Sequence[Asked], nights: Mapping[int, Night]
+    there: Sequence[Release],
+    told: Sequence[Asked],
+    nights: Mapping[int, Night],
+    place: tuple[str, ...],
 ) -> list[Release]:
     """What never got a certain answer: of those that nobody has asked, the newest, and what has
-    appeared since there were answers of this package."""
+    appeared since there were answers of this package.
+
+    What was recorded as inconclusive on a place like this would be so again.
+    """
     asked = {one.version for one in told}
-    certain = {one.version for one in told if one.cell.answer.certain}
+    settled = {one.version for one in told if _settled(one, nights, place)}
     since = _since(told, nights)
     return [
         release
         for release in there
-        if release.version not in certain
+        if release.version not in settled
         and (
             release.version in asked
             or release is there[-1]
             or (since is not None and release.day >= since)
         )
     ]
+
+
+def _settled(one: Asked, nights: Mapping[int, Night], place: tuple[str, ...]) -> bool:
+    recorded_here = nights[one.night].kind is Kind.RECORDED and one.cell.place == place
+    return one.cell.answer.certain or recorded_here
 
 
 def _since(told: Sequence[Asked], nights: Mapping[int, Night]) -> str | None:

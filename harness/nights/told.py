@@ -27,10 +27,10 @@ WIDEST = 100
 def show(console: Console, told: Told) -> None:
     """Print a night: a table of what was asked, and what changed, what got worse last."""
     console.print()
-    if told.asked:
-        console.print(table("", COLUMNS, _rows(told)))
+    if rows := _rows(told):
+        console.print(table("", COLUMNS, rows))
         console.print()
-    for note in told.notes:
+    for note in [*told.notes, *_still(told)]:
         console.print(note)
     worse = changes.worse(told.changes)
     for text in said([c for c in told.changes if c not in worse]):
@@ -60,7 +60,7 @@ def headline(told: Told) -> str:
     worse = len(changes.worse(told.changes))
     counts = [f"{_count(len(told.asked), 'release')} asked"]
     if told.night.kind is Kind.NIGHT:
-        counts.append(f"{_reproduced(told)} of {len(told.own)} scenarios reproduced")
+        counts.append(_ours(told))
     counts.append(_count(len(told.changes), "change") if told.changes else "no change")
     got = f"{worse} for the worse" if worse else "none for the worse" if told.changes else ""
     return f"{_what(told)} of {told.night.day}: " + ", ".join(
@@ -76,8 +76,20 @@ def _what(told: Told) -> str:
     return "replay" if told.night.kind is Kind.REPLAY else "night"
 
 
-def _reproduced(told: Told) -> int:
-    return sum(own.verdict == str(Verdict.REPRODUCED) for own in told.own)
+def _ours(told: Told) -> str:
+    """How our own came out: ``17 scenarios (16 reproduced, 1 unsupported)``."""
+    counts = {v: sum(own.verdict == str(v) for own in told.own) for v in Verdict}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return f"{_count(len(told.own), 'scenario')} of ours" + (f" ({said})" if said else "")
+
+
+def _still(told: Told) -> list[str]:
+    """A line for what had no answer before and has none now; a row for each would be noise."""
+    names = dict.fromkeys(asked.cell.scenario for asked in told.again)
+    if not names:
+        return []
+    count = _count(len(told.again), "release")
+    return [f"{count} asked again, still without an answer: {', '.join(names)}"]
 
 
 def _rows(told: Told) -> list[list[str]]:
@@ -89,9 +101,10 @@ def _rows(told: Told) -> list[list[str]]:
             _day(told, asked),
             str(asked.cell.answer),
             ", ".join(change.kind for change in _of(told, asked)),
-            "" if asked.cell.answer.certain else _short(asked.cell.reason),
+            "" if asked.cell.answer.certain else changes.short(asked.cell.reason, WIDEST),
         ]
         for asked in told.asked
+        if asked not in told.again
     ]
 
 
@@ -108,13 +121,9 @@ def _of_own(told: Told, own: Own) -> list[Change]:
     return [c for c in told.changes if c.scenario == own.scenario and c.package is None]
 
 
-def _short(text: str) -> str:
-    line = (text.splitlines() or [""])[0]
-    return line if len(line) <= WIDEST else line[: WIDEST - 4] + " ..."
-
-
 def _why(own: Own) -> str:
-    return _short("; ".join(reason.splitlines()[0] for reason in own.result["reasons"] if reason))
+    reasons = [reason.splitlines()[0] for reason in own.result["reasons"] if reason]
+    return changes.short("; ".join(reasons), WIDEST)
 
 
 Make = Callable[[Sequence[Told]], str]
@@ -141,10 +150,10 @@ def _section(told: Told) -> list[str]:
         if found:
             lines += [f"### {title}", ""]
             lines += [line for text in said(found) for line in (f"- {_paragraph(text)}", "")]
-    if told.notes:
-        lines += [line for note in told.notes for line in (f"- {_marked(note)}", "")]
-    if told.asked:
-        lines += ["### Releases asked", "", *_table(COLUMNS, _rows(told)), ""]
+    for note in [*told.notes, *_still(told)]:
+        lines += [f"- {_marked(note)}", ""]
+    if rows := _rows(told):
+        lines += ["### Releases asked", "", *_table(COLUMNS, rows), ""]
     if told.own:
         ours = [[o.scenario, o.verdict, f"{o.seconds:.1f}", _why(o)] for o in told.own]
         lines += ["### Our own record", "", *_table(OURS, ours), ""]
@@ -206,7 +215,7 @@ def _asked_case(suite: ElementTree.Element, told: Told, asked: Asked) -> None:
     if worse:
         _mark(case, "failure", worse[0].kind, worse[0].told)
     elif not asked.cell.answer.certain:
-        _mark(case, "skipped", f"{asked.cell.answer}: {_short(asked.cell.reason)}")
+        _mark(case, "skipped", f"{asked.cell.answer}: {changes.short(asked.cell.reason, WIDEST)}")
     else:
         ElementTree.SubElement(case, "system-out").text = str(asked.cell.answer)
 

@@ -105,6 +105,11 @@ class Cell:
     stored: bool = False
     """Whether it was read from the cache."""
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where it was asked, as far as it may matter: on another such place it may answer."""
+        return _place(self.lane, self.python, self.torch)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -307,6 +312,16 @@ def _lane(config: RunConfig) -> Lane | None:
         return machine.choose_lane(told, told.ranks_of(RELEASED), config.launch.lane)
     except Unsupported:
         return None
+
+
+def place(config: RunConfig) -> tuple[str, ...]:
+    """Where a cell of this config is asked: the lane, Python and torch, see ``Cell.place``."""
+    here = machine.facts()
+    return _place(str(_lane(config) or ""), here["python"], here["torch"])
+
+
+def _place(lane: str, python: str, torch: str | None) -> tuple[str, ...]:
+    return lane, ".".join(python.split(".")[:2]), (torch or "").partition("+")[0]
 
 
 def _question(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
