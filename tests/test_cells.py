@@ -14,7 +14,16 @@ import pytest
 from harness import catalog, config, machine
 from harness.__main__ import main
 from harness.config import RunConfig
-from harness.spec import RELEASED, Inconclusive, Outcome, RunResult, Unsupported
+from harness.spec import (
+    RELEASED,
+    Fault,
+    HarnessError,
+    Inconclusive,
+    Outcome,
+    RunResult,
+    Unsupported,
+    UserError,
+)
 from harness.sweep import cells
 from harness.sweep.cells import Answer
 from harness.trial.run import stack_of
@@ -188,6 +197,32 @@ def test_a_cell_with_an_odd_field_is_not_believed(name: str, odd: object) -> Non
 def test_what_is_no_cell_is_not_believed(told: object) -> None:
     with pytest.raises(ValueError, match="not the fields"):
         cells.Cell.from_json(told)
+
+
+@pytest.mark.parametrize("error", [Fault("no network"), UserError("no release of that name")])
+def test_what_could_not_be_asked_is_told_apart_where_that_is_wanted(
+    upstream: Upstream, error: Exception
+) -> None:
+    upstream.error = error
+    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
+    lost: list[tuple[int, HarnessError]] = []
+    told = cells.answers(asking, jobs=1, lost=lambda *one: lost.append(one))
+    assert list(told) == []
+    assert lost == [(0, error)]
+
+
+def test_a_fault_is_an_inconclusive_cell_where_nobody_tells_it_apart(upstream: Upstream) -> None:
+    upstream.error = Fault("no network")
+    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
+    ((_, cell_),) = cells.answers(asking, jobs=1)
+    assert (cell_.answer, cell_.reason) == (Answer.INCONCLUSIVE, "no network")
+
+
+def test_a_release_that_cannot_be_installed_is_a_cell_in_either_case(upstream: Upstream) -> None:
+    upstream.error = Inconclusive("it could not be installed")
+    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
+    ((_, cell_),) = cells.answers(asking, jobs=1, lost=lambda *_: None)
+    assert cell_.answer is Answer.INCONCLUSIVE
 
 
 def test_a_full_disk_ends_a_sweep_with_one_line(

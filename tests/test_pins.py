@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.spec import Companion, Inconclusive, Scenario, Unsupported, UserError
+from harness.spec import Companion, Fault, Inconclusive, Scenario, Unsupported, UserError
 from harness.upstream import pins
 from harness.upstream.pins import Stack
 
@@ -109,7 +109,7 @@ def test_a_dependency_that_is_missing_is_not_the_users_mistake() -> None:
 )
 def test_trouble_with_the_network_is_inconclusive_and_names_the_way_out(told: str) -> None:
     error = pins._explained(told, PINS)
-    assert isinstance(error, Inconclusive)
+    assert isinstance(error, Fault)
     assert "no network and nothing in the cache for deepspeed==0.15.4" in str(error)
     assert "bundle" in str(error)
 
@@ -120,7 +120,7 @@ def test_a_certificate_that_was_refused_is_told_apart_and_the_way_out_is_named()
         "  cause: client error (Connect)\n  cause: invalid peer certificate: UnknownIssuer",
         PINS,
     )
-    assert isinstance(error, Inconclusive)
+    assert isinstance(error, Fault)
     assert "certificate was refused while looking for deepspeed==0.15.4" in str(error)
     assert "SSL_CERT_FILE" in str(error)
 
@@ -150,6 +150,7 @@ def test_a_python_that_is_too_young_or_old_is_unsupported(cause: str) -> None:
 def test_anything_else_is_inconclusive_and_cut_to_a_line() -> None:
     error = pins._explained("error: build failed\n" + "word " * 1000, PINS)
     assert isinstance(error, Inconclusive)
+    assert not isinstance(error, Fault)  # it is the release's own
     assert "\n" not in str(error)
     assert len(str(error)) < 500
 
