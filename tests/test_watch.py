@@ -329,6 +329,8 @@ def test_a_replay_that_was_killed_goes_on_with_the_same_command(
 def test_a_nightly_may_go_on_with_a_history_that_was_replayed(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     watch("--as-of", "2024-02-01")
+    with reading(FILE) as history:
+        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
     assert watch() == 0
     assert world.versions == ["0.13.1", "0.13.2"]
 

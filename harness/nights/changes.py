@@ -116,10 +116,10 @@ def _no_longer_affected(asked: Asked, than: Asked, releases: Releases, day: str)
 
 
 def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = short(asked.cell.reason) or "it does not say why"
+    why = (short(asked.cell.reason) or "it does not say why").rstrip(".") + "."
     return (
         f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
-        f"was {than.cell.answer}: it is {asked.cell.answer}, {why}. Until it answers, nobody knows "
+        f"was {than.cell.answer}: it is {asked.cell.answer}, {why} Until it answers, nobody knows "
         f"whether it has the bug: {catalog.scenario(asked.cell.scenario).title}. Since the night "
         f"of {day}. {SEE}{command(asked)}"
     )

@@ -349,7 +349,8 @@ def _check(db: sqlite3.Connection, file: Path) -> None:
         )
     (whole,) = db.execute("pragma quick_check(1)").fetchone()
     if whole != "ok":
-        raise Inconclusive(f"{file} is damaged ({whole}): bring back a copy of it")
+        why = whole.splitlines()[-1]
+        raise Inconclusive(f"{file} is damaged ({why}): bring back a copy of it")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:
@@ -365,4 +366,6 @@ def _told(file: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if "not a database" in str(error):
             raise UserError(f"{file} is no history of ours: name another with --history") from None
+        if "malformed" in str(error):
+            raise Inconclusive(f"{file} is damaged ({error}): bring back a copy of it") from None
         raise Inconclusive(f"{file}: {error}; what was kept before is as it was") from None

@@ -144,7 +144,7 @@ def keep_index(watched: Watch) -> None:
     watched.notes += list(dict.fromkeys(str(f) for f in watched.index.values()
                                         if isinstance(f, Fault)))  # fmt: skip
     if watched.notes:
-        watched.notes.append("of these, what the history knows of is asked")
+        watched.notes.append("asked is what the history knows of them")
 
 
 def choose(watched: Watch) -> None:

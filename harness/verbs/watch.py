@@ -63,7 +63,8 @@ def _nights(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> li
         found = ask_index(configs, console)
         nights = []
         for day in days:
-            console.print(f"{kind} of {day}: {len(configs)} scenarios", style="bold")
+            names = f"{len(configs)} scenarios" if len(configs) > 1 else configs[0].scenario
+            console.print(f"{kind} of {day}: {names}", style="bold")
             nights.append(watch(history, kind, day, configs, found, console))
             told.show(console, nights[-1])
     return nights
