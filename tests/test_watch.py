@@ -259,6 +259,7 @@ def test_a_record_that_was_killed_while_it_was_kept_is_kept_whole(
     assert watch() == 0
     with reading(FILE) as history:
         assert [n.kind for n in history.nights()] == [Kind.RECORDED, Kind.NIGHT]
+        assert all(n.ended for n in history.nights())
         assert len(history.answers(history.nights()[0].id)) == 1
 
 
