@@ -141,6 +141,17 @@ def test_a_scenario_of_ours_that_no_longer_reproduces_is_worse(
     assert changes()[-1] == ("reproduces again", None)
 
 
+def test_a_scenario_of_ours_that_still_does_not_reproduce_is_told_once_and_never_green(
+    world: World,
+) -> None:
+    world.verdict = Verdict.NOT_REPRODUCED
+    assert watch() == 1
+    assert watch("--junitxml", "night.xml") == 1
+    assert changes() == [("no longer reproduces", None)]
+    (suite,) = ElementTree.parse("night.xml").getroot()
+    assert suite.get("failures") == "1"
+
+
 def test_an_inconclusive_run_of_ours_ends_the_night_with_3(world: World) -> None:
     world.verdict = Verdict.INCONCLUSIVE
     assert watch() == 3
