@@ -124,14 +124,14 @@ def print_trial(console: Console, result: TrialResult) -> None:
     )
     for line in result.reason.splitlines()[:LOG_LINES]:
         console.print(f"    {line}")
-    if where := _where(result):
+    if where := first_seen(result):
         console.print(f"    {where}")
     for name, fired in (result.wrong_detectors or {}).items():
         if result.outcome is Outcome.SYMPTOM:
             console.print(f"    a wrong detector, '{name}': {'fired' if fired else 'silent'}")
 
 
-def _where(result: TrialResult) -> str:
+def first_seen(result: TrialResult) -> str:
     """Where a finding shows and how large it is; empty without one, or where it does not say."""
     finding = result.finding
     if finding is None:

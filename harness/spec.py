@@ -20,6 +20,10 @@ FIXED = "fixed"
 RELEASED = "released"
 """The variant that every scenario has besides its own: the trigger, on a release as published."""
 
+OTHER = "other"
+GOES_WRONG = ("gradients", "data", "resume", "precision", "positions", "learning rate", OTHER)
+"""What a bug can spoil, for those who look for theirs by what they see."""
+
 
 class Lane(str, Enum):
     """Where a trial runs, and over which collectives."""
@@ -214,6 +218,13 @@ class Scenario:
     acts: tuple[str, ...] = ("",)
     """The launches that a trial is made of, one after another, each in fresh processes: to save in
     one and load in the next. Most scenarios have just one, without a name."""
+    goes_wrong: str = OTHER
+    """What the bug spoils: one of ``GOES_WRONG``; anything else is a ValueError."""
+
+    def __post_init__(self) -> None:
+        if self.goes_wrong not in GOES_WRONG:
+            choices = ", ".join(GOES_WRONG)
+            raise ValueError(f"goes_wrong is '{self.goes_wrong}', and not one of {choices}")
 
     @property
     def subject(self) -> str:

@@ -52,6 +52,7 @@ SCENARIO = Scenario(
     trigger="what a run must do to meet it",
     remedy="what a user who is affected can do",
     pins={pins},
+    goes_wrong="other",  # or one of spec.GOES_WRONG
     date="{day}",
     ranks=2,
     variants={{
