@@ -1,0 +1,151 @@
+"""Which releases have which bug: what each scenario said of each release, for the site's pages.
+
+Of a history the newest certain answers count; without one, ``scenarios/affected.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.nights.history import History, Release
+from harness.sweep import affected
+from harness.sweep.cells import Answer
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a scenario said of a release when it ran on it."""
+
+    scenario: str
+    package: str
+    version: str
+    answer: Answer
+    reason: str
+    date: str
+    """The day (ISO) it was asked."""
+    lane: str
+    beside: str
+    """The other pins of that run, in words."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a release stands towards a bug, and how that is known."""
+
+    answer: Answer
+    told: str
+    asked: bool
+    """Whether the release was asked itself; else the releases around it were."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All that was said of releases, and when these appeared."""
+
+    said: tuple[Said, ...]
+    releases: tuple[Release, ...] = ()
+    """Every release that the history knows of, with its day; none without a history."""
+    _by: dict[tuple[str, str], dict[str, Said]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in sorted(self.said, key=lambda said: Version(said.version)):
+            self._by.setdefault((each.scenario, each.package), {})[each.version] = each
+
+    @cached_property
+    def days(self) -> Mapping[tuple[str, str], str]:
+        """The day (ISO) on which a release of a package appeared, where that is known."""
+        return {(release.package, release.version): release.day for release in self.releases}
+
+    def packages(self, scenario: str | None = None) -> list[str]:
+        """The packages of which releases were asked, by a scenario or by any; sorted."""
+        return sorted({package for name, package in self._by if scenario in (None, name)})
+
+    def scenarios(self, package: str) -> list[str]:
+        """The scenarios that were asked of a package's releases; sorted."""
+        return sorted({name for name, of in self._by if of == package})
+
+    def of(self, scenario: str, package: str) -> Mapping[str, Said]:
+        """What a scenario said, by version, the oldest first."""
+        return self._by.get((scenario, package), {})
+
+    def versions(self, package: str) -> list[str]:
+        """Every release of a package that some scenario was asked of, the oldest first."""
+        asked = {version for (_, of), said in self._by.items() if of == package for version in said}
+        return sorted(asked, key=Version)
+
+    def unasked(self, scenario: str, package: str) -> Iterator[Release]:
+        """The releases that the history knows and the scenario was never asked of."""
+        asked = self.of(scenario, package)
+        for release in self.releases:
+            if release.package == package and release.version not in asked:
+                yield release
+
+    def standing(self, scenario: str, package: str, version: str) -> Standing | None:
+        """How a release stands: its own answer, or that of both its neighbours where they agree.
+
+        None where nothing is known of it.
+        """
+        said = self.of(scenario, package)
+        if version in said:
+            own = said[version]
+            return Standing(own.answer, f"asked on {own.date}", True)
+        certain = [each for each in said.values() if each.answer.certain]
+        here = Version(version)
+        older = [each for each in certain if Version(each.version) < here]
+        newer = [each for each in certain if Version(each.version) > here]
+        if not (older and newer) or older[-1].answer is not newer[0].answer:
+            return None
+        around = f"as {older[-1].version} and {newer[0].version} are; not asked itself"
+        return Standing(older[-1].answer, around, False)
+
+    def newest(self, scenario: str) -> Said | None:
+        """The certain answer of the newest release that gave one; None where none did.
+
+        Of a scenario that was asked of several packages, it is the one of which most were asked.
+        """
+        asked = [self.of(scenario, package) for package in self.packages(scenario)]
+        said = max(asked, key=len, default={})
+        certain = [each for each in said.values() if each.answer.certain]
+        return certain[-1] if certain else None
+
+
+def recorded() -> Answers:
+    """What came with the harness: ``scenarios/affected.json``."""
+    return Answers(tuple(_recorded()))
+
+
+def _recorded() -> Iterator[Said]:
+    for name, facts in affected.load().items():
+        if name not in catalog.sound() or not facts:
+            continue
+        package = affected.asked_package(name, facts)
+        for fact in facts:
+            yield _said(name, package, fact["pins"], Answer(fact["answer"]), fact["reason"],
+                        fact["date"], fact["lane"])  # fmt: skip
+
+
+def of(history: History) -> Answers:
+    """What a history knows: of each release the newest certain answer, else the newest."""
+    return Answers(tuple(_known(history, catalog.sound())), tuple(history.releases()))
+
+
+def _known(history: History, names: Iterable[str]) -> Iterator[Said]:
+    for name in names:
+        for asked in history.known(name).values():
+            cell = asked.cell
+            pins = {**cell.pins, asked.package: asked.version}
+            yield _said(name, asked.package, pins, cell.answer, cell.reason, cell.date, cell.lane)
+
+
+def _said(
+    scenario: str, package: str, pins: Mapping[str, str], answer: Answer, reason: str, date: str,
+    lane: str,
+) -> Said:  # fmt: skip
+    beside = ", ".join(f"{name} {version}" for name, version in pins.items() if name != package)
+    first = (reason.splitlines() or [""])[0]
+    return Said(scenario, package, pins[package], answer, first, date, lane, beside)
