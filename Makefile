@@ -37,6 +37,7 @@ lint: $(READY)
 
 quick: $(READY)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m browser
 	$(BIN)/python -m tests.fuzz --count 2000
 	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 

@@ -17,6 +17,9 @@ from harness.verbs import verbs
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
+EXTRAS = {"site": "'.[site]'"}
+"""What a verb needs besides what all need."""
+
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
 USAGE = """\
@@ -111,7 +114,7 @@ def _imported(verb: str):  # type: ignore[no-untyped-def]
             raise
         raise HarnessError(
             f"{verb} needs the package {missing}, which is not installed here: "
-            "python -m pip install --editable ."
+            f"python -m pip install --editable {EXTRAS.get(verb, '.')}"
         ) from None
 
 

@@ -12,9 +12,9 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.report import first_seen
-from harness.site import charts, evidence
+from harness.site import charts, evidence, timelines
 from harness.site.answers import Said
-from harness.site.charts import Chart
+from harness.site.chart import Chart
 from harness.site.evidence import Evidence
 from harness.site.material import Material
 from harness.site.runs import Shown
@@ -66,16 +66,16 @@ class Bug:
     def strips(self) -> list[Chart]:
         """For each package of which releases were asked, which of them have the bug."""
         packages = self.material.answers.packages(self.name)
-        return [charts.strip(list(self._strip(package)), package) for package in packages]
+        return [timelines.strip(list(self._strip(package)), package) for package in packages]
 
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
         answers = self.material.answers
-        asked = [
+        asked: list[Mapping[str, str | None]] = [
             {"version": said.version, "day": answers.days.get((package, said.version)),
              "answer": str(said.answer), "why": said.reason}
             for said in answers.of(self.name, package).values()
         ]  # fmt: skip
-        others = [
+        others: list[Mapping[str, str | None]] = [
             {"version": release.version, "day": release.day, "answer": "not asked",
              "why": "yanked" if release.yanked else ""}
             for release in answers.unasked(self.name, package)

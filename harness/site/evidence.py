@@ -28,7 +28,7 @@ class Evidence:
         """The GPUs, or the CPU."""
         gpus = self.content["machine"]["gpus"]
         kinds = ", ".join(dict.fromkeys(gpus))
-        return f"{len(gpus)} × {kinds}" if gpus and self.content["lane"] == "gpu" else "CPU"
+        return f"{len(gpus)} {kinds}" if gpus and self.content["lane"] == "gpu" else "CPU"
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""All that the site is made from: the catalogue, what is known of releases, the nights, the runs."""
+"""All that the site is made from: what is known of releases, the nights, the runs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from packaging.version import Version
 
 from harness import catalog
-from harness.site import charts
+from harness.site import timelines
 from harness.site.answers import Answers, Standing
 from harness.site.bugs import Bug
 from harness.site.material import Material, Nightly
@@ -22,7 +22,7 @@ from harness.site.place import Files
 from harness.spec import GOES_WRONG, Lane
 
 HERE = Path(__file__).parent
-ASSETS = ("site.css", "charts.js", "search.js")
+ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
 
 SIGNS = {
     "affected": ("affected", "●"),
@@ -32,10 +32,10 @@ SIGNS = {
     "reproduced": ("clean", "✓"),
     "not reproduced": ("affected", "✗"),
     "inconclusive": ("unsure", "?"),
-    "unsupported": ("unsure", "–"),
+    "unsupported": ("unsure", "-"),
     "unjudged": ("unsure", "·"),
 }
-"""The kind, which decides the colour, and the sign of each word that is said of a release or run."""
+"""Of each word that is said of a release or a run: the kind, which decides the colour; the sign."""
 
 LINK = re.compile(r"https://(?:[^\s<>&();,]|&amp;)+[^\s<>&();,.]")
 CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
@@ -91,7 +91,8 @@ def _assets() -> dict[str, str | bytes]:
 @cache
 def _vega() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which sets ``window.vegaEmbed``."""
-    return str(vl_convert.javascript_bundle())
+    bundle: Any = vl_convert.javascript_bundle  # its stub wants a snippet, and it takes none
+    return str(bundle())
 
 
 def _wrongs(bugs: Sequence[Bug]) -> list[str]:
@@ -150,7 +151,7 @@ def _nights(material: Material) -> dict[str, Any]:
     took = [(_named(each), each.seconds) for each in nights]
     return {
         "grid": [(name, [_cell(each, name) for each in nights]) for name in names],
-        "took": charts.durations(took) if any(seconds for _, seconds in took) else None,
+        "took": timelines.durations(took) if any(seconds for _, seconds in took) else None,
         "sound": set(catalog.sound()),
     }
 

@@ -46,14 +46,14 @@ def folders(places: Iterable[Path]) -> list[Path]:
 def newest(found: Iterable[Path], tell: Tell) -> dict[str, Shown]:
     """The newest whole run of each scenario, by its name; ``tell`` hears of those of no use."""
     shown: dict[str, Shown] = {}
-    for scenario, started, folder in _by_age(found, tell):
+    for scenario, folder in _by_age(found, tell):
         if scenario not in shown and (run := _whole(folder, tell)):
             shown[scenario] = run
     return shown
 
 
-def _by_age(found: Iterable[Path], tell: Tell) -> list[tuple[str, str, Path]]:
-    """What run folders say they are: the scenario, when it began, the folder; the newest first."""
+def _by_age(found: Iterable[Path], tell: Tell) -> list[tuple[str, Path]]:
+    """Of which scenario each run folder is; the newest first."""
     told = []
     for folder in dict.fromkeys(path.resolve() for path in found):
         try:
@@ -61,7 +61,8 @@ def _by_age(found: Iterable[Path], tell: Tell) -> list[tuple[str, str, Path]]:
             told.append((str(run["scenario"]), str(run["started"]), folder))
         except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
             tell(f"{folder} is not the record of a run: {complaint(error)}")
-    return sorted(told, key=lambda each: (each[1], str(each[2])), reverse=True)
+    told.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
+    return [(scenario, folder) for scenario, _, folder in told]
 
 
 def _whole(folder: Path, tell: Tell) -> Shown | None:

@@ -25,7 +25,7 @@
       view: { stroke: null },
       axis: {
         labelColor: dim, titleColor: dim, domainColor: line, tickColor: line, gridColor: line,
-        titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 12, titlePadding: 8,
+        labelLimit: narrow ? 110 : 360, titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 12, titlePadding: 8,
       },
       legend: {
         orient: "top", direction: "horizontal", columns: narrow ? 2 : 4, labelColor: ink, titleColor: dim,
