@@ -1,1 +1,1 @@
-"""The site: what was found, as pages that people look at; it opens from a file, without a network."""
+"""The site: what was found, as pages; they open from a file, and ask no network."""

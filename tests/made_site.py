@@ -1,0 +1,64 @@
+"""A site for tests: of the recorded runs, and of a small history made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.nights.history import Change, Kind, Release, writing
+from harness.spec import RunResult, Verdict
+from harness.sweep.cells import Answer, Cell
+from tests.recording import FOLDER, RECORDED
+
+EVIL = "<script>alert(1)</script>"
+"""What must be shown as text, wherever it comes from."""
+
+LAST = {"bf16_clip": RECORDED}
+
+YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+DAYS = {"4.30.0": "2023-06-08", "4.36.2": "2023-12-18", "4.38.2": "2024-03-01",
+        "5.15.0": "2026-02-10", "5.15.1": "2026-02-17", "5.23.0": "2026-11-02"}  # fmt: skip
+
+
+def a_cell(scenario: str, version: str, answer: Answer, reason: str = "because") -> Cell:
+    """A scenario's answer of a release of transformers."""
+    return Cell(
+        scenario, {"transformers": version, "deepspeed": "0.19.8"}, answer, reason, "cpu",
+        "3.11.7", "2.13.0", "2026-11-21", 12.0, 0 if answer is YES else None,
+    )  # fmt: skip
+
+
+def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
+    """A recorded past, a replay, a night, and one that was killed; the last one's ``runs``, by
+    scenario."""
+    with writing(file) as history:
+        history.keep_releases(Release("transformers", v, day) for v, day in DAYS.items())
+        recorded = history.begin(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
+        for version, answer in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
+            cell = a_cell("rope_zero_init", version, answer)
+            history.keep_answer(recorded, "transformers", version, cell)
+        cell = a_cell("trainer_gas_twice", "5.23.0", NO)
+        history.keep_answer(recorded, "transformers", "5.23.0", cell)
+        history.end(recorded, "2026-11-20T00:00:01")
+        replay = history.begin(Kind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
+        asked = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
+        history.keep_answer(replay, "transformers", "5.15.1", asked)
+        told = f"transformers 5.15.1 has it again {EVIL}"
+        history.keep_changes(replay, [
+            Change("now affected", "rope_zero_init", "transformers", "5.15.1", "not affected",
+                   "affected", told),
+        ])  # fmt: skip
+        history.end(replay, "2026-11-20T02:00:00")
+        night = history.begin(Kind.NIGHT, "2026-11-20", "2026-11-20T03:00:00", {})
+        for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
+            history.keep_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)
+        history.end(night, "2026-11-20T04:00:00")
+        killed = history.begin(Kind.NIGHT, "2026-11-21", "2026-11-21T03:00:00", {})
+        for name, run in runs.items():
+            result = RunResult(name, Verdict.REPRODUCED, (), ())
+            history.keep_verdict(killed, result, 9.0, run)
+    return file
+
+
+RUNS = str(FOLDER)
+"""The recorded runs of all scenarios, as an argument of ``--runs``."""

@@ -1,0 +1,473 @@
+"""The site: what it tells, that its links lead somewhere, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urldefrag
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.files import ROOT
+from harness.pictures import Bars, Grid, Lines, Picture
+from harness.site import answers, place
+from harness.site.charts import chart
+from harness.site.timelines import strip
+from harness.spec import GOES_WRONG
+from tests.made_site import EVIL, NO, RUNS, YES, a_history
+from tests.recording import RECORDED, Recording
+
+MOST = 3_000_000
+"""Bytes of a page with its scripts."""
+BUGS = f"{len(catalog.names())} bugs"
+
+
+class Page(HTMLParser):
+    """What a page says, where it leads, what it loads, and what can be led to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.unnamed: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
+        told = dict(given)
+        if tag == "a":
+            self.links.append(told.get("href") or "")
+        elif told.get("src") or tag == "link":
+            self.loads.append(told.get("src") or told.get("href") or "")
+        if told.get("id"):
+            self.ids.append(str(told["id"]))
+        if told.get("role") in ("img", "region") and not told.get("aria-label"):
+            self.unnamed.append(tag)
+        self.scripts += tag == "script"
+
+
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of the recorded runs and a small history."""
+    folder = tmp_path_factory.mktemp("site")
+    history = a_history(folder / "nights.sqlite")
+    out = folder / "site"
+    assert main(["site", "--out", str(out), "--history", str(history), "--runs", RUNS]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of no history and no run."""
+    out = tmp_path_factory.mktemp("bare") / "site"
+    assert main(["site", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("which", ["site", "bare"])
+def test_every_link_leads_to_a_page_that_is_there(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    found = pages_of(request.getfixturevalue(which))
+    for path, page in found.items():
+        for link in page.links:
+            if link.startswith("https://"):
+                continue
+            address, fragment = urldefrag(link)
+            target = (path.parent / address).resolve() if address else path
+            assert target in found, f"{path.name} leads to {link}"
+            assert not fragment or fragment in found[target].ids, f"{path.name}: {link}"
+
+
+@pytest.mark.parametrize("which", ["site", "bare"])
+def test_a_page_loads_nothing_but_files_of_the_site(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    for path, page in pages_of(request.getfixturevalue(which)).items():
+        for address in page.loads:
+            assert address == "data:," or (path.parent / address).is_file(), address
+
+
+def test_every_bug_and_every_upstream_that_was_asked_has_a_page(site: Path, bare: Path) -> None:
+    for folder in (site, bare):
+        assert {path.stem for path in (folder / "bugs").iterdir()} == set(catalog.names())
+    assert {path.stem for path in (site / "upstreams").iterdir()} == {"transformers"}
+    asked = set(answers.recorded().packages())
+    assert {path.stem for path in (bare / "upstreams").iterdir()} == asked
+
+
+def test_a_page_and_its_scripts_are_small(site: Path) -> None:
+    for path, page in pages_of(site).items():
+        loaded = [path.parent / address for address in page.loads if address != "data:,"]
+        assert sum(file.stat().st_size for file in [path, *loaded]) < MOST
+
+
+def test_charts_and_what_scrolls_have_names_and_ids_are_one_each(site: Path) -> None:
+    for path, page in pages_of(site).items():
+        assert not page.unnamed, path
+        assert len(page.ids) == len(set(page.ids)), path
+
+
+def test_a_bugs_page_tells_all_that_is_known_of_it(site: Path) -> None:
+    text = (site / "bugs" / "bf16_clip.html").read_text()
+    for part in (
+        "BF16_Optimizer clips the gradients of replicated parameters",
+        "<code>get_grads_for_norm</code>",
+        "the global gradient norm differs between ranks: <strong>silent</strong>",
+        'href="https://github.com/microsoft/DeepSpeed/pull/1801"',
+        "use a published release of DeepSpeed: none has this bug",
+        "The greatest difference between the copies of a weight",
+        "2 NVIDIA H200",
+        "step 1: 12 of 15 replicated parameters differ",
+        "python -m harness run scenario=bf16_clip",
+    ):
+        assert part in text, part
+
+
+def test_what_others_wrote_is_text(site: Path) -> None:
+    plain = {path: page.scripts for path, page in pages_of(site).items()}
+    assert plain[site / "nights.html"] == len(
+        [page for page in Page((site / "nights.html").read_text()).loads if page.endswith(".js")]
+    ) + (site / "nights.html").read_text().count('<script type="application/json">')
+    for path in plain:
+        assert EVIL not in path.read_text(), path
+    escaped = "&lt;script&gt;alert(1)&lt;/script&gt;"
+    for name in ("nights.html", "bugs/trainer_gas_twice.html"):
+        assert escaped in (site / name).read_text(), name
+
+
+def test_without_a_history_the_nights_say_how_to_make_one(bare: Path) -> None:
+    assert "python -m harness watch" in (bare / "nights.html").read_text()
+
+
+def test_the_nights_tell_verdicts_changes_and_one_that_was_killed(site: Path) -> None:
+    text = (site / "nights.html").read_text()
+    for part in ("now affected", "2026-02-17", "(replay)", "our own: reproduced in 8 s",
+                 "2026-11-21 …"):  # fmt: skip
+        assert part in text, part
+    assert "2026-11-20 …" not in text
+
+
+def test_alive_is_what_is_affected_in_the_newest_release(site: Path) -> None:
+    text = (site / "index.html").read_text()
+    assert "transformers 5.23.0: alive" in text
+    assert text.count('data-alive="yes"') == 1
+
+
+def test_a_release_between_two_that_agree_stands_as_they_do() -> None:
+    known = answers.recorded()
+    asked = known.standing("rope_zero_init", "transformers", "4.38.2")
+    assert asked
+    assert (asked.answer, asked.asked) == (NO, True)
+    between = known.standing("rope_zero_init", "transformers", "5.15.9")
+    assert between
+    assert (between.answer, between.asked) == (YES, False)
+    assert "as 5.15.1 and 5.16.1 are" in between.told
+    assert known.standing("rope_zero_init", "transformers", "4.38.0") is None, "they disagree"
+    assert known.standing("rope_zero_init", "transformers", "99.0") is None, "newer than all"
+    assert known.standing("rope_zero_init", "transformers", "4.0") is None, "older than all"
+
+
+def test_every_scenario_says_what_goes_wrong() -> None:
+    assert {catalog.scenario(name).goes_wrong for name in catalog.names()} <= {*GOES_WRONG} - {
+        "other"
+    }
+
+
+# What it refuses
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that it complained in."""
+    told = capsys.readouterr().err
+    assert told.startswith("harness: ")
+    assert told.count("\n") == 1
+    return told
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("stranger", ["thesis.tex", "site.json", "bugs/notes.txt"])
+def test_a_folder_that_holds_something_else_is_refused_and_keeps_it(
+    stranger: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / stranger
+    file.parent.mkdir(parents=True)
+    file.write_text('{"mine": true}')
+    assert main(["site", "--out", str(tmp_path / "out")]) == 2
+    assert f"holds what is no site of ours ({stranger})" in complaint(capsys)
+    assert content(tmp_path) == {f"out/{stranger}": b'{"mine": true}'}
+
+
+def test_a_file_of_somebody_in_a_site_of_ours_is_kept(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(bare, tmp_path / "site")
+    (out / "CNAME").write_text("bugs.example")
+    assert main(["site", "--out", str(out)]) == 2
+    assert "(CNAME)" in complaint(capsys)
+    assert (out / "CNAME").read_text() == "bugs.example"
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert main(["site", "--out", str(tmp_path / "out")]) == 2
+    assert "is no folder" in complaint(capsys)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_site_of_ours_is_replaced_whole(bare: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(bare, tmp_path / "site")
+    stale = out / "bugs" / "bf16_clip.html"
+    stale.write_text("stale")
+    told = json.loads((out / place.MARK).read_text())
+    told["files"].append("bugs/gone.html")
+    (out / "bugs" / "gone.html").write_text("a bug that is no more")
+    (out / place.MARK).write_text(json.dumps(told))
+    assert main(["site", "--out", str(out)]) == 0
+    assert "stale" not in stale.read_text()
+    assert not (out / "bugs" / "gone.html").exists()
+    assert os.listdir(tmp_path) == ["site"], "nothing is left beside it"
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    place.put(tmp_path / "site", {"index.html": "here"})
+    assert (tmp_path / "site" / "index.html").read_text() == "here"
+
+
+@pytest.mark.parametrize("failing", ["_write", "_take_the_place"])
+def test_where_it_cannot_be_written_the_old_site_stays(
+    failing: str, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = shutil.copytree(bare, tmp_path / "site")
+    before = content(out)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(place, failing, full)
+    assert main(["site", "--out", str(out)]) == 3
+    assert "no room on the disk" in complaint(capsys)
+    assert content(out) == before
+    assert os.listdir(tmp_path) == ["site"]
+
+
+def test_a_rename_that_fails_brings_the_old_site_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "site"
+    place.put(out, {"index.html": "old"})
+    rename, asked = Path.rename, []
+
+    def second_fails(self: Path, target: Path) -> Path:
+        asked.append(target)
+        if len(asked) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(Exception, match="cannot write"):
+        place.put(out, {"index.html": "new"})
+    assert (out / "index.html").read_text() == "old"
+    assert os.listdir(tmp_path) == ["site"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--runs", "nowhere"], "no folder nowhere"),
+        (["--history", "nowhere.sqlite"], "no history nowhere.sqlite"),
+        (["--histori", "x", "--nights"], "see python -m harness site --help"),
+    ],
+)
+def test_what_is_not_there_is_a_mistake_and_makes_nothing(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["site", "--out", "site", *words]) == 2
+    assert told in complaint(capsys)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_history_of_a_newer_schema_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = a_history(tmp_path / "nights.sqlite")
+    with sqlite3.connect(history) as db:
+        db.execute("pragma user_version = 99")
+    db.close()
+    assert main(["site", "--out", str(tmp_path / "site"), "--history", str(history)]) == 2
+    assert "has schema 99" in complaint(capsys)
+    assert not (tmp_path / "site").exists()
+
+
+def test_the_history_in_the_working_directory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_history(
+        tmp_path / "history.sqlite", runs={"bf16_clip": RECORDED, "device_math": tmp_path / "gone"}
+    )
+    assert main(["site", "--out", "site"]) == 0
+    told = capsys.readouterr().out
+    assert "no longer there, of the newest night: " in told
+    assert f"{BUGS}, 1 with a run, 3 nights: site/index.html" in told
+
+
+def test_a_run_that_does_not_grade_is_told_and_an_older_one_is_shown(
+    recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED, tmp_path / "runs" / "older")
+    newer = recording.folder.rename(tmp_path / "runs" / "newer")
+    run = json.loads((newer / "run.json").read_text())
+    run["started"] = "2030-01-01T00:00:00+0000"  # and so its records are of another run
+    (newer / "run.json").write_text(json.dumps(run))
+    out = tmp_path / "site"
+    assert main(["site", "--out", str(out), "--runs", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"not used, {newer}: buggy: ")
+    assert f"{BUGS}, 1 with a run" in lines[1]
+    assert "greatest difference" in (out / "bugs" / "bf16_clip.html").read_text()
+
+
+def test_what_is_no_run_is_told_and_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "odd").mkdir(parents=True)
+    (tmp_path / "runs" / "odd" / "run.json").write_text("[1")
+    (tmp_path / "runs" / "logs").mkdir()
+    out = tmp_path / "site"
+    assert main(["site", "--out", str(out), "--runs", str(tmp_path / "runs")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2
+    assert str(tmp_path / "runs" / "odd") in told[0]
+
+
+def test_a_picture_that_fails_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> Iterator[Picture]:
+        yield Lines("one", "told", [])
+        raise KeyError("differing")
+
+    monkeypatch.setattr(catalog.load("bf16_clip"), "picture", broken)
+    assert main(["site", "--out", str(tmp_path / "site"), "--runs", RUNS]) == 0
+    assert "no picture of bf16_clip: KeyError: 'differing'" in capsys.readouterr().out
+    assert "The learning rate" in (tmp_path / "site/bugs/warmup_first_step.html").read_text()
+
+
+def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
+    probe = (
+        "import sys; sys.modules['altair'] = None; from harness.__main__ import main; "
+        f"sys.exit(main(['site', '--out', {str(tmp_path / 'site')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr == (
+        "harness: site needs the package altair, which is not installed here: "
+        "python -m pip install --editable '.[site]'\n"
+    )
+
+
+# Charts
+
+
+def layers(picture: Picture, panel: int = 0) -> list[dict[str, Any]]:
+    """The layers of a picture's panel, each with its rows."""
+    spec = chart(picture).panels[panel][1]
+    rows = spec["datasets"]
+    return [
+        {**layer, "rows": rows[layer.get("data", spec.get("data"))["name"]]}
+        for layer in spec["layer"]
+    ]
+
+
+def test_zero_stands_at_the_foot_of_an_axis_of_magnitudes_and_gaps_stay_gaps() -> None:
+    points = [("buggy", 1, 0.5), ("buggy", 2, math.nan), ("fixed", 1, 0.0), ("fixed", 2, None)]
+    line = layers(Lines("t", "told", points, log=True))[0]
+    assert [row["y"] for row in line["rows"]] == [0.5, None, 0.01, None]
+    assert [row["value"] for row in line["rows"]] == [0.5, None, 0.0, None]
+    assert line["encoding"]["y"]["scale"]["domain"][0] == 0.01
+    assert "'0'" in line["encoding"]["y"]["axis"]["labelExpr"]
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, 5.0], [None, math.inf]])
+def test_what_has_no_order_of_magnitude_gets_a_plain_axis(values: list[float | None]) -> None:
+    points = [("buggy", step, value) for step, value in enumerate(values)]
+    assert "scale" not in layers(Lines("t", "told", points, log=True))[0]["encoding"]["y"]
+
+
+def test_buggy_and_fixed_have_their_own_colours_and_every_line_a_dash_of_its_own() -> None:
+    points = [(name, 1, 1.0) for name in ("control", "fixed", "buggy", "reference")]
+    seen = layers(Lines("t", "told", points))[0]["encoding"]
+    assert seen["color"]["scale"]["domain"] == ["buggy", "fixed", "control", "reference"]
+    assert seen["color"]["scale"]["range"][:2] == ["var:--buggy", "var:--fixed"]
+    assert len({str(dash) for dash in seen["strokeDash"]["scale"]["range"]}) == 4
+
+
+def test_limits_and_events_are_written_into_the_chart() -> None:
+    picture = Lines(
+        "t", "told", [("buggy", 1, 2.0)], limits={"the most": 3.0}, marks=[("warned", 1.0)]
+    )
+    said = [row.get("name") for layer in layers(picture) for row in layer["rows"]]
+    assert {"the most", "warned"} <= set(said)
+
+
+def test_bars_differ_by_place_and_filling_besides_colour() -> None:
+    values = [("fixed", "a", 1.0), ("buggy", "a", 0.5)]
+    seen = layers(Bars("t", "told", values, limits={"right": 1.0}))[0]["encoding"]
+    assert seen["yOffset"]["sort"] == ["buggy", "fixed"]
+    assert len(set(seen["fillOpacity"]["scale"]["range"])) == 2
+
+
+def test_a_grid_of_words_has_a_sign_for_each_and_one_of_few_numbers_the_numbers() -> None:
+    words = Grid("t", "told", [("buggy", n, 0, w) for n, w in enumerate(("once", "never"))])
+    assert layers(words)[1]["encoding"]["shape"]["scale"]["domain"] == ["once", "never"]
+    numbers = Grid("t", "told", [("buggy", "a", 0, 0.5), ("fixed", "a", 0, 1.0)])
+    assert layers(numbers)[1]["mark"]["type"] == "text"
+    assert [name for name, _ in chart(numbers).panels] == ["buggy", "fixed"]
+
+
+def test_the_numbers_of_a_chart_are_a_table_that_ends_somewhere() -> None:
+    drawn = chart(Lines("t", "told", [("buggy", n, math.inf) for n in range(1000)]))
+    assert drawn.rows[0] == ("buggy", "0", "inf")
+    assert (len(drawn.rows), drawn.left_out) == (400, 600)
+
+
+def test_a_strip_goes_by_days_where_all_are_known_and_tells_its_spans() -> None:
+    rows: list[dict[str, str | None]] = [
+        {"version": "1.0", "day": "2024-01-01", "answer": "affected", "why": ""},
+        {"version": "1.1", "day": "2024-02-01", "answer": "affected", "why": ""},
+        {"version": "1.2", "day": "2024-03-01", "answer": "inconclusive", "why": "a crash"},
+        {"version": "1.3", "day": None, "answer": "not affected", "why": ""},
+    ]
+    by_version = strip(rows, "deepspeed")
+    assert by_version.told == "deepspeed: 1.0 to 1.1 affected; 1.3 not affected"
+    assert by_version.panels[0][1]["encoding"]["x"]["field"] == "version"
+    by_day = strip(rows[:3], "deepspeed")
+    assert by_day.panels[0][1]["encoding"]["x"]["field"] == "day"
