@@ -76,9 +76,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of no history and no run."""
-    out = tmp_path_factory.mktemp("bare") / "site"
-    assert main(["site", "--out", str(out)]) == 0
-    return out
+    folder = tmp_path_factory.mktemp("bare")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["site", "--out", "site"]) == 0
+    return folder / "site"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand where there is no history: a checkout may have one."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
 @pytest.mark.parametrize("which", ["site", "bare"])
