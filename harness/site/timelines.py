@@ -28,7 +28,8 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str) -> Chart:
     versions = [str(row["version"]) for row in rows]
     dated = all(row["day"] for row in rows)
     x = (
-        alt.X("day:T", title="released", axis=alt.Axis(grid=True, tickCount=8, labelOverlap=True))
+        alt.X("day:T", title="released", scale=alt.Scale(padding=8),
+              axis=alt.Axis(grid=True, tickCount=8, labelOverlap=True))
         if dated
         else alt.X("version:N", sort=versions, title=f"{package}, oldest first",
                    axis=alt.Axis(labelAngle=-60, labelOverlap=True))

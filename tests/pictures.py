@@ -1,0 +1,62 @@
+"""The site's pictures in the docs, made anew from the recorded runs.
+
+python -m tests.pictures
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from harness.files import ROOT
+from harness.site.material import collect
+from harness.site.pages import pages
+from harness.site.place import put
+from tests.chromium import executable
+from tests.recording import FOLDER
+
+OUT = ROOT / "docs" / "pictures"
+WIDE, PHONE = (1080, 720), (360, 740)
+
+SHOTS = {
+    "catalogue": ("index.html", "", WIDE, "light"),
+    "bf16_clip": ("bugs/bf16_clip.html", "#picture + figure", WIDE, "light"),
+    "sampler_shards": ("bugs/sampler_shards.html", "#picture + figure", WIDE, "light"),
+    "releases": ("releases.html", "", (1080, 1000), "light"),
+    "dark": ("bugs/fp16_overflow.html", "#picture", WIDE, "dark"),
+    "phone": ("bugs/rope_zero_init.html", "#picture", PHONE, "light"),
+}
+"""Of each picture the page, the part that is shown (what begins at an id, or a figure alone), the
+size of the window in pixels and the scheme."""
+
+
+def main() -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
+        site = Path(folder) / "site"
+        put(site, pages(collect(None, [FOLDER], print)))
+        browser = started.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        for name, (file, part, (width, height), scheme) in SHOTS.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            page.goto((site / file).as_uri())
+            if page.locator(".chart").count():
+                page.wait_for_selector("html[data-charts]", state="attached")
+            _keep(page, part, OUT / f"{name}.png")
+            page.close()
+        browser.close()
+
+
+def _keep(page: Page, part: str, file: Path) -> None:
+    if "figure" in part:
+        page.locator(part).screenshot(path=file)
+        return
+    if part:
+        page.locator(part).evaluate("(element) => element.scrollIntoView()")
+    page.screenshot(path=file)
+
+
+if __name__ == "__main__":
+    main()
