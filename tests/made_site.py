@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.nights.history import Change, Kind, Release, writing
+from harness.nights.history import Change, Kind, writing
 from harness.spec import RunResult, Verdict
 from harness.sweep.cells import Answer, Cell
+from harness.upstream.index import Release
 from tests.recording import FOLDER, RECORDED
 
 EVIL = "<script>alert(1)</script>"

@@ -5,16 +5,17 @@ Of a history the newest certain answers count; without one, ``scenarios/affected
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from packaging.version import Version
 
 from harness import catalog
-from harness.nights.history import History, Release
-from harness.sweep import affected
+from harness.nights.history import Asked, History
+from harness.nights.recorded import cells
 from harness.sweep.cells import Answer
+from harness.upstream.index import Release
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,17 @@ class Said:
     """The day (ISO) it was asked."""
     lane: str
     beside: str
-    """The other pins of that run, in words."""
+    """The other pins of that run, in words; empty where there are none."""
+
+    @property
+    def among(self) -> str:
+        """The other pins, to be read after something else."""
+        return f", with {self.beside}" if self.beside else ""
+
+    @property
+    def why(self) -> str:
+        """The reason, and with what."""
+        return f"{self.reason}{self.among}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class Answers:
         said = self.of(scenario, package)
         if version in said:
             own = said[version]
-            return Standing(own.answer, f"asked on {own.date}", True)
+            return Standing(own.answer, f"asked on {own.date}{own.among}", True)
         certain = [each for each in said.values() if each.answer.certain]
         here = Version(version)
         older = [each for each in certain if Version(each.version) < here]
@@ -103,49 +114,35 @@ class Answers:
         around = f"as {older[-1].version} and {newer[0].version} are; not asked itself"
         return Standing(older[-1].answer, around, False)
 
-    def newest(self, scenario: str) -> Said | None:
-        """The certain answer of the newest release that gave one; None where none did.
-
-        Of a scenario that was asked of several packages, it is the one of which most were asked.
-        """
-        asked = [self.of(scenario, package) for package in self.packages(scenario)]
-        said = max(asked, key=len, default={})
-        certain = [each for each in said.values() if each.answer.certain]
+    def newest(self, scenario: str, package: str) -> Said | None:
+        """The certain answer of a package's newest release that gave one; None where none did."""
+        certain = [each for each in self.of(scenario, package).values() if each.answer.certain]
         return certain[-1] if certain else None
 
 
 def recorded() -> Answers:
     """What came with the harness: ``scenarios/affected.json``."""
-    return Answers(tuple(_recorded()))
-
-
-def _recorded() -> Iterator[Said]:
-    for name, facts in affected.load().items():
-        if name not in catalog.sound() or not facts:
-            continue
-        package = affected.asked_package(name, facts)
-        for fact in facts:
-            yield _said(name, package, fact["pins"], Answer(fact["answer"]), fact["reason"],
-                        fact["date"], fact["lane"])  # fmt: skip
+    return Answers(tuple(map(_said, cells())))
 
 
 def of(history: History) -> Answers:
     """What a history knows: of each release the newest certain answer, else the newest."""
-    return Answers(tuple(_known(history, catalog.sound())), tuple(history.releases()))
+    known = [asked for name in catalog.sound() for asked in history.known(name).values()]
+    return Answers(tuple(map(_said, known)), tuple(history.releases()))
 
 
-def _known(history: History, names: Iterable[str]) -> Iterator[Said]:
-    for name in names:
-        for asked in history.known(name).values():
-            cell = asked.cell
-            pins = {**cell.pins, asked.package: asked.version}
-            yield _said(name, asked.package, pins, cell.answer, cell.reason, cell.date, cell.lane)
-
-
-def _said(
-    scenario: str, package: str, pins: Mapping[str, str], answer: Answer, reason: str, date: str,
-    lane: str,
-) -> Said:  # fmt: skip
-    beside = ", ".join(f"{name} {version}" for name, version in pins.items() if name != package)
-    first = (reason.splitlines() or [""])[0]
-    return Said(scenario, package, pins[package], answer, first, date, lane, beside)
+def _said(asked: Asked) -> Said:
+    cell = asked.cell
+    others = {name: version for name, version in cell.pins.items() if name != asked.package}
+    beside = ", ".join(f"{name} {version}" for name, version in others.items())
+    first = (cell.reason.splitlines() or [""])[0]
+    return Said(
+        cell.scenario,
+        asked.package,
+        asked.version,
+        cell.answer,
+        first,
+        cell.date,
+        cell.lane,
+        beside,
+    )

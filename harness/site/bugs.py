@@ -51,7 +51,7 @@ class Bug:
     @cached_property
     def newest(self) -> Said | None:
         """What the newest release that gave an answer said."""
-        return self.material.answers.newest(self.name)
+        return self.material.answers.newest(self.name, self.upstream)
 
     @property
     def alive(self) -> bool:
@@ -64,21 +64,25 @@ class Bug:
 
     @cached_property
     def strips(self) -> list[Chart]:
-        """For each package of which releases were asked, which of them have the bug."""
-        packages = self.material.answers.packages(self.name)
+        """Which releases of each package have the bug, where more than one was asked."""
+        answers = self.material.answers
+        packages = [p for p in answers.packages(self.name) if len(answers.of(self.name, p)) > 1]
         return [timelines.strip(list(self._strip(package)), package) for package in packages]
 
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
         answers = self.material.answers
+        said = answers.of(self.name, package)
+        first = Version(next(iter(said)))
         asked: list[Mapping[str, str | None]] = [
             {"version": said.version, "day": answers.days.get((package, said.version)),
-             "answer": str(said.answer), "why": said.reason}
-            for said in answers.of(self.name, package).values()
+             "answer": str(said.answer), "why": said.why}
+            for said in said.values()
         ]  # fmt: skip
         others: list[Mapping[str, str | None]] = [
             {"version": release.version, "day": release.day, "answer": "not asked",
              "why": "yanked" if release.yanked else ""}
             for release in answers.unasked(self.name, package)
+            if Version(release.version) > first
         ]  # fmt: skip
         yield from sorted([*asked, *others], key=lambda row: Version(str(row["version"])))
 

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from packaging.version import Version
 
 from harness import catalog
+from harness.nights import changes
 from harness.site import timelines
 from harness.site.answers import Answers, Standing
 from harness.site.bugs import Bug
@@ -34,6 +35,7 @@ SIGNS = {
     "inconclusive": ("unsure", "?"),
     "unsupported": ("unsure", "-"),
     "unjudged": ("unsure", "·"),
+    "yanked": ("unsure", "·"),
 }
 """Of each word that is said of a release or a run: the kind, which decides the colour; the sign."""
 
@@ -111,10 +113,21 @@ def _heat(told: Mapping[str, Any], package: str) -> Heat:
         "package": package,
         "versions": [(version, answers.days.get((package, version), "")) for version in versions],
         "rows": [
-            (name, [answers.standing(name, package, version) for version in versions])
+            (
+                name,
+                _beside(answers, name, package),
+                [answers.standing(name, package, version) for version in versions],
+            )
             for name in answers.scenarios(package)
         ],
     }
+
+
+def _beside(answers: Answers, name: str, package: str) -> str:
+    """With which releases of the bug's own package another one was asked, if always with those."""
+    beside = {said.beside for said in answers.of(name, package).values()}
+    own = next(iter(catalog.scenario(name).pins), package)
+    return f"with {beside.pop()}" if own != package and len(beside) == 1 else ""
 
 
 def _rows(answers: Answers, package: str) -> Iterator[Mapping[str, Any]]:
@@ -151,8 +164,10 @@ def _nights(material: Material) -> dict[str, Any]:
     took = [(_named(each), each.seconds) for each in nights]
     return {
         "grid": [(name, [_cell(each, name) for each in nights]) for name in names],
-        "took": timelines.durations(took) if any(seconds for _, seconds in took) else None,
+        "took": timelines.durations(took) if len(took) > 1 else None,
+        "minutes": sum(seconds for _, seconds in took) / 60,
         "sound": set(catalog.sound()),
+        "see": changes.SEE,
     }
 
 
@@ -165,13 +180,13 @@ def _cell(nightly: Nightly, scenario: str) -> Mapping[str, Any]:
     """What became of a scenario on a night: its own verdict, what it was asked, what changed."""
     own = next((each for each in nightly.own if each.scenario == scenario), None)
     asked = [each for each in nightly.asked if each.cell.scenario == scenario]
-    changes = [each for each in nightly.changes if each.scenario == scenario]
+    changed = [each for each in nightly.changes if each.scenario == scenario]
     told = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
     told += [f"{each.package} {each.version}: {each.cell.answer}" for each in asked]
-    told += [f"changed: {each.told}" for each in changes]
+    told += [f"changed: {each.told}" for each in changed]
     return {
         "verdict": own.verdict if own else "",
         "asked": len(asked),
-        "changed": bool(changes),
+        "changed": bool(changed),
         "told": "; ".join(told),
     }

@@ -89,7 +89,7 @@ def known(scenario: str, package: str, version: str) -> tuple[Answer, str] | Non
 
 def section(scenario: str, facts: Sequence[Fact]) -> str:
     """The generated section: which releases answered what, those alike in one row."""
-    package = asked_package(scenario, facts)
+    package = _asked(scenario, facts)
     lines = [
         "## Affected releases", "",
         "As released, no defect put in; each a run of its own "
@@ -106,7 +106,7 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
     return "\n".join(lines)
 
 
-def asked_package(scenario: str, facts: Sequence[Fact]) -> str:
+def _asked(scenario: str, facts: Sequence[Fact]) -> str:
     """The package that the rows go by: the one of which most releases were asked."""
     pins = catalog.scenario(scenario).pins
     return max(pins, key=lambda name: len({fact["pins"][name] for fact in facts}))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.report import terminal
-from harness.site.material import collect
+from harness.site.material import Material, collect
 from harness.site.pages import pages
 from harness.site.place import put, refuse_unless_ours
 from harness.spec import ExitCode
@@ -45,7 +45,12 @@ def main(arguments: list[str]) -> int:
     put(out, made)
     bugs = sum(name.startswith("bugs/") for name in made)
     console.print(
-        f"{bugs} bugs, {len(material.shown)} with a run, {len(material.nights)} nights: "
+        f"{bugs} bugs, {len(material.shown)} with a run, {_nights(material)}: "
         f"{options.out / 'index.html'}"
     )
     return ExitCode.AS_EXPECTED
+
+
+def _nights(material: Material) -> str:
+    count = len(material.nights)
+    return f"{count} night{'s' * (count != 1)}"
