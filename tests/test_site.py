@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -26,6 +27,7 @@ from harness.site import answers, place
 from harness.site.charts import chart
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG
+from tests import chromium
 from tests.made_site import EVIL, NO, RUNS, YES, a_history
 from tests.recording import RECORDED, Recording
 
@@ -197,6 +199,27 @@ def test_every_scenario_says_what_goes_wrong() -> None:
     assert {catalog.scenario(name).goes_wrong for name in catalog.names()} <= {*GOES_WRONG} - {
         "other"
     }
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/site.md"])
+def test_the_pictures_of_the_docs_are_there_and_small(file: str) -> None:
+    named = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / file).read_text())
+    assert len(named) >= 2
+    for picture in named:
+        assert 0 < ((ROOT / file).parent / picture).stat().st_size < 150_000, picture
+
+
+@pytest.mark.parametrize(
+    ("root", "apt", "told"),
+    [(True, None, "no apt-get"), (False, "/usr/bin/apt-get", "only root")],
+)
+def test_where_no_browser_can_be_installed_it_is_said_why(
+    root: bool, apt: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: apt if name == "apt-get" else None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    with pytest.raises(chromium.NoBrowser, match=told):
+        chromium.executable.__wrapped__()
 
 
 # What it refuses

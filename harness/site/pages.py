@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import altair
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -92,9 +93,11 @@ def _assets() -> dict[str, str | bytes]:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, which sets ``window.vegaEmbed``."""
+    """Vega, Vega-Embed and the Vega-Lite that Altair writes for, in one script, which sets
+    ``window.vegaEmbed``."""
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     bundle: Any = vl_convert.javascript_bundle  # its stub wants a snippet, and it takes none
-    return str(bundle())
+    return str(bundle(vl_version=version))
 
 
 def _wrongs(bugs: Sequence[Bug]) -> list[str]:
