@@ -53,8 +53,7 @@ SCENARIO = Scenario(
     trigger="a prepared DataLoader with shuffle=True, and ranks that are seeded unlike",
     remedy="seed the ranks alike, or give the DataLoader a generator seeded alike on every rank",
     pins={"accelerate": "0.29.3"},
-    goes_wrong="data",
-    date="2024-05-10",
+    goes_wrong="data", date="2024-05-10",
     files=("accelerate/data_loader.py",),
     ranks=2,
     variants={

@@ -54,8 +54,7 @@ SCENARIO = Scenario(
     trigger="an IterableDataset with .map() that is resumed in the middle of an Arrow table",
     remedy="use datasets 4.8.5 or later (for filter() 5.0.1), or map in the collator",
     pins={"datasets": "4.8.4"},
-    goes_wrong="data",
-    date="2026-04-13",
+    goes_wrong="data", date="2026-04-13",
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # those before keep no state
     ranks=1,

@@ -111,8 +111,7 @@ SCENARIO = Scenario(
     trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
     remedy="use a published release of DeepSpeed: none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
-    goes_wrong="gradients",
-    date="2026-11-20",
+    goes_wrong="gradients", date="2026-11-20",
     companions=(
         Companion("deepspeed<0.16", {"megatron-core": "0.14.0"},
             "later ones need a packaging or numpy that is younger than these releases"),

@@ -43,8 +43,7 @@ SCENARIO = Scenario(
     trigger="gradient_clipping in fp32 without ZeRO",
     remedy="use deepspeed 0.13.3 or later, or 0.13.1",
     pins={"deepspeed": "0.13.2"},
-    goes_wrong="gradients",
-    date="2024-03-01",
+    goes_wrong="gradients", date="2024-03-01",
     files=("deepspeed/runtime/utils.py",),
     ranks=2,
     variants={

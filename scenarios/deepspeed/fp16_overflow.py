@@ -83,8 +83,7 @@ SCENARIO = Scenario(
     trigger="dynamic loss scaling in fp16, once an activation passes 65504",
     remedy="train in bf16; watch the headroom (harness.detectors.headroom)",
     pins={"deepspeed": "0.13.3"},
-    goes_wrong="precision",
-    date="2024-03-15",
+    goes_wrong="precision", date="2024-03-15",
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
     ranks=2,
     variants={

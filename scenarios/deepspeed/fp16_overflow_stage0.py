@@ -54,8 +54,7 @@ SCENARIO = Scenario(
     trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
     remedy="use ZeRO stage 1, which raises, or bf16",
     pins={"deepspeed": "0.13.3"},
-    goes_wrong="precision",
-    date="2024-03-15",
+    goes_wrong="precision", date="2024-03-15",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={

@@ -52,8 +52,7 @@ SCENARIO = Scenario(
     trigger="pipeline parallelism and gradient accumulation",
     remedy="use deepspeed 0.19.3 or later",
     pins={"deepspeed": "0.19.2"},
-    goes_wrong="gradients",
-    date="2026-07-20",
+    goes_wrong="gradients", date="2026-07-20",
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={

@@ -89,8 +89,7 @@ SCENARIO = Scenario(
     remedy="use a published release of DeepSpeed that has the fix, or train with one pipeline "
     "stage",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="gradients",
-    date="2026-11-20",
+    goes_wrong="gradients", date="2026-11-20",
     ranks=2,
     variants={
         "buggy": affected(about="the release, summing weight.grad again", defects=(DEFECT,)),

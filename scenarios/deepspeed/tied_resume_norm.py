@@ -92,8 +92,7 @@ SCENARIO = Scenario(
     remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
     "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="resume",
-    date="2026-11-20",
+    goes_wrong="resume", date="2026-11-20",
     ranks=2,
     acts=resume.ACTS,
     variants={

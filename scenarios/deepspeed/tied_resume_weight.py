@@ -97,8 +97,7 @@ SCENARIO = Scenario(
     trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
     remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="resume",
-    date="2026-11-20",
+    goes_wrong="resume", date="2026-11-20",
     ranks=2,
     acts=resume.ACTS,
     variants={

@@ -51,8 +51,7 @@ SCENARIO = Scenario(
     trigger="a warmup schedule of DeepSpeed's, and an optimizer with another rate than its first",
     remedy="use deepspeed 0.15.3 or later, or give the optimizer warmup_min_lr as its lr",
     pins={"deepspeed": "0.15.2"},
-    goes_wrong="learning rate",
-    date="2024-12-01",
+    goes_wrong="learning rate", date="2024-12-01",
     files=("deepspeed/runtime/lr_schedules.py",),
     ranks=2,
     variants={

@@ -113,8 +113,7 @@ SCENARIO = Scenario(
     "parallelism",
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.5.0"},
-    goes_wrong="gradients",
-    date="2024-12-15",
+    goes_wrong="gradients", date="2024-12-15",
     ranks=4,
     variants={
         "buggy": affected(),

@@ -87,8 +87,7 @@ SCENARIO = Scenario(
     "parallelism",
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.16.1"},
-    goes_wrong="gradients",
-    date="2026-11-20",
+    goes_wrong="gradients", date="2026-11-20",
     ranks=4,
     releases="megatron-core>=0.6",  # the wheels before have no DistributedOptimizer
     variants={

@@ -55,8 +55,7 @@ SCENARIO = Scenario(
     trigger="values computed on a GPU and compared bit by bit with those of the CPU",
     remedy="divide by a tensor on the device, and compare with a tolerance",
     pins={},
-    goes_wrong="precision",
-    date="2026-11-20",
+    goes_wrong="precision", date="2026-11-20",
     ranks=1,
     lanes=(Lane.GPU,),
     variants={

@@ -127,8 +127,7 @@ SCENARIO = Scenario(
     remedy="use transformers 4.38.0 to 5.14.1, or copy the rotary buffers of a small model that "
     "was built outside of zero.Init",
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
-    goes_wrong="positions",
-    date="2024-03-15",
+    goes_wrong="positions", date="2024-03-15",
     ranks=2,
     companions=(
         Companion("transformers>=5", {"deepspeed": "0.19.8"},

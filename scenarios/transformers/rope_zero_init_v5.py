@@ -67,8 +67,7 @@ SCENARIO = Scenario(
     remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or leave "
     "zero.Init to transformers' own integration",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
-    goes_wrong="positions",
-    date="2026-11-20",
+    goes_wrong="positions", date="2026-11-20",
     files=("transformers/models/llama/modeling_llama.py",),
     ranks=1,
     releases="transformers>=5",

@@ -54,8 +54,7 @@ SCENARIO = Scenario(
     trigger="the Trainer with gradient_accumulation_steps above 1",
     remedy="use transformers 5.5.4 or later",
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
-    goes_wrong="gradients",
-    date="2026-03-10",
+    goes_wrong="gradients", date="2026-03-10",
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
