@@ -114,6 +114,13 @@ class Answers:
         around = f"as {older[-1].version} and {newer[0].version} are; not asked itself"
         return Standing(older[-1].answer, around, False)
 
+    def beside(self, scenario: str, package: str) -> str:
+        """With which releases of the bug's own package another one was asked, if always with those:
+        ``with transformers 4.36.2``."""
+        beside = {said.beside for said in self.of(scenario, package).values()}
+        own = next(iter(catalog.scenario(scenario).pins), package)
+        return f"with {beside.pop()}" if own != package and len(beside) == 1 else ""
+
     def newest(self, scenario: str, package: str) -> Said | None:
         """The certain answer of a package's newest release that gave one; None where none did."""
         certain = [each for each in self.of(scenario, package).values() if each.answer.certain]

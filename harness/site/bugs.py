@@ -67,7 +67,10 @@ class Bug:
         """Which releases of each package have the bug, where more than one was asked."""
         answers = self.material.answers
         packages = [p for p in answers.packages(self.name) if len(answers.of(self.name, p)) > 1]
-        return [timelines.strip(list(self._strip(package)), package) for package in packages]
+        packages.sort(key=lambda package: package != self.upstream)
+        return [
+            timelines.strip(list(self._strip(p)), p, answers.beside(self.name, p)) for p in packages
+        ]
 
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
         answers = self.material.answers

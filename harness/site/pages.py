@@ -118,19 +118,12 @@ def _heat(told: Mapping[str, Any], package: str) -> Heat:
         "rows": [
             (
                 name,
-                _beside(answers, name, package),
+                answers.beside(name, package),
                 [answers.standing(name, package, version) for version in versions],
             )
             for name in answers.scenarios(package)
         ],
     }
-
-
-def _beside(answers: Answers, name: str, package: str) -> str:
-    """With which releases of the bug's own package another one was asked, if always with those."""
-    beside = {said.beside for said in answers.of(name, package).values()}
-    own = next(iter(catalog.scenario(name).pins), package)
-    return f"with {beside.pop()}" if own != package and len(beside) == 1 else ""
 
 
 def _rows(answers: Answers, package: str) -> Iterator[Mapping[str, Any]]:

@@ -18,11 +18,12 @@ SIGNS = {
 """The colour and the shape of each answer."""
 
 
-def strip(rows: Sequence[Mapping[str, str | None]], package: str) -> Chart:
+def strip(rows: Sequence[Mapping[str, str | None]], package: str, beside: str = "") -> Chart:
     """Which releases have a bug, along the days they appeared on, or one after another.
 
     A row has ``version``, ``day`` (None where that is not known), ``answer`` and ``why``, the
-    oldest first. Each answer has a line of its own in the chart, besides its colour and sign.
+    oldest first; ``beside`` says with what else they ran. Each answer has a line of its own in the
+    chart, besides its colour and sign.
     """
     answers = [a for a in SIGNS if any(row["answer"] == a for row in rows)]
     versions = [str(row["version"]) for row in rows]
@@ -53,7 +54,13 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str) -> Chart:
     columns = (package, "released", "answer", "why")
     table = [(row["version"], row["day"] or "", row["answer"], row["why"]) for row in rows]
     told = f"{package}: {_spans(rows)}"
-    return made(f"Which releases of {package}", told, [("", drawn)], columns, table)
+    return made(
+        " ".join(filter(None, ("Which releases of", package, beside))),
+        told,
+        [("", drawn)],
+        columns,
+        table,
+    )
 
 
 def _spans(rows: Sequence[Mapping[str, str | None]]) -> str:
