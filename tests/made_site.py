@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.nights.history import Change, Kind, writing
 from harness.spec import RunResult, Verdict
 from harness.sweep.cells import Answer, Cell
+from harness.sweep.history import Change, Kind, writing
 from harness.upstream.index import Release
 from tests.recording import FOLDER, RECORDED
 

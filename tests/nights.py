@@ -11,10 +11,10 @@ from rich.console import Console
 
 from harness.config import RunConfig
 from harness.nights import night
-from harness.nights.history import Asked, History, Own, Release, reading
 from harness.spec import RELEASED, Fault, RunResult, Verdict
 from harness.sweep import cells, suite
 from harness.sweep.cells import Answer, Cell
+from harness.sweep.history import Asked, History, Own, Release, reading
 from harness.trial.warm import Pool
 from harness.upstream import index
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "hydra", "omegaconf", "deepspeed", "megatron", "libcst", "uv", "pip"}
-FLOORS = 10
+FLOORS = 9
 """A house of more floors than that nobody keeps in mind."""
 
 FILES = [f for place in ("harness", "scenarios") for f in sorted((ROOT / place).rglob("*.py"))]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness import catalog
-from harness.nights import changes
-from harness.nights.history import Asked
 from harness.spec import Verdict
+from harness.sweep import changes
 from harness.sweep.cells import Answer
+from harness.sweep.history import Asked
 from tests.nights import NO, SCENARIO, UNCLEAR, YES, asked, indexed, own, release
 
 DAY = "2024-03-04"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.nights.history import Change, History, Kind, Night, newest, reading, writing
 from harness.spec import Inconclusive, RunResult, UserError, Verdict
+from harness.sweep.history import Change, History, Kind, Night, newest, reading, writing
 from tests.another_user import as_nobody, needs_root
 from tests.nights import NO, SCENARIO, UNCLEAR, YES, asked, cell, release
 
@@ -100,7 +100,7 @@ def test_kinds_of_nights_are_counted_apart(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from harness.nights.history import Kind, writing
+from harness.sweep.history import Kind, writing
 from tests.nights import YES, cell
 with writing(Path(sys.argv[1])) as history:
     night = history.begin(Kind.NIGHT, "2024-03-04", "2024-03-04T02:00:00Z", {})

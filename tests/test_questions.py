@@ -8,8 +8,8 @@ import pytest
 
 from harness import catalog, config
 from harness.nights import questions
-from harness.nights.history import Asked, Kind, Night, Release
-from harness.nights.recorded import about
+from harness.sweep.history import Asked, Kind, Night, Release
+from harness.sweep.recorded import about
 from harness.upstream import pins
 from tests.nights import NO, PACKAGE, SCENARIO, UNCLEAR, YES, asked, release
 

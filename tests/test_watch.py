@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.__main__ import main
-from harness.nights import changes as compared
-from harness.nights.history import History, Kind, reading, writing
 from harness.spec import Fault, UserError, Verdict
 from harness.sweep import affected
+from harness.sweep import changes as compared
+from harness.sweep.history import History, Kind, reading, writing
 from tests.nights import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
 
 __all__ = ["world"]

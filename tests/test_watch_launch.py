@@ -11,7 +11,7 @@ import pytest
 from harness import catalog
 from harness.__main__ import INTERRUPTED
 from harness.machine import cache_folder
-from harness.nights.history import Kind, reading
+from harness.sweep.history import Kind, reading
 from harness.upstream import overlay, pins
 from tests.index import Handler, address, file, page, serving
 from tests.nights import NO, PACKAGE, SCENARIO, YES

@@ -18,13 +18,14 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.config import RunConfig
-from harness.nights import changes, questions, recorded
-from harness.nights.changes import Releases
-from harness.nights.history import Asked, Change, History, Kind, Night, Own
+from harness.nights import questions
 from harness.nights.questions import Question
 from harness.report import Progress, terminal
 from harness.spec import ExitCode, Fault, Inconclusive, RunResult, UserError, Verdict
+from harness.sweep import changes, recorded
 from harness.sweep.cells import answers, place, room
+from harness.sweep.changes import Releases
+from harness.sweep.history import Asked, Change, History, Kind, Night, Own
 from harness.sweep.suite import Done, side_by_side
 from harness.upstream import index
 from harness.upstream.index import Release

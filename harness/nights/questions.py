@@ -13,8 +13,8 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.config import RunConfig
-from harness.nights.history import Asked, Kind, Night
 from harness.spec import RELEASED, Scenario
+from harness.sweep.history import Asked, Kind, Night
 from harness.upstream import pins
 from harness.upstream.index import Release
 

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from harness.files import write_whole, writing
-from harness.nights import changes
-from harness.nights.history import Asked, Change, Kind, Own
 from harness.nights.night import Told, to_json
 from harness.plain import plain
 from harness.report import table
 from harness.spec import ExitCode, Verdict
+from harness.sweep import changes
+from harness.sweep.history import Asked, Change, Kind, Own
 
 COLUMNS = ["scenario", "package", "release", "of", "answer", "changed", "why there is no answer"]
 OURS = ["scenario", "verdict", "seconds", "why"]

@@ -12,9 +12,9 @@ from functools import cached_property
 from packaging.version import Version
 
 from harness import catalog
-from harness.nights.history import Asked, History
-from harness.nights.recorded import cells
 from harness.sweep.cells import Answer
+from harness.sweep.history import Asked, History
+from harness.sweep.recorded import cells
 from harness.upstream.index import Release
 
 

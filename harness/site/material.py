@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import catalog
-from harness.nights.history import Asked, Change, History, Kind, Night, Own, reading
 from harness.site import answers, runs
 from harness.site.answers import Answers
 from harness.site.runs import Shown, Tell
+from harness.sweep.history import Asked, Change, History, Kind, Night, Own, reading
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from markupsafe import Markup, escape
 from packaging.version import Version
 
 from harness import catalog
-from harness.nights import changes
 from harness.site import timelines
 from harness.site.answers import Answers, Standing
 from harness.site.bugs import Bug
 from harness.site.material import Material, Nightly
 from harness.site.place import Files
 from harness.spec import GOES_WRONG, Lane
+from harness.sweep import changes
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "charts.js", "heat.js", "search.js")

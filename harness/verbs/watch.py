@@ -19,10 +19,10 @@ from pathlib import Path
 from harness import catalog, config
 from harness.config import ALL, RunConfig
 from harness.nights import told
-from harness.nights.history import History, Kind, writing
 from harness.nights.night import Told, ask_index, today, watch
 from harness.report import terminal
 from harness.spec import ExitCode, UserError
+from harness.sweep.history import History, Kind, writing
 from harness.verbs import Arguments
 
 KEYS = ("scenario", "launch", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness import catalog
-from harness.nights.history import Asked, History, Kind
 from harness.spec import Scenario
 from harness.sweep import affected
 from harness.sweep.cells import Cell
+from harness.sweep.history import Asked, History, Kind
 from harness.upstream import pins
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from packaging.version import Version
 
 from harness import catalog
-from harness.nights.history import Asked, Change, Own, newest
 from harness.spec import Verdict
 from harness.sweep.cells import Answer
+from harness.sweep.history import Asked, Change, Own, newest
 from harness.upstream.index import Release
 
 NOW_AFFECTED = "now affected"
