@@ -57,6 +57,8 @@ class Grid:
     y: str = ""
     value: str = ""
     """What the columns, the rows and the values are."""
+    wrong: Sequence[str] = ()
+    """The words that should not be there: they stand out."""
 
 
 Picture = Lines | Bars | Grid

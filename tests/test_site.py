@@ -502,3 +502,11 @@ def test_a_strip_goes_by_days_where_all_are_known_and_tells_its_spans() -> None:
     assert by_version.panels[0][1]["encoding"]["x"]["field"] == "version"
     by_day = strip(rows[:3], "deepspeed")
     assert by_day.panels[0][1]["encoding"]["x"]["field"] == "day"
+
+
+def test_a_word_that_should_not_be_there_has_the_colour_of_the_bug() -> None:
+    grid = Grid(
+        "t", "told", [("buggy", 0, 0, "nobody"), ("buggy", 1, 0, "rank 0")], wrong=["nobody"]
+    )
+    text = json.dumps(chart(grid).panels[0][1])
+    assert '"domain": ["nobody", "rank 0"], "range": ["var:--buggy", "var:--other-1"]' in text

@@ -27,7 +27,11 @@ def draw(picture: Grid) -> Chart:
     for panel in panels:
         fields = [field for field in picture.fields if field[0] == panel]
         few = len({x for _, x, _, _ in fields}) <= FEW_COLUMNS
-        colour = _by_word(list(dict.fromkeys(words))) if words else _by_number(values, few)
+        colour = (
+            _by_word(list(dict.fromkeys(words)), picture.wrong)
+            if words
+            else _by_number(values, few)
+        )
         drawn.append((panel, _panel(picture, fields, colour, bool(words))))
     columns = ("panel", picture.x or "column", picture.y or "row", picture.value or "value")
     wide = len({x for _, x, _, _ in picture.fields}) > MANY_COLUMNS
@@ -75,9 +79,13 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
     return alt.Color("value:Q", title=None, scale=shades, legend=legend)
 
 
-def _by_word(words: list[str]) -> Any:
+def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
+    """A colour for each word: that of the bug for those that should not be there."""
+    right = [word for word in words if word not in wrong]
+    colours = dict(zip(right, cycle(OTHERS, right), strict=True))
+    shades = [colours.get(word, "var:--buggy") for word in words]
     return alt.Color("value:N", title=None, sort=words,
-                     scale=alt.Scale(domain=words, range=cycle(OTHERS, words)))  # fmt: skip
+                     scale=alt.Scale(domain=words, range=shades))  # fmt: skip
 
 
 def _written(base: Any, picture: Grid) -> Any:

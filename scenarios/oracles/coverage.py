@@ -255,7 +255,7 @@ def seen_by(trials: Trials) -> Iterator[Picture]:
                 fields.append((variant, sample, number, " and ".join(seen) or "nobody"))
     yield Grid(
         "Who saw which sample", "with the bug some samples are seen by two ranks, others by nobody",
-        fields, "sample", "epoch", "seen by",
+        fields, "sample", "epoch", "seen by", wrong=("nobody",),
     )  # fmt: skip
 
 
@@ -273,5 +273,5 @@ def around_resume(trials: Trials) -> Iterator[Picture]:
     yield Grid(
         "Which rows came before the checkpoint and after it",
         "with the bug the rest of the table in which the stream was stopped never comes",
-        fields, "row", "", "came",
+        fields, "row", "", "came", wrong=("never", "twice"),
     )  # fmt: skip
