@@ -2,6 +2,8 @@
 # make test  set up, and pass the tests (the README's second command, and CI's)
 # make test-all   and longer: every variant, 50,000 spoilt run folders, mutations, faults of launches,
 #            and those tests of launches again without shared imports
+# make docker  build the container, run nights in it and check them; CI does with DOCKER=1
+# make setup   only set up
 # make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,7 +25,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all lint quick scenarios bench clean
+.PHONY: run test test-all lint quick scenarios docker setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -51,6 +53,12 @@ test-all: test
 	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos
+
+# Needs nothing that is set up here: DOCKER_NIGHT=--where-possible, for one, is handed on.
+docker:
+	$(PYTHON) -m tests.docker_night $(DOCKER_NIGHT)
+
+setup: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m harness bench $(SCENARIO) --all
