@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,13 @@ class Place:
         place.cwd.mkdir()
         return place
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS."""
+    def start(
+        self, *arguments: str, through: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS.
+
+        ``through`` is a command that executes the one that is appended to it.
+        """
         ours = {
             "PYTHONPATH": str(ROOT),
             "HARNESS_RUNS": str(self.runs),
@@ -51,14 +56,14 @@ class Place:
         if not self.warm and arguments[0] == "run":
             arguments = (*arguments, "launch.warm=false")
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
+            [*through, sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
             env=os.environ | ours | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=_hear_ctrl_c,
         )  # fmt: skip
 
-    def run(self, *arguments: str, **environment: str) -> Ended:
-        return ended(self.start(*arguments, **environment))
+    def run(self, *arguments: str, through: Sequence[str] = (), **environment: str) -> Ended:
+        return ended(self.start(*arguments, through=through, **environment))
 
     def living(self) -> list[psutil.Process]:
         """Every process that a command of this place started and that still runs."""

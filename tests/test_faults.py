@@ -337,6 +337,23 @@ def behind(proxy: str, tmp_path: Path) -> dict[str, str]:
     return proxies | direct | {"UV_CACHE_DIR": str(tmp_path / "uv")}
 
 
+NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname nobody-knows && exec "$@"', "sh")
+"""Runs a command on a host whose own name means nothing to anybody, as in a container without a
+network."""
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(
+    subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0,
+    reason="the host may not be given another name here",
+)
+def test_ranks_find_each_other_on_a_host_that_does_not_know_its_own_name(place: Place) -> None:
+    done = place.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
+    (trial,) = json.loads((place.folder() / VERDICT_FILE).read_text())["trials"]
+    assert trial["outcome"] == "symptom", done.out
+    place.assert_nothing_left()
+
+
 # What is missing before anything can be launched
 
 

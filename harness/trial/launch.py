@@ -134,7 +134,8 @@ def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[st
     logs = run_folder / of.variant / of.act / "elastic"
     how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
-        "--standalone", f"--nproc-per-node={of.world_size}", "--max-restarts=0",
+        "--standalone", "--local-addr=127.0.0.1",  # not by its host's name, which may be nobody's
+        f"--nproc-per-node={of.world_size}", "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}", f"--log-dir={logs}", "--redirects=3",
         *how, str(run_folder), of.variant, of.act,
     ]  # fmt: skip
