@@ -10,8 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
-from tests.docker_night.checks import expect
-from tests.docker_night.engine import Unavailable, install, last_line
+from tests.docker_night.engine import Unavailable, expect, install, last_line
 from tests.docker_night.image import NAME, ROOT
 from tests.docker_night.nights import Nights
 

@@ -17,6 +17,15 @@ class Unavailable(Exception):
     """What is needed here cannot be had; one line says why."""
 
 
+class Failed(Exception):
+    """Something is not as it should be; one line says what."""
+
+
+def expect(true: object, otherwise: str) -> None:
+    if not true:
+        raise Failed(otherwise)
+
+
 WAYS = (
     ("--storage-driver=overlay2",),
     ("--storage-driver=overlay2", "--bridge=none"),

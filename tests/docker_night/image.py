@@ -64,14 +64,14 @@ def wheels() -> Iterator[Path]:
         yield from sorted(Path(place.removeprefix("file://")).glob("torch-*.whl"))
 
 
-def build(engine: Engine, context: Path, base: str, *options: str) -> str:
+def build(engine: Engine, context: Path, base: str) -> str:
     """Build the image; what was said is returned. CalledProcessError where it cannot be."""
     handed = [name for name in (*INDEXES, *PROXIES, "TORCH_INDEX") if name in os.environ]
     arguments = [word for name in handed for word in ("--build-arg", name)]
     secret = os.environ.get("SSL_CERT_FILE")
     secrets = ["--secret", f"id=ca,src={secret}"] if secret else []
     done = engine(
-        "build", "--progress", "plain", *(options or ("--network", "host")), *secrets, *arguments,
+        "build", "--progress", "plain", "--network", "host", *secrets, *arguments,
         "--build-arg", f"BASE={base}", "--file", context / "docker" / "Dockerfile",
         "--tag", NAME, context,
     )  # fmt: skip

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.docker_night.engine import Engine
+from tests.docker_night.engine import Engine, Failed
 from tests.docker_night.image import NAME, certificate, settings
 
 NOBODY_KNOWN = 12345
 """Who calls where root does: a user that the image has never heard of."""
+
+CONTAINER = "distributed-bugs-check"
+PATIENCE = 1200
+"""How many seconds a night of two scenarios may take on a busy machine."""
 
 
 class Night(NamedTuple):
@@ -46,8 +51,14 @@ class Nights:
 
     def run(self, *words: str, network: str = "host") -> Night:
         """A night, from its beginning to its end; ``network`` is host, or none."""
-        begun = time.monotonic()
-        done = self.engine("run", "--rm", *self.options(network), NAME, *words, check=False)
+        begun, name = time.monotonic(), f"{CONTAINER}-{os.getpid()}"
+        named = ["run", "--rm", "--name", name]
+        try:
+            done = self.engine(*named, *self.options(network), NAME, *words, check=False,
+                               seconds=PATIENCE)  # fmt: skip
+        except subprocess.TimeoutExpired:
+            self.engine("kill", name, check=False)
+            raise Failed(f"it had not ended after {PATIENCE} s") from None
         return Night(done.returncode, done.stdout, time.monotonic() - begun)
 
     def shell(self, script: str, *, user: str | None = None) -> str:
@@ -60,7 +71,7 @@ class Nights:
 
     def begin(self, *words: str) -> str:
         """A night in the background; its container's name."""
-        name = f"distributed-bugs-check-{os.getpid()}"
+        name = f"{CONTAINER}-{os.getpid()}"
         self.engine("run", "--detach", "--name", name, *self.options(), NAME, *words)
         return name
 
