@@ -82,6 +82,8 @@ class Tally:
             verdict, said = "FAILED", str(error)
         except subprocess.CalledProcessError as error:
             verdict, said = "FAILED", last_line(error.stdout)
+        except subprocess.TimeoutExpired as error:
+            verdict, said = "FAILED", f"it had not ended after {error.timeout:.0f} s"
         except (
             OSError,
             LookupError,
@@ -158,7 +160,11 @@ def try_nights(nights: Nights, tally: Tally, words: str) -> None:
 
 
 def try_compose(nights: Nights, tally: Tally, words: str) -> None:
-    by = compose.Compose(nights)
+    try:
+        by = compose.Compose(nights)
+    except Unavailable as error:
+        print(f"not tried: {error}")
+        return
     tally("compose", lambda: compose.is_understood(by))
     tally("a night by compose", lambda: compose.runs_a_night(by, words))
     tally("the site, served", lambda: compose.serves_the_site(by))
