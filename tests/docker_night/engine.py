@@ -133,6 +133,15 @@ def started(folder: Path, way: Sequence[str]) -> Iterator[tuple[Engine | None, s
     finally:
         daemon.terminate()
         daemon.wait(60)
+        unmount(folder)
+
+
+def unmount(folder: Path) -> None:
+    """Unmount what an engine leaves mounted under its folder, which could not be removed else."""
+    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in reversed(mounted):
+        if place.startswith(f"{folder}/"):
+            subprocess.run(["umount", place], check=False)
 
 
 def install(package: str, program: str) -> None:
