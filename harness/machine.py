@@ -149,8 +149,12 @@ def facts() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that can change a result."""
-    return {k: v for k, v in sorted(os.environ.items()) if MATTERS.match(k)}
+    """The environment variables that can change a result, without the passwords of addresses."""
+    return {
+        name: re.sub(r"(?<=://)[^/@\s]+@", "", value)
+        for name, value in sorted(os.environ.items())
+        if MATTERS.match(name)
+    }
 
 
 def source() -> dict[str, Any]:

@@ -27,7 +27,7 @@ def kinds(tonight: list[Asked], before: list[Asked]) -> dict[str | None, str]:
         (NO, YES, "now affected"),
         (YES, NO, "no longer affected"),
         (YES, UNCLEAR, "no longer answers"),
-        (NO, UNSUPPORTED, "no longer answers"),
+        (NO, UNSUPPORTED, "cannot be asked here"),
         (UNCLEAR, YES, "answers again"),
         (UNSUPPORTED, NO, "answers again"),
         (YES, YES, None),

@@ -138,3 +138,25 @@ def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.Mo
     assert index._authority() == "uv.pem"
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "requests.pem")
     assert index._authority() is None
+
+
+def test_a_network_that_is_gone_is_not_tried_for_each_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def gone(_: Any, package: str) -> Any:
+        tried.append(package)
+        raise index.NoNetwork("no network")
+
+    monkeypatch.setattr(index, "_releases", gone)
+    found = dict(index.ask(["deepspeed", "transformers", "datasets"]))
+    assert tried == ["deepspeed"]
+    assert [str(each) for each in found.values()] == ["no network"] * 3
+
+
+def test_an_index_that_lacks_one_package_is_asked_for_the_others(served: type[Handler]) -> None:
+    served.pages = {"deepspeed": page(file("deepspeed-1.tar.gz", "2023-06-09T00:00:00"))}
+    found = dict(index.ask(["nobody-has-this", "deepspeed"]))
+    assert isinstance(found["nobody-has-this"], Fault)
+    assert not isinstance(found["deepspeed"], Fault)

@@ -178,3 +178,11 @@ def test_a_place_that_somebody_else_made_first_is_not_trusted(shared: Path, trap
         own.chmod(0o777)
     with as_nobody(_lease, cache, str(shared)) as told:
         assert told == f"{own} is not this user's alone: name another HARNESS_CACHE"
+
+
+def test_no_password_of_an_index_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:hush@index.example/simple")
+    monkeypatch.setenv("UV_INDEX", "a=https://tok%40en@one.example/x b=https://two.example/@y")
+    told = machine.environment()
+    assert told["UV_DEFAULT_INDEX"] == "https://index.example/simple"
+    assert told["UV_INDEX"] == "a=https://one.example/x b=https://two.example/@y"

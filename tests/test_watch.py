@@ -13,6 +13,7 @@ from harness.__main__ import main
 from harness.spec import Fault, UserError, Verdict
 from harness.sweep import affected
 from harness.sweep import changes as compared
+from harness.sweep.cells import Answer
 from harness.sweep.history import History, Kind, reading, writing
 from tests.nights import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
 
@@ -112,6 +113,13 @@ def test_a_release_that_gives_no_answer_is_worse_and_asked_again(world: World) -
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 3
     assert changes() == [("no longer answers", "0.13.1"), ("answers again", "0.13.1")]
+
+
+def test_what_this_machine_cannot_run_is_told_once_and_is_not_worse(world: World) -> None:
+    world.answers["0.13.1"] = Answer.UNSUPPORTED
+    assert watch() == 0
+    assert watch() == 0
+    assert changes() == [("cannot be asked here", "0.13.1")]
 
 
 def test_what_could_not_be_asked_is_no_answer_of_the_release(world: World, capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from harness.upstream.index import Release
 NOW_AFFECTED = "now affected"
 NO_LONGER_AFFECTED = "no longer affected"
 NO_LONGER_ANSWERS = "no longer answers"
+CANNOT_BE_ASKED = "cannot be asked here"
 ANSWERS_AGAIN = "answers again"
 NO_LONGER_REPRODUCES = "no longer reproduces"
 REPRODUCES_AGAIN = "reproduces again"
@@ -69,8 +70,10 @@ def _certain(told: Iterable[Asked]) -> Asked | None:
 def _kind(asked: Asked, own: Asked | None, lower: Sequence[Asked]) -> str | None:
     """What changed with an answer; None where nothing did, or there is nothing to compare with."""
     if not asked.cell.answer.certain:
-        told_before = own is not None
-        return NO_LONGER_ANSWERS if not told_before and _answers(lower) else None
+        if own is not None or not _answers(lower):
+            return None  # told before, or no change
+        unsupported = asked.cell.answer is Answer.UNSUPPORTED
+        return CANNOT_BE_ASKED if unsupported else NO_LONGER_ANSWERS
     beside = _certain(lower)
     if beside and beside.cell.answer is not asked.cell.answer:
         return NOW_AFFECTED if asked.cell.answer is Answer.AFFECTED else NO_LONGER_AFFECTED
@@ -125,6 +128,15 @@ def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) 
     )
 
 
+def _cannot_be_asked(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+    why = (short(asked.cell.reason) or "it does not say why").rstrip(".") + "."
+    return (
+        f"{_name(asked, releases)} cannot be asked about {asked.cell.scenario} on this machine, "
+        f"where {than.version} was {than.cell.answer}: {why} Nights on a machine that can run it "
+        f"would tell. {SEE}{command(asked)}"
+    )
+
+
 def _answers_again(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
     return (
         f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.answer}. "
@@ -142,6 +154,7 @@ _TOLD = {
     NOW_AFFECTED: _now_affected,
     NO_LONGER_AFFECTED: _no_longer_affected,
     NO_LONGER_ANSWERS: _no_longer_answers,
+    CANNOT_BE_ASKED: _cannot_be_asked,
     ANSWERS_AGAIN: _answers_again,
 }
 

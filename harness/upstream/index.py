@@ -22,8 +22,8 @@ from harness.spec import Fault
 if TYPE_CHECKING:
     from pypi_simple import PyPISimple
 
-PATIENCE = 30.0
-"""Seconds to wait for the index to begin an answer."""
+PATIENCE = (5.0, 30.0)
+"""Seconds to wait for a connection, and for the index to begin an answer."""
 
 TRIES = 3
 """How often to connect anew before there is no network."""
@@ -45,17 +45,26 @@ class Release:
         return not Version(self.version).is_prerelease
 
 
+class NoNetwork(Fault):
+    """The index cannot be reached at all."""
+
+
 def ask(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
     """Ask the index once for each package: its releases, the oldest version first, or why not.
 
     Pre-releases and yanked ones are among them. A release is as old as its first file, and yanked
-    where every file is.
+    where every file is. Where there is no network for one, the others are not tried: a network that
+    swallows what it is sent would cost minutes for each.
     """
+    gone: Fault | None = None
     with _client() as client:
         for package in packages:
             try:
+                if gone:
+                    raise gone
                 yield package, _releases(client, package)
             except Fault as fault:
+                gone = fault if isinstance(fault, NoNetwork) else None
                 yield package, fault
 
 
@@ -147,7 +156,7 @@ def _told(package: str) -> Iterator[None]:
             f"what the index says of {package} cannot be read ({type(error).__name__})"
         ) from None
     except (exceptions.RequestException, OSError) as error:
-        raise Fault(f"no network: the index cannot be asked ({type(error).__name__})") from None
+        raise NoNetwork(f"no network: the index cannot be asked ({type(error).__name__})") from None
 
 
 def _status(error: Any) -> str:
