@@ -44,7 +44,7 @@ quick: $(READY)
 	$(BIN)/python -O -m pytest -q -W ignore::pytest.PytestConfigWarning $(GRADING)
 
 scenarios: $(READY)
-	$(BIN)/python -m pytest -m "launch and not scenario and not cold"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "launch and not scenario and not cold"
 	$(BIN)/python -m pytest -m scenario -k "$(VARIANTS)"
 
 test-all: test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.spec import Defect
-from harness.upstream import overlay, pins
+from harness.upstream import archive, overlay, pins
 from harness.upstream.defect import DefectError
 from harness.verbs import bundle
 
@@ -73,7 +74,11 @@ def test_of_a_release_that_is_named_what_fits_comes_along(
 
 
 @pytest.mark.launch
-def test_what_a_bundle_holds_is_enough_to_run_a_scenario(tmp_path: Path) -> None:
+def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = ({"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 0})
+    monkeypatch.setattr(archive, "COMPRESSION", fast)  # else half a minute of two cores
     bundle, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert main(["bundle", "tied_grad_reduce", "--out", str(bundle)]) == 0
