@@ -134,9 +134,7 @@ def _parts(run: Path) -> dict[str, float]:
     own = sum(seconds for phase, seconds in phases.items() if phase not in STARTING)
     recorded = sum(sum(trial["phases"].values()) for trial in trials)
     parts["  all trials: leaving"] = sum(trial["seconds"] for trial in trials) - recorded
-    launch = verdict["seconds"]["launch"]
-    parts["launch over the ranks' own work"] = launch / own
-    parts["  the same, less the import of torch"] = (launch - phases["torch"]) / own
+    parts["launch over the ranks' own work"] = verdict["seconds"]["launch"] / own
     return parts
 
 
