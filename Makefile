@@ -2,7 +2,7 @@
 # make test  set up, and pass the tests (the README's second command, and CI's)
 # make test-all   and longer: every variant, 50,000 spoilt run folders, mutations, faults of launches,
 #            and those tests of launches again without shared imports
-# make docker  build the container, run nights in it and check them; CI does with DOCKER=1
+# make docker  build the container, run nights in it and check them; CI does where an engine answers
 # make setup   only set up
 # make bench where a run's time goes, and the time of every scenario
 PYTHON ?= python3

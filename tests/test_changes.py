@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness import catalog
@@ -142,3 +144,13 @@ def test_a_release_that_was_yanked_since_is_told_for_each_scenario_that_it_answe
         ("yanked", "bf16_clip", "1.0", "not affected"), ("yanked", SCENARIO, "1.0", "affected")
     ]  # fmt: skip
     assert not changes.worse(found)
+
+
+def test_a_reason_that_was_cut_ends_where_it_was_cut() -> None:
+    tonight = [asked("2.0", UNSUPPORTED, 2)]
+    long = replace(tonight[0], cell=replace(tonight[0].cell, reason="word " * 60))
+    (cut,) = changes.of_releases([long], [asked("1.0", NO)], RELEASES, DAY)
+    assert " ... Nights on a machine" in cut.told
+    short = replace(tonight[0], cell=replace(tonight[0].cell, reason="it is too old"))
+    (whole,) = changes.of_releases([short], [asked("1.0", NO)], RELEASES, DAY)
+    assert "it is too old. Nights on a machine" in whole.told

@@ -25,8 +25,10 @@ from harness.files import ROOT
 from harness.pictures import Bars, Grid, Lines, Picture
 from harness.site import answers, place
 from harness.site.charts import chart
+from harness.site.material import collect
 from harness.site.timelines import strip
-from harness.spec import GOES_WRONG
+from harness.spec import GOES_WRONG, RunResult, Verdict
+from harness.sweep.history import Kind, writing
 from tests import chromium
 from tests.made_site import EVIL, NO, RUNS, YES, a_history
 from tests.recording import RECORDED, Recording
@@ -510,3 +512,18 @@ def test_a_word_that_should_not_be_there_has_the_colour_of_the_bug() -> None:
     )
     text = json.dumps(chart(grid).panels[0][1])
     assert '"domain": ["nobody", "rank 0"], "range": ["var:--buggy", "var:--other-1"]' in text
+
+
+def test_two_nights_of_one_day_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite"
+    with writing(file) as history:
+        for started in ("2026-11-22T01:22:40Z", "2026-11-22T03:05:00Z", "2026-11-23T01:00:00Z"):
+            night = history.begin(Kind.NIGHT, started[:10], started, {})
+            result = RunResult("bf16_clip", Verdict.REPRODUCED, (), ())
+            history.keep_verdict(night, result, 60.0, None)
+            history.end(night, started)
+    names = [each.name for each in collect(file, [], print).nights]
+    assert names == ["2026-11-22 01:22", "2026-11-22 03:05", "2026-11-23"]
+    assert main(["site", "--out", str(tmp_path / "site"), "--history", str(file)]) == 0
+    page = (tmp_path / "site" / "nights.html").read_text()
+    assert all(page.count(f'"night": "{name}"') == 1 for name in names)

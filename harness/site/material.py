@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Nightly:
     own: tuple[Own, ...]
     asked: tuple[Asked, ...]
     changes: tuple[Change, ...]
+    name: str
+    """Its day (ISO), with the time (UTC) it was begun where that day had several."""
 
     @property
     def seconds(self) -> float:
@@ -62,15 +65,17 @@ def _nights(history: History) -> list[Nightly]:
     changes: dict[int, list[Change]] = {}
     for number, change in history.changes():
         changes.setdefault(number, []).append(change)
+    nights = [night for night in history.nights() if night.kind is not Kind.RECORDED]
+    days = Counter(night.day for night in nights)
     return [
         Nightly(
             night,
             tuple(history.verdicts(night.id)),
             tuple(history.answers(night.id)),
             tuple(changes.get(night.id, ())),
+            night.day if days[night.day] == 1 else f"{night.day} {night.started[11:16]}",
         )
-        for night in history.nights()
-        if night.kind is not Kind.RECORDED
+        for night in nights
     ]
 
 

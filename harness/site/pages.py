@@ -169,7 +169,7 @@ def _nights(material: Material) -> dict[str, Any]:
 
 def _named(nightly: Nightly) -> str:
     replay = " (replay)" if nightly.night.kind == "replay" else ""
-    return f"{nightly.night.day}{replay}"
+    return f"{nightly.name}{replay}"
 
 
 def _cell(nightly: Nightly, scenario: str) -> Mapping[str, Any]:

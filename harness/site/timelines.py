@@ -79,12 +79,16 @@ def _ends(versions: Sequence[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
 
 
+FEW_NIGHTS = 12
+"""So many bars have a width of their own: they would fill the page else."""
+
+
 def durations(nights: Sequence[tuple[str, float]]) -> Chart:
     """How long the runs of each night took, in minutes; of nights by their names."""
     rows = [{"night": name, "minutes": seconds / 60} for name, seconds in nights]
     drawn = (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(color="var:--fixed")
+        .mark_bar(color="var:--fixed", size=28 if len(rows) <= FEW_NIGHTS else alt.Undefined)
         .encode(
             x=alt.X("night:N", sort=None, title=None,
                     axis=alt.Axis(labelAngle=-60, labelOverlap=True)),

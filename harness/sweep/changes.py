@@ -119,7 +119,7 @@ def _no_longer_affected(asked: Asked, than: Asked, releases: Releases, day: str)
 
 
 def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = (short(asked.cell.reason) or "it does not say why").rstrip(".") + "."
+    why = _sentence(short(asked.cell.reason) or "it does not say why")
     return (
         f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
         f"was {than.cell.answer}: it is {asked.cell.answer}, {why} Until it answers, nobody knows "
@@ -129,7 +129,7 @@ def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) 
 
 
 def _cannot_be_asked(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = (short(asked.cell.reason) or "it does not say why").rstrip(".") + "."
+    why = _sentence(short(asked.cell.reason) or "it does not say why")
     return (
         f"{_name(asked, releases)} cannot be asked about {asked.cell.scenario} on this machine, "
         f"where {than.version} was {than.cell.answer}: {why} Nights on a machine that can run it "
@@ -142,6 +142,11 @@ def _answers_again(asked: Asked, than: Asked, releases: Releases, day: str) -> s
         f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.answer}. "
         f"{than.version} was {than.cell.answer}. {SEE}{command(asked)}"
     )
+
+
+def _sentence(text: str) -> str:
+    """A text that ends as a sentence, or where it was cut."""
+    return text if text.endswith((".", "...")) else f"{text}."
 
 
 def short(reason: str, widest: int = 160) -> str:
