@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from harness.__main__ import main
 from harness.spec import RunResult, Verdict
 from harness.sweep.cells import Answer, Cell
 from harness.sweep.history import Change, Kind, writing
@@ -63,3 +66,18 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 
 RUNS = str(FOLDER)
 """The recorded runs of all scenarios, as an argument of ``--runs``."""
+
+
+def a_site(folder: Path) -> Path:
+    """A site of the recorded runs and a small history, made in a folder."""
+    history, out = a_history(folder / "nights.sqlite"), folder / "site"
+    assert main(["site", "--out", str(out), "--history", str(history), "--runs", RUNS]) == 0
+    return out
+
+
+def a_bare_site(folder: Path) -> Path:
+    """A site of no history and no run: of the releases that were recorded alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["site", "--out", "site"]) == 0
+    return folder / "site"

@@ -30,7 +30,7 @@ from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
 from tests import chromium
-from tests.made_site import EVIL, NO, RUNS, YES, a_history
+from tests.made_site import EVIL, NO, RUNS, YES, a_bare_site, a_history, a_site
 from tests.recording import RECORDED, Recording
 
 MOST = 3_000_000
@@ -70,21 +70,13 @@ def pages_of(site: Path) -> dict[Path, Page]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of the recorded runs and a small history."""
-    folder = tmp_path_factory.mktemp("site")
-    history = a_history(folder / "nights.sqlite")
-    out = folder / "site"
-    assert main(["site", "--out", str(out), "--history", str(history), "--runs", RUNS]) == 0
-    return out
+    return a_site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of no history and no run."""
-    folder = tmp_path_factory.mktemp("bare")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["site", "--out", "site"]) == 0
-    return folder / "site"
+    return a_bare_site(tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.__main__ import main
 from harness.files import ROOT
 from tests.chromium import NoBrowser, executable
-from tests.made_site import RUNS, a_history
+from tests.made_site import a_bare_site, a_site
 
 pytestmark = pytest.mark.browser
 
@@ -30,21 +29,13 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    history = a_history(folder / "nights.sqlite")
-    out = folder / "site"
-    assert main(["site", "--out", str(out), "--history", str(history), "--runs", RUNS]) == 0
-    return out
+    return a_site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site without a history, which has every release that was ever recorded."""
-    folder = tmp_path_factory.mktemp("recorded")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["site", "--out", "site"]) == 0
-    return folder / "site"
+    return a_bare_site(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="module")

@@ -119,21 +119,19 @@ def _no_longer_affected(asked: Asked, than: Asked, releases: Releases, day: str)
 
 
 def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = _sentence(short(asked.cell.reason) or "it does not say why")
     return (
         f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
-        f"was {than.cell.answer}: it is {asked.cell.answer}, {why} Until it answers, nobody knows "
-        f"whether it has the bug: {catalog.scenario(asked.cell.scenario).title}. Since the night "
-        f"of {day}. {SEE}{command(asked)}"
+        f"was {than.cell.answer}: it is {asked.cell.answer}, {_why(asked)} Until it answers, "
+        f"nobody knows whether it has the bug: {catalog.scenario(asked.cell.scenario).title}. "
+        f"Since the night of {day}. {SEE}{command(asked)}"
     )
 
 
 def _cannot_be_asked(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
-    why = _sentence(short(asked.cell.reason) or "it does not say why")
     return (
         f"{_name(asked, releases)} cannot be asked about {asked.cell.scenario} on this machine, "
-        f"where {than.version} was {than.cell.answer}: {why} Nights on a machine that can run it "
-        f"would tell. {SEE}{command(asked)}"
+        f"where {than.version} was {than.cell.answer}: {_why(asked)} Nights on a machine that can "
+        f"run it would tell. {SEE}{command(asked)}"
     )
 
 
@@ -144,9 +142,10 @@ def _answers_again(asked: Asked, than: Asked, releases: Releases, day: str) -> s
     )
 
 
-def _sentence(text: str) -> str:
-    """A text that ends as a sentence, or where it was cut."""
-    return text if text.endswith((".", "...")) else f"{text}."
+def _why(asked: Asked) -> str:
+    """The reason of an answer, which ends as a sentence, or where it was cut."""
+    text = short(asked.cell.reason) or "it does not say why"
+    return text if text.endswith(".") else f"{text}."
 
 
 def short(reason: str, widest: int = 160) -> str:
