@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,10 @@ from harness.spec import HarnessError, Scenario, UserError
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 SHARED = ("workloads", "oracles")
 """The folders that hold no scenarios, but what several of them train and judge by."""
+
+
+LOCKS = ROOT / "scenarios" / "locks"
+"""A folder for each scenario, with the lock files of its overlays."""
 
 
 class BrokenScenario(HarnessError):
@@ -147,7 +151,7 @@ def file(name: str) -> str:
 def scenario(name: str) -> Scenario:
     """The metadata of one scenario."""
     found: Scenario = load(name).SCENARIO
-    return found
+    return replace(found, locks=LOCKS / name)
 
 
 def story(name: str) -> str:

@@ -220,6 +220,8 @@ class Scenario:
     one and load in the next. Most scenarios have just one, without a name."""
     goes_wrong: str = OTHER
     """What the bug spoils: one of ``GOES_WRONG``; anything else is a ValueError."""
+    locks: Path | None = None
+    """The folder of its lock files. The catalogue fills it in."""
 
     def __post_init__(self) -> None:
         if self.goes_wrong not in GOES_WRONG:

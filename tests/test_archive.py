@@ -105,6 +105,17 @@ def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
     assert not any(b"cpython" in content for content in found.values())
 
 
+def test_data_that_changed_is_packed_as_it_is(
+    tmp_path: Path, lent: dict[str, tuple[Stack, Overlay]]
+) -> None:
+    key, (_, found) = next(iter(lent.items()))
+    (found.site / "bin" / "tool").chmod(0o755)
+    (found.site / "bin" / "tool").write_text("rewritten")
+    archive.write(tmp_path / "again.tar.xz", {key: lent[key]}, tmp_path / "elsewhere")
+    archive.unpack(tmp_path / "again.tar.xz", [key], tmp_path / "box")
+    assert (tmp_path / "box/overlays" / key / "site-packages/bin/tool").read_text() == "rewritten"
+
+
 def test_bytecode_that_overlays_share_is_made_once(
     packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
 ) -> None:

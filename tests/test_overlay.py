@@ -45,15 +45,16 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made = tmp_path / "made"
     made.touch()
 
-    def install(lock_file: Path, stack: Stack, site: Path) -> None:
+    def install(lock: str, stack: Stack, site: Path) -> None:
         with made.open("a") as file:
-            file.write(f"{site.parent.name} {lock_file.read_text()}")
+            file.write(f"{site.parent.name} {lock}")
         time.sleep(0.05)
         (site / "up").mkdir(parents=True)
         (site / "up" / "__init__.py").write_text("")
         (site / "up" / "code.py").write_text(CODE)
+        (site / "up" / "cacert.pem").write_text("certificates")
 
-    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0 \\\n    --hash=sha256:00\n")
+    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0\n")
     monkeypatch.setattr(pins, "install", install)
     return made
 
@@ -82,6 +83,7 @@ def test_a_key_depends_on_nothing_but_what_goes_in() -> None:
         {"date": "2024-01-02"},
         {"python": "3.99"},
         {"platform": "linux-other"},
+        {"lock": "up==1.0\n"},
     ],
 )
 def test_a_key_changes_with_the_stack(change: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ def test_an_overlay_is_made_once_and_then_found(cache: Path, maker: Path) -> Non
             assert lent.made is first
             assert (lent.site / "up" / "code.py").read_text() == CODE
             assert lent.lock.startswith("up==1.0")
-    assert len(maker.read_text().splitlines()) == 2  # the two lines of one lock
+    assert len(maker.read_text().splitlines()) == 1
     assert overlay.is_made(STACK, (), cache)
 
 
@@ -194,7 +196,7 @@ def test_two_processes_that_want_the_same_overlay_make_it_once(cache: Path, make
     with processes(2, borrow, cache, start, answers):
         found = [answers.get(timeout=30) for _ in range(2)]
     assert sorted(found) == [(False, CODE), (True, CODE)]
-    assert len(maker.read_text().splitlines()) == 2  # the two lines of one lock
+    assert len(maker.read_text().splitlines()) == 1
 
 
 def in_place(file: Path, text: str) -> None:
@@ -222,6 +224,21 @@ def test_a_lost_or_changed_file_is_told_with_the_way_out(
     assert f"it was {len(CODE)} bytes as made, SHA-256 {made}, and {told}" in str(caught.value)
     assert "up/code.py is not as it was made" in str(caught.value)
     assert f"python -m harness clean {lent.key}" in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: in_place(file, "rewritten")])
+def test_data_may_change_as_no_rank_executes_it(
+    cache: Path, change: Callable[[Path], object]
+) -> None:
+    with borrowed(STACK, (), cache) as lent:
+        change(lent.site / "up" / "cacert.pem")
+    with borrowed(STACK, (), cache) as again:
+        assert again.key == lent.key
+
+
+@pytest.mark.parametrize("name", ["x.py", "x.cpython-311.pyc", "x.so", "x.so.1.2", "x.cu", "x.cpp"])
+def test_what_a_rank_executes_is_code(name: str) -> None:
+    assert overlay.CODE.search(f"up/{name}")
 
 
 def test_a_manifest_holds_every_file_as_it_was_made(cache: Path, base: Overlay) -> None:
@@ -280,7 +297,7 @@ def test_bytecode_is_bound_to_what_its_source_says(cache: Path, base: Overlay) -
 def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
     pytest.importorskip("libcst")
     with borrowed(replace(STACK, python="3.99"), (DEFECT,), cache) as lent:
-        assert set(lent.files or ()) == {"up/__init__.py", "up/code.py"}
+        assert set(lent.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
         assert not list(lent.site.rglob("*.pyc"))
 
 

@@ -188,7 +188,7 @@ def test_a_condition_holds_of_the_pins(when: str, holds: bool) -> None:
 
 
 def test_the_scenarios_own_release_has_the_scenarios_day(tmp_path: Path) -> None:
-    stack = pins.stack(TOLD, pins.complete(TOLD, {}), tmp_path)
+    stack = pins.stack(replace(TOLD, locks=None), pins.complete(TOLD, {}), tmp_path)
     assert stack.date == TOLD.date
     assert (stack.python, stack.platform) == pins.here()
 
@@ -235,13 +235,18 @@ def test_an_index_that_tells_no_days_leaves_it_to_the_user(uv: Uv, tmp_path: Pat
     assert not (tmp_path / "releases").exists()
 
 
-def test_a_lock_is_for_the_day_with_hashes_and_without_torch(uv: Uv) -> None:
-    pins.lock(STACK)
+def test_a_lock_is_for_the_day_and_without_torch(uv: Uv) -> None:
+    uv.answer = "megatron-core==0.14.0\ndeepspeed==0.15.4\n"
+    assert pins.lock(STACK) == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
     assert uv.stdin == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
     assert uv.after("--exclude-newer") == STACK.date
-    assert "--generate-hashes" in uv.asked[-1]
     assert {line.split()[0] for line in uv.overrides.splitlines()} == set(pins.BASE)
     assert not Path(uv.after("--override")).exists()
+
+
+def test_what_is_locked_is_not_resolved(uv: Uv) -> None:
+    assert pins.lock(replace(STACK, lock="deepspeed==0.15.4\n")) == "deepspeed==0.15.4\n"
+    assert uv.asked == []
 
 
 def test_an_old_release_is_kept_from_what_breaks_it(uv: Uv) -> None:
@@ -255,7 +260,6 @@ OLD = Stack({"megatron-core": "0.5.0", "deepspeed": "0.15.4"}, "2024-12-15", *pi
 @pytest.mark.parametrize("python", ["3.10", "3.11"])
 def test_a_release_with_wheels_for_this_python_is_like_any_other(python: str, uv: Uv) -> None:
     pins.lock(replace(OLD, python=python))
-    assert len(uv.asked) == 1
     assert uv.stdin == "megatron-core==0.5.0\ndeepspeed==0.15.4\nnumpy\n"
 
 
@@ -264,41 +268,29 @@ def test_elsewhere_the_wheel_of_another_python_is_taken_for_it_alone(
     python: str, uv: Uv, tmp_path: Path
 ) -> None:
     elsewhere = replace(OLD, python=python, platform="linux-aarch64")
-    uv.answer = "up==1.0\n"
-    text = pins.lock(elsewhere)
+    uv.answer = "deepspeed==0.15.4\nnumpy==1.26.4\n"
+    lock = pins.lock(elsewhere)
+    assert uv.stdin == "deepspeed==0.15.4\nnumpy\n"
+    assert lock == "deepspeed==0.15.4\nmegatron-core==0.5.0\nnumpy==1.26.4\n"
+    uv.asked.clear()
+    pins.install(lock, elsewhere, tmp_path / "site")
     assert [asked[asked.index("--python-version") + 1] for asked in uv.asked] == [python, "3.11"]
     assert uv.stdin == "megatron-core==0.5.0\n"
-    assert text == f"up==1.0\n{pins.SECTION}up==1.0\n"
-    uv.asked.clear()
-    (tmp_path / "lock.txt").write_text(text)
-    pins.install(tmp_path / "lock.txt", elsewhere, tmp_path / "site")
-    assert [asked[asked.index("--python-version") + 1] for asked in uv.asked] == [python, "3.11"]
-    assert [file.name for file in tmp_path.iterdir()] == ["lock.txt"]
-
-
-def test_a_younger_release_has_wheels_for_all(uv: Uv) -> None:
-    pins.lock(replace(STACK, python="3.12", platform="linux-aarch64"))
-    assert len(uv.asked) == 1
 
 
 def test_an_installation_takes_what_the_lock_says_and_no_more(uv: Uv, tmp_path: Path) -> None:
-    pins.install(tmp_path / "lock.txt", STACK, tmp_path / "site")
-    assert {"--require-hashes", "--no-deps"} <= set(uv.asked[-1])
-    assert uv.after("-r") == str(tmp_path / "lock.txt")
+    pins.install("up==1.0\n", STACK, tmp_path / "site")
+    assert uv.stdin == "up==1.0\n"
+    assert "--no-deps" in uv.asked[-1]
     assert uv.after("--target") == str(tmp_path / "site")
     assert uv.after("--link-mode") == "copy"
 
 
 def test_another_python_is_not_this_one(uv: Uv, tmp_path: Path) -> None:
     other = replace(STACK, python="3.99", platform="linux-aarch64")
-    pins.install(tmp_path / "lock.txt", other, tmp_path / "site")
+    pins.install("up==1.0\n", other, tmp_path / "site")
     assert uv.after("--python-version") == "3.99"
     assert uv.after("--python-platform") == "aarch64-manylinux_2_28"
-
-
-def test_a_lock_tells_its_packages() -> None:
-    text = "# made by\nup==1.0 \\\n    --hash=sha256:0a==\nbe-side==2.0rc1\nold==1 ; python_version"
-    assert pins.locked(text) == {"up": "1.0", "be-side": "2.0rc1", "old": "1"}
 
 
 def test_a_platform_is_a_linux_one() -> None:

@@ -179,7 +179,7 @@ def answers(
     with (
         Pool(most=2 * jobs + AHEAD) as pool,
         ahead(pool) as prepare,
-        ThreadPoolExecutor(1, "overlay") as makers,
+        overlay.makers() as makers,
         ThreadPoolExecutor(jobs, "cell") as runners,
     ):
         made = [makers.submit(_make_overlay, config, cache_, again) for config in configs]
@@ -210,8 +210,7 @@ def answers(
             yield from _as_they_end({runners.submit(asked, n): n for n in range(len(configs))})
         except BaseException:
             stop.set()
-            for executor in (makers, runners):
-                executor.shutdown(wait=False, cancel_futures=True)
+            runners.shutdown(wait=False, cancel_futures=True)
             pins.give_up()
             raise
 

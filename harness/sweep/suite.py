@@ -34,7 +34,7 @@ from harness.spec import (
     UserError,
     Verdict,
 )
-from harness.trial.ahead import ahead
+from harness.trial.ahead import ahead, overlays_ahead
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run
 from harness.trial.warm import SERVERS_A_RUN, Pool
@@ -114,7 +114,7 @@ def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Do
 
 def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
     """Run one after another; the next one is prepared meanwhile."""
-    with Pool() as pool, ahead(pool) as prepare:
+    with Pool() as pool, ahead(pool) as prepare, overlays_ahead(configs):
         for config, following in zip_longest(configs, configs[1:]):
             if following:
                 prepare(following)
@@ -132,6 +132,7 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
     with (
         Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
         ahead(pool) as prepare,
+        overlays_ahead(ordered),
         ThreadPoolExecutor(jobs) as runners,
     ):
 

@@ -163,27 +163,38 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
 
 
 def prepare(job: Job) -> None:
-    """Borrow an overlay for each variant, made now where there is none yet."""
+    """Borrow an overlay for each variant, made now where there is none yet, several at a time."""
     overlay.sweep(job.cache)
-    for variant in job.config.variants:
-        if variant in job.refusals:
-            continue
-        defects = job.scenario.variant(variant).defects
-        stack = job.stacks[variant]
-        if job.config.installed:
-            job.overlays[variant] = overlay.installed(stack.pins)
-            continue
-        if overlay.is_made(stack, defects, job.cache):
-            job.progress.say("checking the overlays")
-        else:
-            job.progress.say(f"making the overlay of {stack} for {variant}")
-        try:
-            lent = overlay.borrowed(stack, defects, job.cache)
-            job.overlays[variant] = job.kept.enter_context(lent)
-        except Unsupported as error:
-            job.refusals[variant] = str(error)
+    wanted = [variant for variant in job.config.variants if variant not in job.refusals]
+    if job.config.installed:
+        job.overlays = {v: overlay.installed(job.stacks[v].pins) for v in wanted}
+    else:
+        _borrow(job, wanted)
     for variant in list(job.overlays)[: machine.cores()]:
         _server(job, variant)  # it imports while the run goes on
+
+
+def _borrow(job: Job, variants: Sequence[str]) -> None:
+    wanted = {v: (job.stacks[v], job.scenario.variant(v).defects) for v in variants}
+    with overlay.makers() as makers:
+        made = {v: makers.submit(overlay.make, *wanted[v], job.cache) for v in variants}
+        for variant, (stack, defects) in wanted.items():
+            if overlay.is_made(stack, defects, job.cache):
+                job.progress.say("checking the overlays")
+            else:
+                job.progress.say(f"making the overlay of {stack} for {variant}")
+            try:
+                fresh = made[variant].result()
+                lent = job.kept.enter_context(overlay.borrowed(stack, defects, job.cache))
+                job.overlays[variant] = replace(lent, made=fresh)
+            except Unsupported as error:
+                job.refusals[variant] = str(error)
+
+
+def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
+    """Make the overlay that a variant of a run will need, where there is none yet."""
+    stack = stack_of(config, variant, cache)
+    overlay.make(stack, catalog.scenario(config.scenario).variant(variant).defects, cache)
 
 
 def hold(job: Job) -> None:

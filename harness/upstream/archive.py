@@ -65,7 +65,7 @@ def _members(
     released: dict[str, Path] = {}
     for key, (stack, found) in lent.items():
         manifest = overlay.read_manifest(found.folder)
-        manifest["files"] = sources = _without_bytecode(found)
+        manifest["files"] = sources = _packed(found)
         write_whole(manifests / key, json.dumps(manifest))
         yield f"overlays/{key}/{overlay.MANIFEST}", manifests / key
         files.update({(path, made.sha256): found for path, made in sources.items()})
@@ -76,16 +76,25 @@ def _members(
     for path, content in sorted(files, key=_kind):
         if content not in stored:
             stored.add(content)
-            yield f"contents/{content}", _as_made(files[path, content], path)
+            yield f"contents/{content}", _holding(content, files[path, content], path)
 
 
-def _without_bytecode(lent: Overlay) -> dict[str, Made]:
-    return {n: m for n, m in (lent.files or {}).items() if "__pycache__" not in n.split("/")}
+def _packed(lent: Overlay) -> dict[str, Made]:
+    """The files of an overlay that are packed: code as it was made, data as it is now; bytecode is
+    left out."""
+    packed = {}
+    for name, made in (lent.files or {}).items():
+        if overlay.CODE.search(name):
+            if "__pycache__" not in name.split("/"):
+                packed[name] = made
+        elif (lent.site / name).is_file():
+            packed[name] = overlay.sealed_file(lent.site / name)
+    return packed
 
 
-def _as_made(lent: Overlay, path: str) -> Path:
-    """A file of an overlay, which is what its manifest says."""
-    if sha256(lent.site / path) != lent.hash_of(path):
+def _holding(content: str, lent: Overlay, path: str) -> Path:
+    """A file of an overlay that has this hash; raises DamagedOverlay where it has another."""
+    if sha256(lent.site / path) != content:
         raise overlay.damaged(lent, path)
     return lent.site / path
 

@@ -3,8 +3,9 @@
 An overlay is made aside, renamed into the user's cache under a key of all that it was made from,
 and never changed again: the next use costs milliseconds. ``OVERLAY/site-packages`` goes on a
 rank's path; ``OVERLAY/overlay.json`` says what is in it, and holds the size and the hash of every
-file, bytecode included, as it was made. Sizes are compared at each use, hashes of what a rank has
-loaded, see ``loaded``.
+file, bytecode included, as it was made. At each use the sizes of code are compared, and at the end
+of a trial the hashes of what its ranks loaded, see ``loaded``. Other files may change: security
+software rewrites the certificates of certifi, for example.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import shutil
 import sysconfig
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -25,7 +29,7 @@ from typing import Any, NamedTuple
 
 from harness.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.spec import Defect, Inconclusive, Unsupported
-from harness.upstream import bytecode, pins
+from harness.upstream import bytecode, locks, pins
 from harness.upstream import defect as edit
 from harness.upstream.pins import Stack
 
@@ -37,6 +41,17 @@ MANIFEST = "overlay.json"
 SITE = "site-packages"
 """Its folder, by a name that dill knows: it pickles the modules of any other by value, pyarrow's
 among them, and the datasets that do so die with "Can't pickle MonthDayNano"."""
+
+
+MAKERS = 2
+"""How many overlays are installed at once: one fetches while another one is compiled."""
+
+_installing = threading.Semaphore(MAKERS)
+
+
+CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
+"""The names of files that a rank executes: Python, bytecode, shared libraries, and the C++ and CUDA
+sources that DeepSpeed compiles when it is used."""
 
 
 class DamagedOverlay(Inconclusive):
@@ -63,7 +78,7 @@ class Overlay:
     site: Path
     """What goes on a rank's path."""
     lock: str
-    """What was resolved: a requirements file with versions and hashes."""
+    """What was installed: ``name==version`` lines."""
     diff: str
     """What its defects changed, as a unified diff; empty without a defect."""
     made: bool = field(default=False, compare=False)
@@ -99,6 +114,28 @@ def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 
+def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
+    """Make an overlay where there is none yet; whether it was made now."""
+    return _make_if_absent(key(stack, defects), stack, defects, cache)
+
+
+@contextmanager
+def makers() -> Iterator[ThreadPoolExecutor]:
+    """Threads to make overlays in, as many as there is room for.
+
+    Leaving the context gives up what is not done: uv is ended, and nothing half-made stays.
+    """
+    threads: set[int] = set()
+    pool = ThreadPoolExecutor(
+        MAKERS, "overlay", initializer=lambda: threads.add(threading.get_ident())
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        pins.give_up(threads)
+
+
 @contextmanager
 def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
     """Lend an overlay, making it first if need be; nobody frees it until it is given back."""
@@ -129,8 +166,9 @@ def _make(
     try:
         site = aside / SITE
         if base is None:
-            text, diff = _install(stack, aside, site), ""
-            files = sealed(site)
+            with _installing:
+                text, diff = _install(stack, site), ""
+                files = sealed(site)
         else:
             shutil.copytree(base.site, site, copy_function=link)
             text, diff = base.lock, _put_in(defects, stack, site, base)
@@ -142,11 +180,9 @@ def _make(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _install(stack: Stack, aside: Path, site: Path) -> str:
+def _install(stack: Stack, site: Path) -> str:
     text = pins.lock(stack)
-    lock_file = aside / "lock.txt"
-    lock_file.write_text(text)
-    pins.install(lock_file, stack, site)
+    pins.install(text, stack, site)
     _compile(stack, sorted(site.rglob("*.py")))
     return text
 
@@ -170,7 +206,7 @@ def _with_edits(base: Overlay, defects: Sequence[Defect], site: Path) -> dict[st
     """The files of an overlay with defects: its base's, as those were made, and the edited ones."""
     edited = [site / defect.file for defect in defects]
     fresh = {path for source in edited for path in (source, bytecode.of(source)) if path.is_file()}
-    ours = {str(path.relative_to(site)): _sealed(path) for path in fresh}
+    ours = {str(path.relative_to(site)): sealed_file(path) for path in fresh}
     compiled = {str(bytecode.of(source).relative_to(site)) for source in edited}
     return {n: m for n, m in (base.files or {}).items() if n not in compiled} | ours
 
@@ -181,10 +217,11 @@ def sealed(site: Path) -> dict[str, Made]:
     Overlays share files by links: a change of one would be a change of the others, too.
     """
     paths = (Path(place, file) for place, _, files in os.walk(site) for file in files)
-    return {str(path.relative_to(site)): _sealed(path) for path in sorted(paths)}
+    return {str(path.relative_to(site)): sealed_file(path) for path in sorted(paths)}
 
 
-def _sealed(path: Path) -> Made:
+def sealed_file(path: Path) -> Made:
+    """Protect a file from being written to; its size and hash."""
     path.chmod(path.stat().st_mode & 0o555)
     return Made(path.stat().st_size, sha256(path))
 
@@ -197,7 +234,7 @@ def _manifest(
         "key": name,
         "stack": stack.to_json(),
         "defects": [d.name for d in defects],
-        "packages": pins.locked(lock),
+        "packages": locks.versions(lock),
         "lock": lock,
         "diff": diff,
         "files": files,
@@ -211,6 +248,8 @@ def _opened(cache: Path, name: str, made: bool) -> Overlay:
     found = Overlay(name, folder / SITE, manifest["lock"], manifest["diff"], made, files)
     site = str(found.site)
     for file, (size, _) in files.items():
+        if not CODE.search(file):
+            continue
         try:
             if os.stat(f"{site}/{file}").st_size == size:
                 continue

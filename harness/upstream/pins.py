@@ -13,7 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.files import write_whole, writing
 from harness.spec import Fault, HarnessError, Inconclusive, Scenario, Unsupported, UserError
-from harness.upstream import requirements
+from harness.upstream import locks, requirements
 
 BASE = (
     "torch", "triton", "typing-extensions", "filelock", "fsspec", "jinja2", "markupsafe",
@@ -73,6 +74,8 @@ class Stack:
     """Like ``3.11``."""
     platform: str
     """Like ``linux-x86_64``, as ``sysconfig.get_platform`` says it."""
+    lock: str = ""
+    """The committed lock of these pins, see ``locks``; empty where they are resolved now."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -132,16 +135,29 @@ def stack(
     python: str | None = None,
     platform: str | None = None,
 ) -> Stack:
-    """The stack of these pins: of the given day, else the scenario's, else the release's own."""
+    """The stack of these pins, with the versions of their lock file where the scenario has one.
+
+    Otherwise the dependencies are those of the given day, of the scenario's, or of the release's.
+    """
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
     if not pins:  # torch's own bug: nothing to resolve
         return Stack({}, day or scenario.date, python, platform)
-    if day is None and pins[scenario.subject] == scenario.pins[scenario.subject]:
-        day = scenario.date
-    if day is None:
-        day = own_day(scenario.subject, pins[scenario.subject], python, cache)
-    return Stack(dict(pins), day, python, platform)
+    if day is None and platform == locks.PLATFORM:
+        lock = locks.find(scenario.locks, pins)
+        if lock and python in lock.pythons:
+            text = locks.lines(lock.versions(python))
+            return Stack(dict(pins), lock.date, python, platform, text)
+    return Stack(dict(pins), day or day_of(scenario, pins, python, cache), python, platform)
+
+
+def day_of(scenario: Scenario, pins: Mapping[str, str], python: str, cache: Path) -> str:
+    """The day (ISO) that pins are resolved for: the scenario's, for its own release, otherwise
+    the release's own."""
+    release = pins[scenario.subject]
+    if release == scenario.pins[scenario.subject]:
+        return scenario.date
+    return own_day(scenario.subject, release, python, cache)
 
 
 def own_day(name: str, version: str, python: str, cache: Path) -> str:
@@ -205,25 +221,20 @@ def versions(name: str, any_python: bool = False, index: Sequence[str] = ()) -> 
 
 
 def lock(stack: Stack) -> str:
-    """Resolve a stack: every package with its version and hashes, torch's own left out.
+    """The lock of a stack, ``name==version`` lines without torch: committed, or resolved now.
 
-    A part that takes the wheels of another Python is a section of its own.
+    A release that takes the wheel of another Python comes without dependencies.
     """
+    if stack.lock:
+        return stack.lock
     own, *foreign = _parts(stack)
-    sections = [
-        _locked_part(own, bounds(stack.pins)),
-        *(_locked_part(part, ()) for part in foreign),
-    ]
-    return SECTION.join(sections)
+    found = locks.versions(_resolved(own, bounds(stack.pins)))
+    return locks.lines({**found, **{n: v for part in foreign for n, v in part.pins.items()}})
 
 
 def bounds(pins: Mapping[str, str]) -> list[str]:
     """What these releases ought to have declared; see CONSTRAINTS."""
     return [bound for when, bound in CONSTRAINTS.items() if matches(when, pins)]
-
-
-SECTION = "# the wheels of another Python\n"
-"""What separates the sections of a lock."""
 
 
 def _parts(stack: Stack) -> list[Stack]:
@@ -242,14 +253,14 @@ def _parts(stack: Stack) -> list[Stack]:
     return [replace(stack, pins=own), *others]
 
 
-def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
+def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     wanted = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
     if not wanted:
         return ""
     with _no_base(bounds) as overrides:
         return _uv(
             [
-                "pip", "compile", "-", "--generate-hashes", "--no-header", "--no-annotate",
+                "pip", "compile", "-", "--no-header", "--no-annotate",
                 "--override", overrides, "--exclude-newer", stack.date,
                 *_exempt(stack.pins), *_wheels_only(), *_target(stack), *_build_options(),
             ],
@@ -258,32 +269,26 @@ def _locked_part(stack: Stack, bounds: Sequence[str]) -> str:
         )  # fmt: skip
 
 
-def install(lock_file: Path, stack: Stack, site: Path) -> None:
-    """Install exactly what a lock says into the folder ``site``; nothing is compiled to bytecode.
+def install(lock: str, stack: Stack, site: Path) -> None:
+    """Install exactly what a lock names into the folder ``site``; nothing is compiled to bytecode.
 
     The files are copies, not links into uv's cache: an edit of one must not reach the other.
     """
     own, *foreign = _parts(stack)
-    if not foreign:
-        _install_part(lock_file, stack, site)
-        return
-    sections = lock_file.read_text().split(SECTION)
-    for place, (part, section) in enumerate(zip([own, *foreign], sections, strict=True)):
-        if not section:
-            continue
-        file = lock_file.with_name(f"lock-{place}.txt")
-        file.write_text(section)
-        _install_part(file, part, site)
-        file.unlink()
+    theirs = {name: version for part in foreign for name, version in part.pins.items()}
+    ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
+    for part, versions in ((own, ours), *((part, part.pins) for part in foreign)):
+        if versions:
+            _install_part(versions, part, site)
 
 
-def _install_part(lock_file: Path, stack: Stack, site: Path) -> None:
+def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None:
     _uv(
         [
-            "pip", "install", "--require-hashes", "-r", str(lock_file), "--target", str(site),
-            "--no-deps", "--link-mode", "copy",
+            "pip", "install", "-r", "-", "--target", str(site), "--no-deps", "--link-mode", "copy",
             *_wheels_only(), *_target(stack), *_build_options(),
         ],
+        stdin=locks.lines(versions),
         pins=stack.pins,
     )  # fmt: skip
 
@@ -314,11 +319,6 @@ def _meant(name: str, versions_: SpecifierSet, index: Sequence[str]) -> str:
     if not found:
         raise UserError(f"no release is {name}{versions_}: they go from {known[-1]} to {known[0]}")
     return found[-1]
-
-
-def locked(lock_text: str) -> dict[str, str]:
-    """The packages and versions that a lock holds."""
-    return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", lock_text, flags=re.MULTILINE))
 
 
 def platform_tag(name: str) -> str:
@@ -379,27 +379,28 @@ def _uv(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> s
         [find_uv_bin(), *arguments], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        _running.add(process)
+        _running[process] = threading.get_ident()
         try:
             out, complaints = process.communicate(stdin)
         except BaseException:
             process.kill()
             raise
         finally:
-            _running.discard(process)
+            _running.pop(process, None)
     if process.returncode:
         raise _explained(complaints, pins)
     return out
 
 
-_running: set[subprocess.Popen[str]] = set()
-"""What uv is doing just now, in whatever thread."""
+_running: dict[subprocess.Popen[str], int] = {}
+"""The processes of uv, each with the identifier of the thread that waits for it."""
 
 
-def give_up() -> None:
-    """End what uv is doing in other threads: who waits for it there is told that it failed."""
-    for process in list(_running):
-        process.kill()
+def give_up(threads: Container[int] | None = None) -> None:
+    """End the uv that these threads wait for, or all of it: a thread that waits sees it fail."""
+    for process, thread in list(_running.items()):
+        if threads is None or thread in threads:
+            process.kill()
 
 
 def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:

@@ -294,7 +294,8 @@ def _overlay_damaged(case: Case) -> None:
     key = case.random.choice(_own_cache(case))
     folder = case.place.cache / "overlays" / key
     files = json.loads((folder / overlay.MANIFEST).read_text())["files"]
-    victim = folder / overlay.SITE / case.random.choice(sorted(f for f in files if files[f]))
+    code = sorted(file for file in files if files[file][0] and overlay.CODE.search(file))
+    victim = folder / overlay.SITE / case.random.choice(code)
     text = victim.read_bytes()
     victim.unlink()  # of a hard link: the file of the shared cache stays as it is
     if case.random.random() < 0.5:

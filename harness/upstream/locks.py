@@ -1,0 +1,118 @@
+"""Lock files: the dependencies of an overlay, resolved once and committed with the scenario.
+
+    scenarios/locks/SCENARIO/deepspeed-0.19.8_megatron-core-0.16.1.txt
+
+A lock file is a requirements file of ``name==version`` lines. It leaves out torch and what torch
+requires. It is valid for the Pythons that its header names, on Linux x86-64; a line that only some
+of them need has a marker. An overlay with a lock file does not depend on what the index offers
+today.
+
+Each Python is resolved on its own. uv can resolve for several at once, but it does not check
+whether a release has wheels for all of them: numpy 1.26.4 accepts Python 3.13 without a wheel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from harness.spec import Inconclusive
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+"""The Pythons that lock files are made for."""
+
+PLATFORM = "linux-x86_64"
+
+HEADER = """\
+# {what} with dependencies as of {date}. Torch is not included.
+# Python: {pythons}
+# Written by: python -m harness lock {scenario}
+"""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The content of a lock file."""
+
+    date: str
+    """The day (ISO) that the dependencies were resolved for."""
+    pythons: tuple[str, ...]
+    lines: tuple[Requirement, ...]
+
+    def versions(self, python: str) -> dict[str, str]:
+        """The version of each package that an overlay for this Python contains."""
+        wanted = (line for line in self.lines if _applies(line, python))
+        return {line.name: next(iter(line.specifier)).version for line in wanted}
+
+
+def _applies(line: Requirement, python: str) -> bool:
+    return line.marker is None or line.marker.evaluate({"python_version": python})
+
+
+def lines(versions: Mapping[str, str]) -> str:
+    """Versions as ``name==version`` lines, sorted by name."""
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+
+
+def versions(text: str) -> dict[str, str]:
+    """The packages that such lines name, with their versions."""
+    return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE))
+
+
+def file(folder: Path, releases: Mapping[str, str]) -> Path:
+    """Where a scenario's folder of lock files has the one of these pins."""
+    return folder / f"{'_'.join(f'{name}-{version}' for name, version in releases.items())}.txt"
+
+
+def find(folder: Path | None, releases: Mapping[str, str]) -> Lock | None:
+    """The lock file of these pins in a scenario's folder; None where there is none."""
+    path = file(folder, releases) if folder else None
+    return read(path) if path and path.is_file() else None
+
+
+def read(path: Path) -> Lock:
+    """Read a lock file; raises Inconclusive, naming the file, for what is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        date = re.search(r"^# .* as of (\d{4}-\d\d-\d\d)\.", text, flags=re.MULTILINE)
+        pythons = re.search(r"^# Python: (.+)$", text, flags=re.MULTILINE)
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        if date and pythons and lines:
+            return Lock(date[1], tuple(pythons[1].split()), tuple(map(Requirement, lines)))
+    except (OSError, UnicodeError, InvalidRequirement) as error:
+        reason = str(error).partition("\n")[0]
+        raise Inconclusive(f"cannot read the lock file {path}: {reason}") from None
+    raise Inconclusive(f"{path} is not a lock file: write it again with 'python -m harness lock'")
+
+
+def text(what: str, date: str, scenario: str, found: Mapping[str, Mapping[str, str]]) -> str:
+    """The text of a lock file from the versions that each Python needs."""
+    header = HEADER.format(what=what, date=date, pythons=" ".join(found), scenario=scenario)
+    return header + "".join(f"{line}\n" for line in _merged(found))
+
+
+def _merged(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """One line for each package and version, with a marker where not every Python has it."""
+    pythons: dict[tuple[str, str], list[str]] = {}
+    for python, versions in found.items():
+        for package in versions.items():
+            pythons.setdefault(package, []).append(python)
+    return [
+        f"{name}=={version}{_marker(those, list(found))}"
+        for (name, version), those in sorted(pythons.items())
+    ]
+
+
+def _marker(those: Sequence[str], every: Sequence[str]) -> str:
+    """What a line has behind its version: nothing where every Python needs it."""
+    if those == every:
+        return ""
+    if those == every[: len(those)]:
+        return f' ; python_version < "{every[len(those)]}"'
+    if those == every[-len(those) :]:
+        return f' ; python_version >= "{those[0]}"'
+    return " ; " + " or ".join(f'python_version == "{python}"' for python in those)

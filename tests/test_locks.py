@@ -1,0 +1,147 @@
+"""Lock files: those of the scenarios fit their pins, and one is used where it can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.spec import Inconclusive, Unsupported
+from harness.upstream import locks, pins
+from harness.upstream.pins import Stack
+from harness.verbs import lock
+
+TOLD = catalog.scenario("bf16_clip")
+PINS = dict(TOLD.pins)
+FOUND = {
+    "3.10": {"up": "1.0", "old": "2", "numpy": "1.26"},
+    "3.11": {"up": "1.0", "numpy": "1.26"},
+    "3.12": {"up": "1.0", "numpy": "2.0"},
+    "3.13": {"up": "1.0", "numpy": "2.0", "new": "3"},
+}
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_the_lock_files_of_a_scenario_are_those_of_its_variants(name: str) -> None:
+    scenario = catalog.scenario(name)
+    wanted = {}
+    for variant in scenario.variants:
+        if chosen := pins.complete(scenario, scenario.pins_of(variant)):
+            assert scenario.locks is not None
+            wanted[locks.file(scenario.locks, chosen)] = chosen
+    assert set((catalog.LOCKS / name).glob("*")) == set(wanted)
+    for path, chosen in wanted.items():
+        found = locks.read(path)
+        assert {"3.11", "3.12"} <= set(found.pythons)
+        for python in found.pythons:
+            versions = found.versions(python)
+            assert versions.items() >= chosen.items(), f"{path}: run python -m harness lock {name}"
+            assert not versions.keys() & set(pins.BASE) - {"setuptools"}
+        if chosen[scenario.subject] == scenario.pins[scenario.subject]:
+            assert found.date == scenario.date
+
+
+def test_every_folder_of_lock_files_is_of_a_scenario() -> None:
+    assert {folder.name for folder in catalog.LOCKS.iterdir()} <= set(catalog.names())
+
+
+def written(folder: Path, pins_: dict[str, str]) -> Path:
+    path = locks.file(folder, pins_)
+    path.write_text(locks.text("up 1.0", "2024-03-15", "my_bug", FOUND))
+    return path
+
+
+def test_each_python_gets_the_versions_that_were_resolved_for_it(tmp_path: Path) -> None:
+    path = written(tmp_path, {"up": "1.0"})
+    found = locks.read(path)
+    assert path.name == "up-1.0.txt"
+    assert (found.date, found.pythons) == ("2024-03-15", tuple(FOUND))
+    assert {python: found.versions(python) for python in found.pythons} == FOUND
+    assert "up==1.0\n" in path.read_text()  # no marker where all have the same
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "numpy==2.0\nup==1.0\n"),
+        ({"day": "2024-03-15"}, ""),  # the user wants another day
+        ({"python": "3.14"}, ""),  # the lock says nothing of it
+        ({"platform": "linux-aarch64"}, ""),
+    ],
+)
+def test_a_lock_is_used_where_it_is_valid(
+    change: dict[str, str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, PINS)
+    given = {"python": "3.12", "platform": locks.PLATFORM, **change}
+    stack = pins.stack(replace(TOLD, locks=tmp_path), PINS, tmp_path / "cache", **given)
+    assert stack.lock == text
+    assert stack.date == ("2024-03-15" if text or "day" in change else TOLD.date)
+
+
+@pytest.mark.parametrize("text", ["", "up==1.0\n", "# up as of 2024-03-15.\n# Python: 3.11\nup=1"])
+def test_what_is_no_lock_file_is_named_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "up-1.0.txt"
+    path.write_text(text)
+    with pytest.raises(Inconclusive, match=r"up-1\.0\.txt") as caught:
+        locks.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tuple[str, str]]:
+    """Have stacks resolve to their own pins, from a Python's first day on; what was asked."""
+    asked = []
+
+    def resolve(stack: Stack) -> str:
+        asked.append((stack.python, stack.date))
+        if stack.date < first[stack.python]:
+            raise Unsupported("no wheels")
+        return locks.lines(stack.pins)
+
+    monkeypatch.setattr(pins, "lock", resolve)
+    return asked
+
+
+def test_a_python_that_was_too_young_is_resolved_for_its_first_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never, early = "9999-01-01", "2020-01-01"
+    first = {"3.10": early, "3.11": early, "3.12": never, "3.13": "2024-12-15"}
+    asked = resolves(monkeypatch, first)
+    found = lock.resolved(Stack({"up": "1.0"}, "2024-03-15", *pins.here()))
+    assert list(found) == ["3.10", "3.11", "3.13"]
+    assert asked == [
+        ("3.10", "2024-03-15"), ("3.11", "2024-03-15"), ("3.12", "2024-03-15"),
+        ("3.13", "2024-03-15"), ("3.13", "2024-12-15"),
+    ]  # fmt: skip
+
+
+def test_the_command_writes_what_the_variants_need_and_deletes_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "2020-01-01"))
+    monkeypatch.setattr(catalog, "LOCKS", tmp_path)
+    (tmp_path / "bf16_clip").mkdir()
+    (tmp_path / "bf16_clip" / "deepspeed-0.1.txt").touch()
+    assert main(["lock", "bf16_clip"]) == 0
+    (path,) = (tmp_path / "bf16_clip").iterdir()
+    assert locks.read(path).versions("3.13") == PINS
+
+
+def test_a_resolution_that_fails_leaves_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "9999-01-01"))
+    monkeypatch.setattr(catalog, "LOCKS", tmp_path)
+    (tmp_path / "bf16_clip").mkdir()
+    old = written(tmp_path / "bf16_clip", {"deepspeed": "0.1"})
+    assert main(["lock", "bf16_clip"]) == 4
+    assert list(tmp_path.rglob("*.txt")) == [old]
+
+
+def test_a_scenario_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lock", "bf16_clap"]) == 2
+    assert "did you mean bf16_clip" in capsys.readouterr().err
