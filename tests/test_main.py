@@ -41,7 +41,7 @@ def own_place(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    (["rnu"], ["no verb 'rnu'", "mean run?", "list, matrix"]),
+    (["rnu"], ["no verb 'rnu'", "mean run?", "list, lock, matrix"]),
     (["run"], ["scenario=NAME", "bf16_clip"]),
     (["run", "scenario=bf16"], ["no scenario 'bf16'", "Choices: bf16_clip"]),
     ([*RUN, "sed=1"], ["no key 'sed'", "mean seed?", "variant, seed, date"]),

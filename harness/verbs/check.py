@@ -124,8 +124,8 @@ def _configs(words: Sequence[str]) -> list[RunConfig]:
             raise UserError(f"check asks of what is installed, or of -r FILE: leave {word} out")
     named = _named(words)
     others = [word for word in words if not word.startswith("scenario=")]
-    each = named or [f"scenario={name}" for name in catalog.sound()]
-    return [config.compose([one, f"variant={RELEASED}", *others]) for one in each]
+    names = [word.partition("=")[2] for word in named] or catalog.sound()
+    return config.compose_each(names, [f"variant={RELEASED}", *others])
 
 
 def _named(words: Sequence[str]) -> list[str]:
