@@ -6,18 +6,31 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import scenarios
 from harness import catalog, machine
+from harness.spec import Inconclusive
 from harness.sweep import affected, cells
 from harness.sweep.cells import Answer
 from harness.upstream import pins
 from tests.made_up import KNOWN, Upstream, cell
 from tests.recording import RECORDED, Recording
+
+
+@pytest.fixture(autouse=True)
+def no_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that launches nothing installs nothing: it gets no network and needs no overlay."""
+    if not {"launch", "scenario"} & {mark.name for mark in request.node.iter_markers()}:
+        monkeypatch.setattr(pins, "_uv", _refuse_uv)
+
+
+def _refuse_uv(arguments: Sequence[str], *_: object, **__: object) -> NoReturn:
+    raise Inconclusive(f"a test without overlays called uv {' '.join(arguments[:2])}")
 
 
 @pytest.fixture

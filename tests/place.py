@@ -59,7 +59,7 @@ class Place:
             [*through, sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
             env=os.environ | ours | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=_hear_ctrl_c,
+            preexec_fn=hear_signals,
         )  # fmt: skip
 
     def run(self, *arguments: str, through: Sequence[str] = (), **environment: str) -> Ended:
@@ -120,9 +120,11 @@ class Ended:
         return lines[0].removeprefix("harness: ")
 
 
-def _hear_ctrl_c() -> None:
-    # What a shell without job control puts in the background ignores SIGINT, and so would we.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def hear_signals() -> None:
+    """Have a process hear SIGINT and SIGHUP, which it ignores where the tests run in the
+    background: a shell without job control and nohup have their children ignore them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _is_json(path: Path) -> bool:
@@ -156,16 +158,16 @@ def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
 
 
 def mid_run(place: Place, process: subprocess.Popen[str]) -> list[int]:
-    """Wait until both ranks train; their process ids, by rank."""
+    """Wait until both ranks go through epochs; their process ids, by rank."""
 
     def records(rank: int) -> list[dict[str, Any]]:
         parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
         return [_record(line) for part in parts for line in part.read_text().splitlines()]
 
     def training() -> bool:
-        return all("step" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
+        return all("epoch" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
 
-    until(training, "a step of both ranks", process)
+    until(training, "an epoch of both ranks", process)
     return [next(r["pid"] for r in records(n) if r.get("kind") == "begin") for n in (0, 1)]
 
 

@@ -25,7 +25,7 @@ set -eu
 python3() {{ {python} "$@"; }}
 . {bundle}/activate
 cd {elsewhere}
-python3 -W ignore -m harness run scenario=tied_grad_reduce launch=cpu runs={elsewhere}/runs
+python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu runs={elsewhere}/runs
 """
 
 
@@ -81,7 +81,7 @@ def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
     monkeypatch.setattr(archive, "COMPRESSION", fast)  # else half a minute of two cores
     bundle, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert main(["bundle", "tied_grad_reduce", "--out", str(bundle)]) == 0
+    assert main(["bundle", "tied_embedding_training", "--out", str(bundle)]) == 0
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("HARNESS", "PYTHON"))},
         "UV_OFFLINE": "1",
@@ -92,7 +92,7 @@ def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
         ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tied_grad_reduce: reproduced" in done.stdout
+    assert "tied_embedding_training: reproduced" in done.stdout
     assert not list(bundle.glob(".unpacked"))
-    again = main(["bundle", "tied_grad_reduce", "--out", str(bundle)])
+    again = main(["bundle", "tied_embedding_training", "--out", str(bundle)])
     assert again == 2, "a bundle that is there was overwritten"

@@ -12,12 +12,12 @@ import pytest
 from harness import catalog, config
 from harness.__main__ import main
 from harness.config import RunConfig
-from harness.machine import cache_folder
 from harness.spec import RELEASED, Inconclusive, Unsupported, UserError
 from harness.sweep import affected
 from harness.upstream import overlay, pins
 from harness.verbs import check
 from tests.made_up import YES, Upstream
+from tests.overlays import lent
 
 Capture = pytest.CaptureFixture[str]
 Recording = Callable[..., None]
@@ -172,15 +172,13 @@ def test_only_what_lies_in_the_environment_itself_counts_as_installed(
 
 @pytest.mark.launch
 def test_what_is_installed_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An overlay of DeepSpeed stands for the environment that has it installed."""
-    scenario = catalog.scenario("tied_grad_reduce")
-    folder = cache_folder()
-    stack = pins.stack(scenario, dict(scenario.pins), folder)
-    with overlay.borrowed(stack, (), folder) as lent:
-        monkeypatch.syspath_prepend(str(lent.site))
-        monkeypatch.setattr(sysconfig, "get_path", lambda _: str(lent.site))
+    """An overlay of accelerate stands for the environment that has it installed."""
+    with lent("sampler_shards", "buggy") as overlays:
+        site = str(overlays["buggy"].site)
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.setattr(sysconfig, "get_path", lambda _: site)
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
-        words = ["scenario=tied_grad_reduce", f"variant={RELEASED}", "launch=cpu"]
+        words = ["scenario=sampler_shards", f"variant={RELEASED}", "launch=cpu"]
         found = check.checked(config.compose([*words, f"runs={tmp_path}"]))
-    assert (found.answer, found.how) == ("not affected", "ran"), found.why
-    assert found.why.startswith("deepspeed 0.19.8: nothing found; the stages' own gradients")
+    assert (found.answer, found.how) == ("affected", "ran"), found.why
+    assert found.why.startswith("accelerate 0.29.3: ")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.another_user import NOBODY, needs_root
+from tests.place import hear_signals
 
 ROOT = Path(__file__).parent.parent
 WORKFLOW = ROOT / ".github" / "workflows" / "nightly.yml"
@@ -60,7 +61,7 @@ class Nights:
     def begin(self, *words: str, user: int | None = None, **given: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [str(ROOT / "docker" / "nightly"), *words], env={**self.environment, **given},
-            text=True, stderr=subprocess.PIPE, user=user,
+            text=True, stderr=subprocess.PIPE, user=user, preexec_fn=hear_signals,
         )  # fmt: skip
 
     def run(self, *words: str, user: int | None = None, **given: str) -> tuple[int, str]:

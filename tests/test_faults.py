@@ -1,8 +1,7 @@
 """Faults, end to end through the command line: each ends in its documented outcome and exit code,
 never in ``reproduced``, with no process left and no file half-written.
 
-``pytest tests/test_faults.py`` runs what needs no ranks; ``-m launch`` starts torchrun, on copies
-of the overlays that the user's own cache holds.
+``-m "not launch"`` runs what needs no ranks. The others start torchrun, on copies of overlays.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ import pytest
 from harness import catalog, machine
 from harness.__main__ import INTERRUPTED, main
 from harness.files import sha256
-from harness.machine import cache_folder
 from harness.spec import ExitCode
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
-from harness.upstream import overlay, pins
+from harness.upstream import overlay
+from tests.overlays import copy, lent
 from tests.place import PATIENCE, ROOT, Ended, Place, ended, fill, mid_run, outcome, until, within
 
-BUGGY_ALONE = ("run", "scenario=bf16_clip", "variant=buggy", "launch=cpu")
-LONG = "scenario.steps=100000"
+SCENARIO = "sampler_shards"  # the quickest with two ranks
+BUGGY_ALONE = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu")
+LONG = "scenario.epochs=100000"
+DEFECT = "tied_embedding_training"
+"""A quick one whose buggy variant has a defect: making its overlay asks no index."""
 
 SITECUSTOMIZE = """\
 import os, sys
@@ -59,25 +61,14 @@ torch.distributed.init_process_group = sleep_for_ever
 
 
 @pytest.fixture(scope="module")
-def keys() -> dict[str, str]:
-    """The keys of the default pins' overlays, by variant."""
-    scenario = catalog.scenario("bf16_clip")
-    stack = pins.stack(scenario, pins.complete(scenario, {}), cache_folder())
-    return {v: overlay.key(stack, told.defects) for v, told in scenario.variants.items()}
-
-
-@pytest.fixture(scope="module")
-def cache(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of our own with copies of the user's overlays, in which FAULT makes ranks fail."""
-    scenario, theirs = catalog.scenario("bf16_clip"), cache_folder()
-    stack = pins.stack(scenario, pins.complete(scenario, {}), theirs)
     ours = tmp_path_factory.mktemp("cache")
-    with overlay.borrowed(stack, scenario.variants["buggy"].defects, theirs):
-        for variant in ("buggy", "fixed"):
-            copy(theirs, ours, keys[variant])
-            site = ours / "overlays" / keys[variant] / "site-packages"
-            (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
-            _as_made(site / "sitecustomize.py", ours / "overlays" / keys[variant])
+    with lent(SCENARIO, "buggy", "fixed") as overlays:
+        for each in overlays.values():
+            folder = copy(each, ours)
+            (folder / overlay.SITE / "sitecustomize.py").write_text(SITECUSTOMIZE)
+            _as_made(folder / overlay.SITE / "sitecustomize.py", folder)
     return ours
 
 
@@ -87,17 +78,6 @@ def _as_made(file: Path, folder: Path) -> None:
     manifest["files"][file.name] = [file.stat().st_size, sha256(file)]
     (folder / overlay.MANIFEST).unlink()  # it may be a link to the user's own
     (folder / overlay.MANIFEST).write_text(json.dumps(manifest))
-
-
-def copy(theirs: Path, ours: Path, key: str) -> None:
-    shutil.copytree(theirs / "overlays" / key, ours / "overlays" / key, copy_function=_link_or_copy)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # on another file system
-        shutil.copy2(source, target)
 
 
 @pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.cold)])
@@ -195,7 +175,7 @@ def test_an_interrupted_run_ends_everything_and_keeps_the_stacks(
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
     for rank in (0, 1):
-        assert "bf16_clip.py" in (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
+        assert f"{SCENARIO}.py" in (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
     again = command(place, "grade", str(place.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
     assert "buggy: interrupted" in again.out
@@ -264,7 +244,8 @@ def test_a_run_folder_that_is_deleted_is_one_line(place: Place) -> None:
 
 @pytest.mark.parametrize("redirection", ["| head -1", "| true", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
-    ("words", "code"), [("list", 0), ("list --json", 0), ("run scenario=bf16_clip launch=gpu", 4)]
+    ("words", "code"),
+    [("list", 0), ("list --json", 0), ("run scenario=sampler_shards launch=gpu", 4)],
 )
 def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
     bare: Place, words: str, code: int, redirection: str
@@ -296,19 +277,18 @@ def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
 
 
 @pytest.mark.launch
-def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(
-    tmp_path: Path, cache: Path, keys: dict[str, str]
-) -> None:
+def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(tmp_path: Path) -> None:
     place = Place.under(tmp_path, tmp_path / "cache")
-    copy(cache, place.cache, keys["fixed"])
-    process = place.start(*BUGGY_ALONE)
-    aside = f"overlays/.{keys['buggy']}.*/site-packages"
-    until(lambda: any(place.cache.glob(aside)), "a copy of the overlay", process)
+    with lent(DEFECT, "fixed") as overlays:
+        base = overlays["fixed"].key
+        copy(overlays["fixed"], place.cache)
+    process = place.start("run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
+    until(lambda: any(place.cache.glob("overlays/.*/site-packages")), "a copy", process)
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
-    assert {p.name for p in overlay.kept(place.cache)} == {keys["fixed"]}
+    assert {p.name for p in overlay.kept(place.cache)} == {base}
     assert not place.runs.exists()
     place.assert_nothing_left()
 
@@ -371,14 +351,14 @@ def test_a_network_that_refuses_is_no_network(bare: Place, tmp_path: Path) -> No
 def test_without_a_network_another_release_has_no_day_to_resolve_for(
     bare: Place, tmp_path: Path
 ) -> None:
-    done = bare.run(*BUGGY_ALONE, "pins.deepspeed=0.15.4", UV_CACHE_DIR=str(tmp_path / "uv"))
-    assert "deepspeed==0.15.4" in done.complaint
+    done = bare.run(*BUGGY_ALONE, "pins.accelerate=0.28.0", UV_CACHE_DIR=str(tmp_path / "uv"))
+    assert "accelerate==0.28.0" in done.complaint
     _assert_no_network(done, bare)
 
 
 def _assert_no_network(done: Ended, place: Place) -> None:
     assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.startswith("no network and nothing in the cache for deepspeed==")
+    assert done.complaint.startswith("no network and nothing in the cache for accelerate==")
     assert "reproduced" not in done.out
     assert not place.runs.exists()
     assert [f for f in place.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
@@ -386,26 +366,24 @@ def _assert_no_network(done: Ended, place: Place) -> None:
 
 
 @pytest.mark.launch
-def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(
-    tmp_path: Path, cache: Path, keys: dict[str, str], command: Any
-) -> None:
+def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(tmp_path: Path, command: Any) -> None:
     place = Place.under(tmp_path, tmp_path / "cache")
-    for key in (keys["buggy"], keys["fixed"]):
-        copy(cache, place.cache, key)
-    lost = "deepspeed/runtime/bf16_optimizer.py"
-    (place.cache / "overlays" / keys["buggy"] / "site-packages" / lost).unlink()
-    done = command(place, *BUGGY_ALONE)
+    with lent(DEFECT, "fixed", "buggy") as overlays:
+        key = overlays["buggy"].key
+        for each in overlays.values():
+            copy(each, place.cache)
+    lost = catalog.scenario(DEFECT).defects[0].file
+    (place.cache / "overlays" / key / overlay.SITE / lost).unlink()
+    done = command(place, "run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
     assert done.code == ExitCode.INCONCLUSIVE
     assert lost in done.complaint
-    assert f"'python -m harness clean {keys['buggy']}'" in done.complaint
+    assert f"'python -m harness clean {key}'" in done.complaint
     assert not place.runs.exists()
     place.assert_nothing_left()
-    assert command(place, "clean", keys["buggy"]).code == ExitCode.AS_EXPECTED
-    scenario = catalog.scenario("bf16_clip")
-    stack = pins.stack(scenario, pins.complete(scenario, {}), place.cache)
-    with overlay.borrowed(stack, scenario.variants["buggy"].defects, place.cache) as lent:
-        assert lent.made
-        assert (lent.site / lost).is_file()
+    assert command(place, "clean", key).code == ExitCode.AS_EXPECTED
+    with lent(DEFECT, "buggy", cache=place.cache) as again:
+        assert again["buggy"].made
+        assert (again["buggy"].site / lost).is_file()
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
@@ -413,7 +391,7 @@ def test_more_ranks_than_gpus_is_unsupported_and_says_how_many(
     bare: Place, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     _have_gpus(monkeypatch, gpus)
-    done = command(bare, "run", "scenario=bf16_clip", "launch=gpu")
+    done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
     assert done.code == ExitCode.UNSUPPORTED
     assert outcome(bare) == ("unsupported", f"needs 2 GPUs, and this machine has {gpus}")
     assert f"fixed: needs 2 GPUs, and this machine has {gpus}" in done.out
@@ -435,7 +413,7 @@ def test_without_room_for_the_run_folder_nothing_of_it_is_left(
     """``full`` is what does not fit any more: the parent, the first file, a trial's folder."""
     _have_gpus(monkeypatch, 0)
     _no_room_for(full, monkeypatch)
-    done = command(bare, "run", "scenario=bf16_clip", "launch=gpu")
+    done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
     monkeypatch.undo()
     assert done.code == ExitCode.INCONCLUSIVE
     assert done.complaint.startswith(f"no room on the disk for {bare.runs}")
@@ -464,7 +442,7 @@ def test_a_full_file_system_leaves_nothing_of_the_run_folder(
     _have_gpus(monkeypatch, 0)
     place = Place.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
     fill(tmpfs)
-    done = command(place, "run", "scenario=bf16_clip", "launch=gpu")
+    done = command(place, "run", "scenario=sampler_shards", "launch=gpu")
     assert done.code == ExitCode.INCONCLUSIVE
     assert done.complaint.startswith(f"no room on the disk for {place.runs}")
     assert list(place.runs.iterdir()) == []
@@ -490,7 +468,7 @@ def test_a_disk_that_fills_up_mid_run_is_inconclusive(
         place.end()
 
 
-# Two at once, and what becomes of a good run's records when they are damaged
+# Two at once
 
 
 SOMEBODY_ELSES = {
@@ -504,104 +482,23 @@ SOMEBODY_ELSES = {
 """What a run finds around it that is itself started by a rank of another job, on a cluster."""
 
 
-@pytest.fixture(scope="module")
-def two_at_once(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path
-) -> Iterator[tuple[Place, list[Ended]]]:
-    """Two runs of both variants started together; the second finds itself in another job."""
-    place = Place.under(tmp_path_factory.mktemp("two"), cache)
-    elsewhere = place.cwd.with_name("elsewhere") / "deepspeed"
+@pytest.mark.launch
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, cache: Path) -> None:
+    """The second one runs inside of another job, beside a package that is not the pinned one."""
+    place = Place.under(tmp_path, cache)
+    elsewhere = tmp_path / "elsewhere" / "accelerate"
     elsewhere.mkdir(parents=True)
     (elsewhere / "__init__.py").write_text("raise ImportError('not the pinned one')\n")
     theirs = SOMEBODY_ELSES | {"PYTHONPATH": f"{ROOT}{os.pathsep}{elsewhere.parent}"}
-    command = ("run", "scenario=bf16_clip", "launch=cpu", "launch.timeout=100")
+    command = ("run", f"scenario={SCENARIO}", "launch=cpu", "launch.timeout=100")
     try:
         processes = [place.start(*command), place.start(*command, **theirs)]
-        yield place, [ended(process) for process in processes]
+        for done in [ended(process) for process in processes]:
+            assert done.code == ExitCode.AS_EXPECTED, done
+            assert f"{SCENARIO}: reproduced" in done.out
+        assert len(list(place.runs.iterdir())) == 2
+        for folder in place.runs.iterdir():
+            assert json.loads((folder / VERDICT_FILE).read_text())["verdict"] == "reproduced"
+        place.assert_nothing_left()
     finally:
         place.end()
-
-
-@pytest.mark.launch
-def test_two_runs_at_once_do_not_disturb_each_other(
-    two_at_once: tuple[Place, list[Ended]],
-) -> None:
-    place, both = two_at_once
-    for done in both:
-        assert done.code == ExitCode.AS_EXPECTED, done
-        assert "bf16_clip: reproduced" in done.out
-    assert len(list(place.runs.iterdir())) == 2
-    for folder in place.runs.iterdir():
-        assert json.loads((folder / VERDICT_FILE).read_text())["verdict"] == "reproduced"
-    place.assert_nothing_left()
-
-
-def _whole(trial: Path) -> None:
-    pass
-
-
-def _lost(trial: Path) -> None:
-    (trial / "rank_1.jsonl").unlink()
-
-
-def _unfinished(trial: Path) -> None:
-    (trial / "rank_1.jsonl").rename(trial / "rank_1.jsonl.part")
-
-
-def _cut_at_a_line(trial: Path) -> None:
-    lines = (trial / "rank_1.jsonl").read_text().splitlines(keepends=True)
-    (trial / "rank_1.jsonl").write_text("".join(lines[:-1]))
-
-
-def _cut_in_a_line(trial: Path) -> None:
-    text = (trial / "rank_1.jsonl").read_text()
-    (trial / "rank_1.jsonl").write_text(text[: len(text) // 2])
-
-
-def _a_line_gone(trial: Path) -> None:
-    lines = (trial / "rank_1.jsonl").read_text().splitlines(keepends=True)
-    (trial / "rank_1.jsonl").write_text("".join(lines[:3] + lines[4:]))
-
-
-def _emptied(trial: Path) -> None:
-    (trial / "rank_1.jsonl").write_text("")
-
-
-NOT_ITS_OWN = "rank 1: its records are not those that it left at its end"
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize("variant", ["buggy", "fixed"])
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (_whole, None),
-        (_lost, NOT_ITS_OWN),
-        (_unfinished, NOT_ITS_OWN),
-        (_cut_at_a_line, NOT_ITS_OWN),
-        (_cut_in_a_line, NOT_ITS_OWN),
-        (_a_line_gone, NOT_ITS_OWN),
-        (_emptied, NOT_ITS_OWN),
-    ],
-)
-def test_damaged_records_are_inconclusive_when_graded(
-    two_at_once: tuple[Place, list[Ended]],
-    tmp_path: Path,
-    command: Any,
-    variant: str,
-    damage: Callable[[Path], None],
-    expected: str | None,
-) -> None:
-    place, _ = two_at_once
-    stored = tmp_path / "stored"
-    shutil.copytree(sorted(place.runs.iterdir())[0], stored)
-    damage(stored / variant)
-    done = command(place, "grade", str(stored))
-    if expected is None:
-        assert done.code == ExitCode.AS_EXPECTED
-        assert "bf16_clip: reproduced" in done.out
-        return
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert "bf16_clip: inconclusive" in done.out
-    assert expected in done.out
-    assert "reproduced" not in done.out

@@ -119,6 +119,19 @@ def test_an_overlay_is_made_once_and_then_found(cache: Path, maker: Path) -> Non
     assert overlay.is_made(STACK, (), cache)
 
 
+def test_who_waits_for_an_overlay_does_not_wait_for_its_users(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two variants of one stack: the second was asked for while the first was being made."""
+    is_there = iter([False, False])  # as it was when the second one looked
+    with borrowed(STACK, (), cache) as lent:
+        real = overlay._is_there
+        monkeypatch.setattr(overlay, "_is_there", lambda *of: next(is_there, real(*of)))
+        with overlay.makers() as makers:
+            assert makers.submit(overlay.make, STACK, (), cache).result(timeout=30) is False
+        assert lent.site.is_dir()
+
+
 def test_an_overlay_is_made_aside_and_renamed_when_it_is_whole(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,6 @@ from harness.site.material import collect
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
-from tests import chromium
 from tests.made_site import EVIL, NO, RUNS, YES, a_bare_site, a_history, a_site
 from tests.recording import RECORDED, Recording
 
@@ -201,19 +200,6 @@ def test_the_pictures_of_the_docs_are_there_and_small(file: str) -> None:
     assert len(named) >= 2
     for picture in named:
         assert 0 < ((ROOT / file).parent / picture).stat().st_size < 150_000, picture
-
-
-@pytest.mark.parametrize(
-    ("root", "apt", "told"),
-    [(True, None, "no apt-get"), (False, "/usr/bin/apt-get", "only root")],
-)
-def test_where_no_browser_can_be_installed_it_is_said_why(
-    root: bool, apt: str | None, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: apt if name == "apt-get" else None)
-    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
-    with pytest.raises(chromium.NoBrowser, match=told):
-        chromium.executable.__wrapped__()
 
 
 # What it refuses

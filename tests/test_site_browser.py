@@ -11,7 +11,7 @@ import pytest
 
 from harness import catalog
 from harness.files import ROOT
-from tests.chromium import NoBrowser, executable
+from tests.chromium import MISSING, executable
 from tests.made_site import a_bare_site, a_site
 
 pytestmark = pytest.mark.browser
@@ -40,12 +40,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser; where there can be none the tests are skipped, and say why."""
+    """A browser. Without one the tests are skipped, with a line that says how to get one."""
     playwright = pytest.importorskip("playwright.sync_api")
-    try:
-        path = executable()
-    except NoBrowser as error:
-        pytest.skip(str(error))
+    path = executable()
+    if path is None:
+        pytest.skip(MISSING)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

@@ -14,9 +14,12 @@ from harness.machine import cache_folder
 from harness.sweep.history import Kind, reading
 from harness.upstream import overlay, pins
 from tests.index import Handler, address, file, page, serving
-from tests.nights import NO, PACKAGE, SCENARIO, YES
+from tests.nights import NO, YES
+from tests.overlays import lent
 from tests.place import Place, ended, until
 
+SCENARIO, PACKAGE = "sampler_shards", "accelerate"
+CLEAN, AFFECTED = "0.24.1", "0.29.3"
 WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.sqlite")
 
 
@@ -24,43 +27,41 @@ WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.
 def place(tmp_path: Path) -> Iterator[Place]:
     """With the user's cache, which has the overlays after this."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
-    for version in ("0.13.1", "0.13.2", "0.13.3"):
-        stack = pins.stack(scenario, {PACKAGE: version}, cache)
-        with overlay.borrowed(stack, (), cache):
-            pass
-    place = Place.under(tmp_path, cache)
-    yield place
-    place.end()
+    overlay.make(pins.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
+    with lent(SCENARIO, "buggy", "fixed"):
+        place = Place.under(tmp_path, cache)
+        yield place
+        place.end()
 
 
 @pytest.fixture
 def index() -> Iterator[dict[str, str]]:
-    """An index of two releases, as the environment that names it. Their days are not the real
-    ones: they lie where the usual overlays serve."""
+    """An index of two releases, as the environment that names it. Their days are made up, so that
+    no dependency has to be resolved for the past."""
     with serving() as server:
         Handler.pages[PACKAGE] = page(
-            file("deepspeed-0.13.1.tar.gz", "2024-01-10T00:00:00"),
-            file("deepspeed-0.13.2.tar.gz", "2024-03-16T00:00:00"),
+            file(f"{PACKAGE}-{CLEAN}.tar.gz", "2024-04-10T00:00:00"),
+            file(f"{PACKAGE}-{AFFECTED}.tar.gz", "2024-05-16T00:00:00"),
         )
         yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1"}
 
 
 @pytest.mark.launch
 def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[str, str]) -> None:
-    replay = ("--as-of", "2024-03-15:2024-03-22:7", "--summary", "../night.md")
+    replay = ("--as-of", "2024-05-15:2024-05-22:7", "--summary", "../night.md")
     done = place.run(*WATCH, *replay, **index)
     assert done.code == 1, done
-    assert "deepspeed 0.13.2 (2024-03-16) has clip_max_for_min, which 0.13.1 had not" in done.out
+    assert "accelerate 0.29.3 (2024-05-16) has sampler_shards, which 0.24.1 had not" in done.out
     tonight = place.run(*WATCH, **index)
     assert tonight.code == 0, tonight
     assert "1 scenario of ours (1 reproduced)" in tonight.out
     with reading(place.cwd.parent / "nights.sqlite") as history:
         assert [(n.kind, n.day) for n in history.nights()][:2] == [
-            (Kind.REPLAY, "2024-03-15"), (Kind.REPLAY, "2024-03-22")
+            (Kind.REPLAY, "2024-05-15"), (Kind.REPLAY, "2024-05-22")
         ]  # fmt: skip
         found = {version: asked.cell for (_, version), asked in history.known(SCENARIO).items()}
         assert {version: cell.answer for version, cell in found.items()} == {
-            "0.13.1": NO, "0.13.2": YES
+            CLEAN: NO, AFFECTED: YES
         }  # fmt: skip
         (own,) = history.verdicts()
         assert own.run is not None

@@ -274,7 +274,8 @@ def _releases(history: History) -> dict[tuple[str, str], Release]:
 
 
 def _night(watched: Watch) -> Night:
-    assert watched.night is not None, "the night was not begun"
+    if watched.night is None:
+        raise RuntimeError("the steps of a nightly are out of order: it has not begun")
     return watched.night
 
 

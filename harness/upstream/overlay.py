@@ -146,17 +146,24 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
 
 
 def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
-    if _is_there(cache, name):
-        return False
-    with writing(cache, "HARNESS_CACHE"), locked(lock_file(cache, name)):
-        if _is_there(cache, name):
-            return False
-        if defects:
-            with borrowed(stack, (), cache) as base:
-                _make(cache, name, stack, defects, base)
-        else:
-            _make(cache, name, stack, (), None)
-    return True
+    # Whoever waits for the lock must not wait for the users of the finished overlay, too: they hold
+    # it shared, perhaps in another thread of this process.
+    with writing(cache, "HARNESS_CACHE"):
+        while not _is_there(cache, name):
+            with locked(lock_file(cache, name), wait=False) as mine:
+                if mine and not _is_there(cache, name):
+                    _make_now(name, stack, defects, cache)
+                    return True
+            time.sleep(0.05)
+    return False
+
+
+def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
+    if defects:
+        with borrowed(stack, (), cache) as base:
+            _make(cache, name, stack, defects, base)
+    else:
+        _make(cache, name, stack, (), None)
 
 
 def _make(

@@ -33,8 +33,7 @@ def main(arguments: list[str]) -> int:
 
 def write(name: str) -> None:
     """Write the lock files of one scenario, all of them or none."""
-    folder, console = catalog.scenario(name).locks, terminal()
-    assert folder is not None
+    folder, console = catalog.LOCKS / name, terminal()
     texts = {}
     for stack in stacks(name):
         path = locks.file(folder, stack.pins)

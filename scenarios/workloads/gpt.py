@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -169,9 +169,7 @@ class Embedding(nn.Module):
     @property
     def tied_weight(self) -> Tensor:
         """What DeepSpeed keeps equal between the embedding and the head."""
-        weight = self.word_embeddings.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return cast("Tensor", self.word_embeddings.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)

@@ -12,16 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from harness import catalog
 from harness.machine import cache_folder
-from harness.upstream import overlay, pins
+from harness.upstream import overlay
 from tests.chaos.case import Case
+from tests.overlays import copy, lent
 from tests.place import fill
 
 DEADLINE = "launch.timeout=60"
@@ -315,23 +315,11 @@ def _cache_read_only(case: Case) -> None:
 def _own_cache(case: Case) -> list[str]:
     """Give a case a cache of its own, with links to what its scenario needs; the overlays' keys."""
     theirs, case.place.cache = case.place.cache, case.log / "cache"
-    keys = list(dict.fromkeys(_keys(case.scenario, theirs)))
-    for key in keys:
-        source, target = (c / "overlays" / key for c in (theirs, case.place.cache))
-        try:
-            shutil.copytree(source, target, copy_function=os.link)
-        except shutil.Error:
-            raise Skip("the shared cache is on another file system") from None
-    shutil.copytree(theirs / "releases", case.place.cache / "releases")
-    return keys
-
-
-def _keys(scenario: str, cache: Path) -> Iterable[str]:
-    told = catalog.scenario(scenario)
-    for variant in ("buggy", "fixed"):
-        chosen = pins.complete(told, told.pins_of(variant))
-        stack = pins.stack(told, chosen, cache)
-        yield overlay.key(stack, told.variant(variant).defects)
+    with lent(case.scenario, "buggy", "fixed", cache=theirs) as overlays:
+        keys = {each.key: each for each in overlays.values()}
+        for each in keys.values():
+            copy(each, case.place.cache)
+    return list(keys)
 
 
 def shared_cache() -> Path:

@@ -1,0 +1,41 @@
+"""Overlays for tests that launch: each is made where the user's cache does not have it yet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from harness import catalog
+from harness.machine import cache_folder
+from harness.upstream import overlay, pins
+from harness.upstream.overlay import Overlay
+
+
+@contextmanager
+def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[dict[str, Overlay]]:
+    """The overlays of a scenario's variants, by variant, from the user's cache or another one."""
+    told, cache = catalog.scenario(scenario), cache or cache_folder()
+    with ExitStack() as kept:
+        found = {}
+        for variant in variants:
+            stack = pins.stack(told, pins.complete(told, told.pins_of(variant)), cache)
+            borrowed = overlay.borrowed(stack, told.variant(variant).defects, cache)
+            found[variant] = kept.enter_context(borrowed)
+        yield found
+
+
+def copy(lent: Overlay, cache: Path) -> Path:
+    """Copy an overlay into another cache, as links where the file system has them; its folder."""
+    folder = cache / "overlays" / lent.key
+    shutil.copytree(lent.folder, folder, copy_function=_link_or_copy)
+    return folder
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)

@@ -1,0 +1,40 @@
+"""A handful of scenarios, run for real: each upstream and each shape of a launch occurs once.
+
+``pytest -m scenario`` runs all scenarios with all variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.machine import cache_folder
+from tests.overlays import lent
+from tests.place import Place
+
+SAMPLE = [
+    "tied_embedding_order",  # megatron-core, four ranks
+    "tied_resume_norm",  # DeepSpeed with a defect, two ranks that save, and two that load
+    "trainer_gas_twice",  # transformers, one rank
+    "streaming_map_resume",  # datasets
+    "sampler_shards",  # accelerate
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place.under(tmp_path, cache_folder())
+    yield place
+    place.end()
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("scenario", SAMPLE)
+def test_a_scenario_is_reproduced_from_the_command_line(scenario: str, place: Place) -> None:
+    with lent(scenario, "buggy", "fixed"):
+        done = place.run("run", f"scenario={scenario}", "launch=cpu")
+    assert done.code == 0, done
+    assert f"{scenario}: reproduced" in done.out
+    assert place.living() == []
