@@ -49,7 +49,7 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         with made.open("a") as file:
             file.write(f"{site.parent.name} {lock}")
         time.sleep(0.05)
-        (site / "up").mkdir(parents=True)
+        (site / "up").mkdir()
         (site / "up" / "__init__.py").write_text("")
         (site / "up" / "code.py").write_text(CODE)
         (site / "up" / "cacert.pem").write_text("certificates")

@@ -189,6 +189,7 @@ def _make(
 
 def _install(stack: Stack, site: Path) -> str:
     text = pins.lock(stack)
+    site.mkdir()  # torch's own bugs install nothing into it
     pins.install(text, stack, site)
     _compile(stack, sorted(site.rglob("*.py")))
     return text
