@@ -27,9 +27,9 @@ from harness.spec import (
 from harness.sweep import cells
 from harness.sweep.cells import Answer
 from harness.trial.run import stack_of
-from harness.upstream import overlay, pins
+from harness.upstream import index, overlay
 from harness.verbs import matrix
-from tests.made_up import KNOWN, YES, Upstream, cell
+from tests.made_up import KNOWN, YES, Upstream, cell, published
 
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
@@ -370,7 +370,7 @@ def test_bisect_names_the_neighbours_between_which_it_flips(
     upstream: Upstream, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = [f"4.{minor}.{patch}" for minor in range(36, 40) for patch in range(5)]
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: many)
+    monkeypatch.setattr(index, "releases", published(*many))
     assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=:"]) == 0
     out = capsys.readouterr().out
     assert "flips from affected to not affected between 4.37.4 and 4.38.0 (neighbours" in out

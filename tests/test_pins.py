@@ -11,8 +11,9 @@ import pytest
 
 from harness import catalog
 from harness.spec import Companion, Fault, Inconclusive, Scenario, Unsupported, UserError
-from harness.upstream import pins
+from harness.upstream import index, pins
 from harness.upstream.pins import Stack
+from tests.made_up import published
 
 STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
 PINS = dict(STACK.pins)
@@ -48,9 +49,8 @@ def uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
 
 @pytest.fixture(autouse=True)
 def released_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ["0.16.0", "0.15.4", "0.15.3", "0.10.0"]
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: known)
-    monkeypatch.setattr(pins, "_is_yanked", lambda name, version: version == "0.15.2")
+    known = ["0.16.0", "0.15.4", "0.15.3", "0.15.2", "0.10.0"]
+    monkeypatch.setattr(index, "releases", published(*known, yanked="0.15.2"))
 
 
 def unsatisfiable(cause: str, hint: str = "") -> str:
@@ -85,8 +85,10 @@ def test_a_yanked_release_is_said_to_be_that() -> None:
 def test_a_release_whose_neighbours_nobody_knows_is_still_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: [])
-    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
+    def silent(*_: object) -> None:
+        raise Fault("the package index does not answer")
+
+    monkeypatch.setattr(index, "releases", silent)
     assert pins.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
 
 

@@ -42,7 +42,7 @@ def index() -> Iterator[dict[str, str]]:
             file("deepspeed-0.13.1.tar.gz", "2024-01-10T00:00:00"),
             file("deepspeed-0.13.2.tar.gz", "2024-03-16T00:00:00"),
         )
-        yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1"}
+        yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1", "UV_OFFLINE": "0"}
 
 
 @pytest.mark.launch

@@ -19,8 +19,9 @@ from packaging.utils import canonicalize_name
 from harness.spec import UserError
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
-INDEX = ("-i", "--index-url", "--pypi-url", "--extra-index-url", "-f", "--find-links", "--no-index")
-"""Where versions are looked up: the user's own business."""
+MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
+WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
+"""Options that say where versions are looked up."""
 IDLE = (
     "--pre", "--prefer-binary", "--require-hashes", "--no-binary", "--only-binary",
     "--trusted-host", "--use-feature",
@@ -38,8 +39,12 @@ class Asked:
 
     versions: Mapping[str, SpecifierSet]
     """By the package's name as indices have it: ``megatron-core``."""
-    index: Sequence[str] = ()
-    """Its options of where to look, as pip takes them."""
+    indices: Sequence[str | None] = ()
+    """The addresses of the indices that it names; None among them for the user's own."""
+    no_index: bool = False
+    """Whether it forbids to ask any."""
+    links: bool = False
+    """Whether it names folders or pages of files, which are not looked at."""
 
 
 @dataclass
@@ -49,7 +54,10 @@ class _Reading:
     root: Path
     required: dict[str, SpecifierSet] = field(default_factory=dict)
     constraints: dict[str, SpecifierSet] = field(default_factory=dict)
-    index: list[str] = field(default_factory=list)
+    main: str | None = None
+    more: list[str] = field(default_factory=list)
+    no_index: bool = False
+    links: bool = False
     seen: set[tuple[Path, bool]] = field(default_factory=set)
 
     def read(self, file: Path, *, constraint: bool = False) -> None:
@@ -78,12 +86,28 @@ class _Reading:
         option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
         if option in NESTED:
             self.read(self._inside(file, value), constraint=constraint or NESTED[option] == "-c")
-        elif option in INDEX:
-            self.index += [option, *shlex.split(value)]
+        elif option in WHERE:
+            self._look(option, shlex.split(value), file, constraint)
         elif option not in IDLE:
             raise ValueError(
                 "nothing is built or installed to check it; name releases, as transformers==4.36.2"
             )
+
+    def _look(self, option: str, words: list[str], file: Path, constraint: bool) -> None:
+        """Note where to look; a line may hold several such options."""
+        if option == NO_INDEX:
+            self.no_index = True
+        elif not words:
+            raise ValueError("it names no place")
+        elif option == MORE:
+            self.more.append(words.pop(0))
+        elif option in LINKS:
+            words.pop(0)
+            self.links = True
+        else:
+            self.main = words.pop(0)
+        if words:
+            self._option(shlex.join(words), file, constraint)
 
     def _inside(self, file: Path, name: str) -> Path:
         """A file that another one names, which must lie with the first, or below."""
@@ -105,7 +129,8 @@ def read(file: Path) -> Asked:
     reading.read(top)
     bounds = reading.constraints
     versions = {n: s & bounds.get(n, SpecifierSet()) for n, s in reading.required.items()}
-    return Asked(versions, tuple(reading.index))
+    indices = (reading.main, *reading.more) if reading.main or reading.more else ()
+    return Asked(versions, indices, reading.no_index, reading.links)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
