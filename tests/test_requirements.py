@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,6 +168,43 @@ def test_an_index_that_does_not_answer_is_inconclusive(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     with pytest.raises(Inconclusive, match="the package index does not answer"):
         pins.required(file, ["up"])
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+)
+def test_a_file_is_read_in_the_encoding_that_it_says_as_pip_does(file: Path, encoding: str) -> None:
+    """PowerShell's ``pip freeze > requirements.txt`` writes UTF-16."""
+    mark = "\ufeff" if encoding.endswith(("le", "be")) else ""
+    file.write_bytes(f"{mark}# größer\r\nup==4.37.2\r\n".encode(encoding))
+    assert pins.required(file, ["up"]) == {"up": "4.37.2"}
+
+
+def test_files_that_name_each_other_without_end_are_a_mistake(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1500):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
+    (tmp_path / "1500.txt").write_text("transformers==4.37.2\n")
+    assert main(["check", "scenario=rope_zero_init", "-r", str(tmp_path / "0.txt")]) == 2
+    told = capsys.readouterr().err
+    assert "files that name files more than 50 deep" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "up==4.37.2\n" * 40_000,
+        "up==4.37.2 \\\n" + f"    --hash=sha256:{'0' * 64} \\\n" * 100_000,
+    ],
+    ids=["the same line", "hashes"],
+)
+def test_the_time_that_a_long_file_takes_grows_with_its_length(file: Path, text: str) -> None:
+    file.write_text(text)
+    started = time.monotonic()
+    assert pins.required(file, ["up"]) == {"up": "4.37.2"}
+    assert time.monotonic() - started < 4  # half a second; it was 5 s, and 24 s
 
 
 def test_a_file_that_is_no_text_is_a_mistake(file: Path) -> None:
