@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -98,13 +100,33 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 
 
-def test_a_cell_that_is_not_whole_is_asked_again(upstream: Upstream, cache: Path) -> None:
-    assert main([*SWEEP]) == 0
-    for file in (cache / "cells").iterdir():
-        file.write_text(file.read_text()[:40])
-    upstream.asked.clear()
-    assert main([*SWEEP]) == 0
-    assert len(upstream.asked) == 5
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:40],
+        lambda text: "",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"answer": "affected"', '"answer": "not affected"'),
+        lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
+        lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
+    ],
+    ids=["cut", "empty", "deep", "another answer", "other seconds", "no digest"],
+)
+def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
+    upstream: Upstream, cache: Path, capsys: Capture, spoil: Callable[[str], str]
+) -> None:
+    words = ["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"]
+    assert main(words) == 0
+    (file,) = (cache / "cells").iterdir()
+    whole = file.read_text()
+    file.write_text(spoil(whole))
+    capsys.readouterr()
+    for _ in range(2):
+        assert main(words) == 0
+    told = capsys.readouterr()
+    assert upstream.asked == ["4.36.2"] * 2
+    assert "4.36.2: affected  [1.5 s]" in told.out
+    assert told.err == f"harness: {file} was damaged or edited: its release is asked again\n"
 
 
 QUESTION = {

@@ -231,6 +231,26 @@ def test_the_day_of_a_release_is_asked_once(uv: Uv, tmp_path: Path) -> None:
     assert uv.stdin == "deepspeed==0.15.4\n"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"released": 5}', '{"released": "soon"}', '{"released": "20241108"}',
+     "\xff", "[" * 100_000],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_day_that_was_kept_and_is_none_is_named_and_asked_again(
+    uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pins.release_file(tmp_path, "deepspeed", "0.15.4")
+    file.parent.mkdir()
+    file.write_text(text, encoding="latin-1")
+    uv.answer = "upload-time = 2024-11-08T16:31:30Z\n"
+    for _ in range(2):
+        assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+    told = capsys.readouterr().err
+    assert told == f"harness: {file} was damaged or edited: the index is asked again\n"
+    assert len(uv.asked) == 1
+
+
 def test_an_index_that_tells_no_days_leaves_it_to_the_user(uv: Uv, tmp_path: Path) -> None:
     with pytest.raises(Inconclusive, match="name date="):
         pins.released("deepspeed", "0.15.4", tmp_path)

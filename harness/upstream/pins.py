@@ -168,8 +168,8 @@ def first_day(python: str) -> str:
 def released(name: str, version: str, cache: Path) -> str:
     """The day (ISO) a release was uploaded; asked once, then read from the cache."""
     known = release_file(cache, name, version)
-    if known.is_file():
-        return str(json.loads(known.read_text())["released"])
+    if day := _kept(known):
+        return day
     asked = Stack({name: version}, date.today().isoformat(), *here())
     asked = next(part for part in _parts(asked) if part.pins)
     lock = _uv(
@@ -187,6 +187,20 @@ def released(name: str, version: str, cache: Path) -> str:
         known.parent.mkdir(parents=True, exist_ok=True)
         write_whole(known, json.dumps({"released": min(days)}) + "\n")
     return min(days)
+
+
+def _kept(file: Path) -> str | None:
+    """The day that a file of the cache holds; None where there is none that can be believed."""
+    try:
+        day = json.loads(file.read_text(encoding="utf-8"))["released"]
+        if date.fromisoformat(day).isoformat() == day:
+            return str(day)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    warn_once(f"{file} was damaged or edited: the index is asked again")
+    return None
 
 
 def release_file(cache: Path, name: str, version: str) -> Path:
