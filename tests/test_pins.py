@@ -182,6 +182,26 @@ def test_a_version_that_is_none_is_a_mistake(version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "release"),
+    [
+        ("v0.15.4", "0.15.4"),
+        ("0.15.4.0", "0.15.4"),
+        ("0.15.4.0.0", "0.15.4"),
+        (" 0.15.4 ", "0.15.4"),
+        ("0.16.0-RC1", "0.16.0rc1"),
+        ("0.16.0.0.post1", "0.16.0.post1"),
+        ("1!2.0.0.0+cu118", "1!2.0.0+cu118"),
+        ("4.0.0", "4.0.0"),
+        ("5.0", "5.0"),
+        ("5", "5"),
+        ("2024.1.0.1", "2024.1.0.1"),
+    ],
+)
+def test_a_version_means_its_release_however_it_is_written(written: str, release: str) -> None:
+    assert pins.complete(TOLD, {"deepspeed": written})["deepspeed"] == release
+
+
+@pytest.mark.parametrize(
     ("when", "holds"),
     [("up<0.16", True), ("up<0.15", False), ("up>=0.15.4rc1", True), ("down<9", False)],
 )
@@ -229,6 +249,21 @@ def test_the_day_of_a_release_is_asked_once(uv: Uv, tmp_path: Path) -> None:
         assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
     assert len(uv.asked) == 1
     assert uv.stdin == "deepspeed==0.15.4\n"
+
+
+def test_a_release_that_is_spelt_otherwise_is_named_before_anything_is_made(
+    uv: Uv, tmp_path: Path
+) -> None:
+    uv.answer = (
+        'lock-version = "1.0"\n[[packages]]\nname = "deepspeed"\nversion = "0.16.0"\n'
+        "upload-time = 2024-11-08T16:31:30Z\n"
+    )
+    with pytest.raises(
+        UserError, match=r"^pins\.deepspeed=0\.16: write it .* spelt, pins\.deepspeed=0\.16\.0"
+    ):
+        pins.released("deepspeed", "0.16", tmp_path)
+    assert not (tmp_path / "releases").exists()
+    assert pins.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("4.36.2", ["4.36.2"]),
         ("4.34", ["4.34.0"]),
+        ("v4.36.2", ["4.36.2"]),
+        ("4.36.2.0", ["4.36.2"]),
         ("4.34:4.35", ["4.34.0", "4.34.1", "4.35.0"]),
         ("4.34:4.34", ["4.34.0", "4.34.1"]),
         ("4.36:5.0", ["4.36.2", "4.36.10", "5.0.0", "5.0.1"]),
@@ -109,7 +111,9 @@ def test_offline_a_single_release_is_taken_at_its_word_and_nobody_is_asked(
     index: type[Handler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
-    assert releases.chosen("up", "4.36.3") == ["4.36.3"]
+    assert releases.chosen("up", "4.36.3.0, v4.36.2, 5.0.0, 5.1") == [
+        "4.36.2", "4.36.3", "5.0.0", "5.1"
+    ]  # fmt: skip
     with pytest.raises(Inconclusive, match="UV_OFFLINE"):
         releases.chosen("up", "4.36:")
     assert index.asked == []

@@ -110,9 +110,7 @@ def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     for companion in scenario.companions:
         if matches(companion.when, pins):
             pins.update({k: v for k, v in companion.pins.items() if k not in given})
-    for name, version in pins.items():
-        _check_version(name, version)
-    return pins
+    return {name: _version(name, version) for name, version in pins.items()}
 
 
 def matches(when: str, pins: Mapping[str, str]) -> bool:
@@ -172,14 +170,20 @@ def released(name: str, version: str, cache: Path) -> str:
         return day
     asked = Stack({name: version}, date.today().isoformat(), *here())
     asked = next(part for part in _parts(asked) if part.pins)
-    lock = _uv(
-        [
-            "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
-            *_target(asked), *_build_options(),
-        ],
-        stdin=f"{name}=={version}\n",
-        pins={name: version},
-    )  # fmt: skip
+    with index.waiting(f"the package index to say when {name} {version} was released"):
+        lock = _uv(
+            [
+                "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
+                *_target(asked), *_build_options(),
+            ],
+            stdin=f"{name}=={version}\n",
+            pins={name: version},
+        )  # fmt: skip
+    own = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
+    if own and own[1] != version:  # nothing that is compared with what a rank loads would agree
+        raise UserError(
+            f"pins.{name}={version}: write it as its release is spelt, pins.{name}={own[1]}"
+        )
     days = re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock)
     if not days:
         raise Inconclusive(f"the index does not say when {name} {version} was released: name date=")
@@ -465,8 +469,24 @@ def _published(name: str) -> list[Release]:
         return []
 
 
-def _check_version(name: str, version: str) -> None:
+def _version(name: str, written: str) -> str:
     try:
-        Version(version)
+        return spelt(Version(written))
     except InvalidVersion:
-        raise UserError(f"pins.{name}={version} is no version: write one like 0.15.4") from None
+        raise UserError(f"pins.{name}={written} is no version: write one like 0.15.4") from None
+
+
+def spelt(version: Version) -> str:
+    """A version as releases are spelt: 0.29.3, where v0.29.3 or 0.29.3.0 was written.
+
+    Zeros after the third number go: they mean nothing, and releases have none there. Those before
+    stay, as in 4.0.0: whether a release is called 5.0 or 5.0.0, the index alone knows.
+    """
+    short = version.release
+    while len(short) > 3 and not short[-1]:
+        short = short[:-1]
+    return str(version).replace(_dotted(version.release), _dotted(short), 1)
+
+
+def _dotted(numbers: Iterable[int]) -> str:
+    return ".".join(map(str, numbers))

@@ -39,7 +39,7 @@ def chosen(name: str, expression: str) -> list[str]:
     except Inconclusive:
         if not all(is_one(term) for term in terms):
             raise
-        return sorted({str(_version(name, term)) for term in terms}, key=Version)
+        return [pins.spelt(version) for version in sorted({_version(name, t) for t in terms})]
     picked = {version for term in terms for version in _term(name, term, known)}
     return sorted(picked, key=Version)
 
