@@ -55,6 +55,15 @@ AHEAD = 2
 """How many cells after those that run do their imports: these take longer than most trials."""
 
 
+IN_A_ROW = 3
+"""How many releases that fail alike, one after another, make one suspect the machine."""
+
+ALIKE = 80
+"""Characters of a reason that are compared."""
+
+FAULTS = re.compile("no network|does not answer|certificate was refused|no room on the disk")
+"""Reasons that the next release would give as well."""
+
 Lost = Callable[[int, HarnessError], object]
 
 
@@ -108,6 +117,11 @@ class Cell:
     """Whether it was read from the cache."""
 
     @property
+    def started(self) -> bool:
+        """Whether it was run, now or when it was stored: not where it could not be installed."""
+        return self.stored or (self.run is not None and self.answer is not Answer.UNSUPPORTED)
+
+    @property
     def place(self) -> tuple[str, ...]:
         """Where it was asked, as far as it may matter: on another such place it may answer."""
         return _place(self.lane, self.python, self.torch)
@@ -157,6 +171,37 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "stored": lambda value: type(value) is bool,
 }
 """What a stored cell holds, and of which kind: nothing else is believed."""
+
+
+class Streak:
+    """Releases that fail alike before they start, one after another: what that may mean."""
+
+    def __init__(self) -> None:
+        self.last, self.count = "", 0
+
+    def hint(self, cell: Cell) -> str:
+        """What to tell after this cell; empty but for the third one that fails alike."""
+        # What differs between releases is their numbers, and the paths that they are built in.
+        reason = "" if cell.started else re.sub(r"\S*[\d/]\S*", "#", cell.reason)[:ALIKE]
+        self.count = self.count + 1 if reason == self.last else 1
+        self.last = reason
+        if not reason or self.count != IN_A_ROW:
+            return ""
+        return f"{IN_A_ROW} releases in a row failed alike: {_supposed(cell.reason)}"
+
+
+def _supposed(reason: str) -> str:
+    """What may be the cause where several releases give a reason like this one."""
+    if FAULTS.search(reason):
+        return (
+            "it is this machine or its network; what was answered is stored, so go on once it works"
+        )
+    if "for Python" in reason:
+        python, _ = pins.here()
+        return f"they may have no wheels for Python {python}; another Python may do"
+    if "could not be installed" in reason:
+        return "what builds or fetches them here (a compiler, a proxy) may be the cause"
+    return "the reason of one may be that of all"
 
 
 def answers(

@@ -441,7 +441,8 @@ def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
     if gone and pins.get(gone.group(1)) == gone.group(2).rstrip("."):
         return UserError(no_release(gone.group(1), pins[gone.group(1)]))
     if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
-        return Unsupported(f"{what} cannot be installed for this Python: {_cause(text)}")
+        python, _ = here()
+        return Unsupported(f"{what} could not be installed for Python {python}: {_cause(text)}")
     return Inconclusive(f"{what} could not be installed: {_cause(text)}")
 
 
