@@ -88,12 +88,15 @@ def test_what_the_index_cannot_say_is_one_line_without_its_address(
     assert "\n" not in str(fault)
 
 
-def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_one_line_and_nothing_is_logged_beside_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://me:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     fault = ask()
     told = "the package index does not answer (ConnectionError): is there a network?"
     assert str(fault) == told
+    assert caplog.records == []
 
 
 def test_an_address_that_cannot_be_meant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ command for each package. What needs a release's files goes through uv: see ``pi
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -31,9 +32,9 @@ PATIENCE = (5.0, 30.0)
 """Seconds to wait for a connection, and for the index to begin an answer."""
 
 TRIES = 3
-"""How often to connect anew before there is no network."""
+"""How often to connect anew before there is no network; to ask anew, once."""
 
-SILENCE = 1.5
+SILENCE = 1.0
 """Seconds after which the user is told what the command waits for."""
 
 
@@ -192,10 +193,12 @@ def _client(address: str | None) -> Iterator[PyPISimple]:
     """A session with an index. The library knows the public one, and how it answers."""
     from pypi_simple import PyPISimple
     from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
 
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of each try, host and all
     with PyPISimple(address) if address else PyPISimple() as client:
         for scheme in ("https://", "http://"):
-            client.s.mount(scheme, HTTPAdapter(max_retries=TRIES))
+            client.s.mount(scheme, HTTPAdapter(max_retries=Retry(TRIES, read=1)))
         if authority := _authority():
             client.s.verify = authority
         yield client
