@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from harness.plain import complaint, open_streams, plain, silence
+from harness.plain import complaint, open_streams, silence, warn
 from harness.spec import ExitCode, HarnessError, UserError
 from harness.verbs import verbs
 
@@ -52,25 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _flushed(_dispatch(arguments))
     except KeyboardInterrupt:
-        _complain("interrupted; every process of the run was ended")
+        warn("interrupted; every process of the run was ended")
         return _flushed(INTERRUPTED)
     except SystemExit as left:  # argparse and Hydra end so, after --help; no verb does
         return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:
-            _complain("".join(traceback.format_exception(error)).rstrip(), mark="")
+            warn("".join(traceback.format_exception(error)).rstrip(), mark="")
         if isinstance(error, HarnessError):
-            _complain(str(error))
+            warn(str(error))
             return _flushed(error.exit_code)
-        _complain(complaint(error) + ("" if debug else f"; {DEBUG} shows where"))
+        warn(complaint(error) + ("" if debug else f"; {DEBUG} shows where"))
         return _flushed(ExitCode.INCONCLUSIVE)
-
-
-def _complain(text: str, mark: str = "harness: ") -> None:
-    try:
-        print(f"{mark}{plain(text)}", file=sys.stderr, flush=True)
-    except OSError:  # nobody hears it; the exit code says enough
-        silence(sys.stderr)
 
 
 def _flushed(code: int) -> int:
@@ -81,7 +74,7 @@ def _flushed(code: int) -> int:
         silence(sys.stdout)
     except OSError as error:
         silence(sys.stdout)
-        _complain(f"cannot write to stdout: {complaint(error)}")
+        warn(f"cannot write to stdout: {complaint(error)}")
         return ExitCode.INCONCLUSIVE
     return code
 

@@ -34,6 +34,8 @@ from harness.spec import BUGGY, FIXED, RELEASED, Scenario, UserError
 CONFIGS = str(Path(__file__).parent.parent / "configs")
 LANES = ("auto", "cpu", "gpu")
 ALL = "all"
+LARGEST_SEED = 2**31 - 1
+"""numpy takes seeds below 2**32, torch larger ones; scenarios add to theirs: 1, or the rank."""
 HELP = {"--help", "-h", "--hydra-help", "--info", "-i"}
 
 
@@ -222,6 +224,12 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         raise UserError(catalog.unknown("lane", launch.lane, LANES))
     if not 0 < launch.timeout < math.inf or launch.threads < 1:
         raise UserError("launch.timeout and launch.threads must be above zero, and finite")
+    if not 0 <= config.seed <= LARGEST_SEED:
+        raise UserError(f"seed={config.seed}: choose one from 0 to {LARGEST_SEED}")
+    if config.jobs is not None and config.jobs < 1:
+        raise UserError(f"jobs={config.jobs}: choose 1 or more, or leave it out")
+    if not config.runs.strip():
+        raise UserError(f"runs={config.runs} names no folder: runs=DIR, or HARNESS_RUNS=DIR")
     runs = Path(config.runs).absolute()
     machine.refuse_unless_on_a_path(runs, "runs")
     default = catalog.scenario(scenario).pins
@@ -340,11 +348,14 @@ def _day(given: str | None) -> str | None:
     if given is None:
         return None
     try:
-        if date.fromisoformat(given).isoformat() == given:
-            return given
+        day = date.fromisoformat(given)
     except ValueError:
-        pass
-    raise UserError(f"date={given} is no day: write one like 2024-03-15")
+        day = None
+    if day is None or day.isoformat() != given:
+        raise UserError(f"date={given} is no day: write one like 2024-03-15")
+    if day > date.today():
+        raise UserError(f"date={given} is yet to come: name a day up to today, {date.today()}")
+    return given
 
 
 @contextmanager

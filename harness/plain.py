@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from functools import cache
 from typing import TextIO
 
 CONTROL = re.compile(
@@ -43,6 +44,20 @@ def complaint(error: BaseException) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(plain(text).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+
+
+def warn(text: str, mark: str = "harness: ") -> None:
+    """Print a text on stderr; where nobody hears it, the exit code says enough."""
+    try:
+        print(f"{mark}{plain(text)}", file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Warn of what a command may meet again."""
+    warn(text)
 
 
 def open_streams() -> None:

@@ -248,6 +248,11 @@ def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
         console.print(f"    | {line}")
 
 
+def count(number: int, what: str) -> str:
+    """``1 release``, ``2 releases``."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A plain table for the verbs that list things: its cells are text, and never markup."""
     made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)

@@ -17,8 +17,8 @@ from harness import catalog, machine
 from harness.spec import Inconclusive
 from harness.sweep import affected, cells
 from harness.sweep.cells import Answer
-from harness.upstream import pins
-from tests.made_up import KNOWN, Upstream, cell
+from harness.upstream import index, pins
+from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
 
 
@@ -31,6 +31,12 @@ def no_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def _refuse_uv(arguments: Sequence[str], *_: object, **__: object) -> NoReturn:
     raise Inconclusive(f"a test without overlays called uv {' '.join(arguments[:2])}")
+
+
+@pytest.fixture(autouse=True)
+def _asks_anew() -> None:
+    """No test knows what the index said to another."""
+    index.forget()
 
 
 @pytest.fixture
@@ -81,8 +87,7 @@ def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     made = Upstream(tmp_path / "made_up")
     monkeypatch.setattr(cells, "run", made)
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: KNOWN)
-    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
+    monkeypatch.setattr(index, "releases", published(*KNOWN))
     monkeypatch.setattr(pins, "released", lambda *_: "2024-03-01")
     monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,14 +14,20 @@ FORM = "application/vnd.pypi.simple.v1+json"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the page of a package; a number is a status, a text goes out as it is."""
+    """Answers with the page of a package; a number is a status, a text goes out as it is.
+
+    The pages of another index than ``/simple`` are named with it: ``mine/deepspeed``.
+    """
 
     pages: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[list[str]] = []
+    slow: ClassVar[float] = 0.0
+    """Seconds that an answer takes."""
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
-        page = self.pages.get(self.path.strip("/").rpartition("/")[2], 404)
+        time.sleep(self.slow)
+        page = self.pages.get(self.path.strip("/").removeprefix("simple/"), 404)
         text = page if isinstance(page, str) else json.dumps(page)
         self.send_response(page if isinstance(page, int) else 200)
         self.send_header("Content-Type", FORM)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
+from packaging.version import Version
 from rich.console import Console
 
 from harness import catalog
@@ -14,6 +16,7 @@ from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResul
 from harness.sweep.cells import Answer, Cell
 from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
 from harness.trial.warm import Pool
+from harness.upstream.index import Release
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The releases that there are, newest first."""
@@ -57,6 +60,12 @@ class Upstream:
         finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
         trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
         return RunResult(asked.scenario, Verdict.UNJUDGED, (), (trial,)), folder
+
+
+def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
+    """Stands in for ``index.releases``: every package has these releases, as nobody knows when."""
+    found = [Release("up", each, "", each == yanked) for each in sorted(versions, key=Version)]
+    return lambda *_: found
 
 
 def cell(release: str, answer: Answer) -> Cell:

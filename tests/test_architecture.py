@@ -81,7 +81,7 @@ def test_imports_go_down(name: str) -> None:
         ("harness.files", {"harness.plain", "harness.spec"}),
         ("harness.knobs", set()),
         ("harness.detectors", set()),
-        ("harness.upstream", {"harness.apex", "harness.files", "harness.spec"}),
+        ("harness.upstream", {"harness.apex", "harness.files", "harness.plain", "harness.spec"}),
         ("harness.apex", set()),
         ("harness.facts", set()),
         ("harness.pictures", set()),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,10 +30,11 @@ from harness.spec import (
 from harness.sweep import cells
 from harness.sweep.cells import Answer
 from harness.trial.run import stack_of
-from harness.upstream import overlay, pins
+from harness.upstream import index, overlay
 from harness.verbs import matrix
-from tests.made_up import KNOWN, YES, Upstream, cell
+from tests.made_up import KNOWN, YES, Upstream, cell, published
 
+PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
 
@@ -98,13 +102,33 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 
 
-def test_a_cell_that_is_not_whole_is_asked_again(upstream: Upstream, cache: Path) -> None:
-    assert main([*SWEEP]) == 0
-    for file in (cache / "cells").iterdir():
-        file.write_text(file.read_text()[:40])
-    upstream.asked.clear()
-    assert main([*SWEEP]) == 0
-    assert len(upstream.asked) == 5
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:40],
+        lambda text: "",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"answer": "affected"', '"answer": "not affected"'),
+        lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
+        lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
+    ],
+    ids=["cut", "empty", "deep", "another answer", "other seconds", "no digest"],
+)
+def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
+    upstream: Upstream, cache: Path, capsys: Capture, spoil: Callable[[str], str]
+) -> None:
+    words = ["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"]
+    assert main(words) == 0
+    (file,) = (cache / "cells").iterdir()
+    whole = file.read_text()
+    file.write_text(spoil(whole))
+    capsys.readouterr()
+    for _ in range(2):
+        assert main(words) == 0
+    told = capsys.readouterr()
+    assert upstream.asked == ["4.36.2"] * 2
+    assert "4.36.2: affected  [1.5 s]" in told.out
+    assert told.err == f"harness: {file} was damaged or edited: its release is asked again\n"
 
 
 QUESTION = {
@@ -370,7 +394,7 @@ def test_bisect_names_the_neighbours_between_which_it_flips(
     upstream: Upstream, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = [f"4.{minor}.{patch}" for minor in range(36, 40) for patch in range(5)]
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: many)
+    monkeypatch.setattr(index, "releases", published(*many))
     assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=:"]) == 0
     out = capsys.readouterr().out
     assert "flips from affected to not affected between 4.37.4 and 4.38.0 (neighbours" in out
@@ -384,6 +408,114 @@ def test_bisect_says_what_stands_between_where_it_cannot_know(
     upstream.outcomes = {"4.37.2": Outcome.INCONCLUSIVE}
     assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 0
     assert "(somewhere between, for 4.37.2 gave no answer)" in capsys.readouterr().out
+
+
+NO_WHEELS = "transformers=={0} could not be installed for Python 3.11: no wheels of tokenizers=={0}"
+NOT_BUILT = "deepspeed==0.13.3 transformers=={0} could not be installed: setup.py of {0} failed"
+OFFLINE = "no network and nothing in the cache for transformers=={0}: run once with a network"
+
+
+def failing(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[HarnessError]
+) -> None:
+    """Let every release but 4.38.2 fail before it runs."""
+
+    def run(asked: RunConfig, *rest: object) -> tuple[RunResult, Path]:
+        release = asked.pins["transformers"]
+        if release != "4.38.2":
+            raise kind(text.format(release))
+        return upstream(asked, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cells, "run", run)
+
+
+@pytest.mark.parametrize("verb", ["matrix", "bisect"])
+@pytest.mark.parametrize(
+    ("text", "kind", "row", "hint"),
+    [
+        (
+            NO_WHEELS,
+            Unsupported,
+            "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok",
+            f"failed alike: they may have no wheels for Python {PYTHON}; another Python may do",
+        ),
+        (
+            NOT_BUILT,
+            Inconclusive,
+            "inconclusive  [not run]  could not be installed: setup.py of",
+            "failed alike: what builds or fetches them here (a compiler, a proxy) may be the cause",
+        ),
+    ],
+)
+def test_releases_that_cannot_be_installed_say_so_and_are_not_counted_as_run(
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    verb: str,
+    text: str,
+    kind: type[HarnessError],
+    row: str,
+    hint: str,
+) -> None:
+    failing(upstream, monkeypatch, text, kind)
+    apart = ["--apart", "1"] if verb == "bisect" else ["jobs=1"]
+    assert main([verb, *SWEEP[1:], *apart]) in (0, 3)
+    out = capsys.readouterr().out
+    assert f"transformers 4.36.2: {row}" in out
+    assert out.count(hint) == 1
+    if verb == "bisect":
+        assert "asked 5 of 5 releases: 1 by a run, 4 did not start" in out
+
+
+def test_a_bisection_without_a_network_stops_after_three_releases(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    failing(upstream, monkeypatch, OFFLINE, Fault)
+    assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 3
+    told = capsys.readouterr()
+    assert "4.38.0" not in told.out
+    assert told.err == (
+        "harness: 3 releases in a row failed alike: it is this machine or its network; what was "
+        "answered is stored, so go on once it works\n"
+    )
+
+
+def test_a_matrix_without_a_network_goes_on_with_what_is_stored(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    failing(upstream, monkeypatch, OFFLINE, Fault)
+    assert main([*SWEEP, "jobs=1"]) == 3
+    out = capsys.readouterr().out
+    assert out.count("3 releases in a row failed alike: it is this machine or its network") == 1
+    assert "4.38.2: not affected" in out
+
+
+def test_failures_that_are_not_alike_suggest_nothing() -> None:
+    streak = cells.Streak()
+    reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
+    lost = [replace(cell("4.36.2", Answer.INCONCLUSIVE), reason=reason) for reason in reasons]
+    assert [streak.hint(each) for each in lost] == ["", "", "", ""]
+    assert streak.hint(cell("4.36.2", YES)) == ""
+    assert [bool(streak.hint(lost[0])) for _ in range(5)] == [False, False, True, False, False]
+
+
+def test_a_crash_is_a_run() -> None:
+    crashed = replace(cell("4.36.2", Answer.INCONCLUSIVE), run="runs/one")
+    assert crashed.started
+    assert cells.Streak().hint(crashed) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell: 1 affected"),
+        (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell, as released"),
+        (["bisect", *SWEEP[1:], "--apart", "9"], "asked 4 of 5 releases: 4 by a run"),
+    ],
+)
+def test_one_is_no_plural(upstream: Upstream, capsys: Capture, words: list[str], told: str) -> None:
+    assert main(words) == 0
+    assert told in capsys.readouterr().out
 
 
 def test_the_clock_reckons_with_what_was_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from harness import config
+from harness.__main__ import main
 from harness.config import LaunchConfig, RunConfig, compose, quoted
 from harness.spec import UserError
 from scenarios.deepspeed.bf16_clip import Params
@@ -103,10 +105,57 @@ def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None
         assert asked.pins == {"accelerate": "0.34.0"}
 
 
-@pytest.mark.parametrize("date", ["2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1"])
-def test_a_day_that_is_none_is_a_mistake(date: str) -> None:
+@pytest.mark.parametrize("day", ["2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1"])
+def test_a_day_that_is_none_is_a_mistake(day: str) -> None:
     with pytest.raises(UserError, match="is no day: write one like 2024-03-15"):
-        composed(f"date={date}")
+        composed(f"date={day}")
+
+
+def test_today_is_a_day_to_resolve_for() -> None:
+    assert composed(f"date={date.today().isoformat()}").date
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("seed=-1", "seed=-1: choose one from 0 to 2147483647"),
+        ("seed=2147483648", "seed=2147483648: choose one from 0 to 2147483647"),
+        ("jobs=0", "jobs=0: choose 1 or more, or leave it out"),
+        ("jobs=-2", "jobs=-2: choose 1 or more"),
+        ("date=9999-01-01", "date=9999-01-01 is yet to come: name a day up to today"),
+        ("date=", "date= is no day: write one like 2024-03-15"),
+        ("runs=", "runs= names no folder: runs=DIR, or HARNESS_RUNS=DIR"),
+        ("runs=' '", "runs=  names no folder: runs=DIR"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    ["run", "run --multirun", "run scenario=all", "matrix pins.deepspeed=0.15.4", "check"],
+)
+def test_a_value_beyond_its_bounds_is_refused_before_anything_starts(
+    command: str,
+    override: str,
+    told: str,
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    words = command.split()
+    if "scenario=all" not in words:
+        words.append("scenario=bf16_clip")
+    assert main([*words, override]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"harness: {told}")
+    assert complaint.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", [0, 2147483647])
+def test_a_seed_within_the_bounds_is_taken(seed: int) -> None:
+    assert composed(f"seed={seed}").seed == seed
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf"])

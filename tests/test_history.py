@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -201,23 +202,136 @@ def test_a_history_that_is_cut_off_is_damaged(tmp_path: Path, left: float) -> No
             history.nights(), history.answers(), history.verdicts(), history.changes()
 
 
-def test_what_is_no_history_is_left_alone(tmp_path: Path) -> None:
-    another = tmp_path / "another.sqlite"
-    db = sqlite3.connect(another)
-    db.execute("create table mine (a)")
-    db.commit()
+def used(file: Path) -> None:
+    """What a night does with a history, and the site."""
+    with reading(file) as history:
+        history.nights(), history.releases(), history.answers(), history.verdicts()
+        history.changes(), history.known(SCENARIO)
+    with writing(file) as history:
+        history.end(begun(history), AT)
+
+
+def spoilt(number: int, file: Path) -> None:
+    """Damage a file at random, as the number says."""
+    chance, content = random.Random(number), bytearray(file.read_bytes())
+    match number % 4:
+        case 0:
+            del content[chance.randrange(1, len(content)) :]
+        case 1:
+            for _ in range(chance.choice((1, 5, 50, 500))):
+                content[chance.randrange(len(content))] = chance.randrange(256)
+        case 2:
+            page = chance.randrange(len(content) // 4096) * 4096
+            content[page : page + 4096] = chance.randbytes(4096)
+        case _:
+            pages = [content[at : at + 4096] for at in range(0, len(content), 4096)]
+            chance.shuffle(pages)
+            content = bytearray(b"".join(pages))
+    file.write_bytes(content)
+
+
+def test_a_history_that_is_damaged_at_random_says_so_on_one_line(tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole.sqlite").read_bytes()
+    told = []
+    for number in range(80):
+        file = tmp_path / f"{number}.sqlite"
+        file.write_bytes(whole)
+        spoilt(number, file)
+        try:
+            used(file)
+        except Inconclusive as error:
+            told.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"number {number}: {error!r}") from error
+    assert len(told) > 40
+    assert all(f"{tmp_path}" in line and "\n" not in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "drop table answer",
+        "drop table verdict",
+        "alter table release drop column yanked",
+        "alter table night rename column facts to truths",
+        "update night set facts='{'",
+        "update night set facts='[]'",
+        "update night set facts=x'ff00'",
+        "update night set day='yesterday'",
+        "update night set day=5",
+        "update night set started=x'00'",
+        "update night set ended=x'80'",
+        "update release set version='no version' where version='0.13.2'",
+        "update release set day=20240212",
+        "update release set yanked='perhaps'",
+        "update answer set cell='null'",
+        "update answer set cell='" + "[" * 100_000 + "'",
+        "update answer set cell=replace(cell, 'affected', 'perhaps')",
+        "update answer set version='1.x'",
+        "update answer set night=99",
+        "update answer set night='first'",
+        "update verdict set verdict='perhaps'",
+        "update verdict set seconds='long'",
+        "update verdict set result='{}'",
+        "update verdict set result='[]'",
+        "update verdict set result=replace(result, '[]', '[5]')",
+        "update verdict set run=x'00'",
+        "update verdict set night=99",
+        "update change set told=x'00ff'",
+        "update change set package=x'00'",
+        "update change set night=99",
+        "pragma application_id = 5",
+    ],
+    ids=lambda statement: statement[:60],
+)
+def test_a_history_that_holds_what_no_night_wrote_is_damaged(
+    tmp_path: Path, statement: str
+) -> None:
+    file = made(tmp_path / "h.sqlite")
+    db = sqlite3.connect(file, isolation_level=None)
+    db.execute("pragma foreign_keys = off")
+    db.execute(statement)
     db.close()
-    text = tmp_path / "notes.txt"
-    text.write_text("no database at all, " * 100)
-    for file in (another, text):
-        before = file.read_bytes()
+    before = file.read_bytes()
+    for opened in (reading, writing):
+        with pytest.raises(Inconclusive) as caught, opened(file):
+            pass
+        assert str(caught.value).startswith(f"{file} is damaged (")
+        assert str(caught.value).endswith("): bring back a copy of it")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < len(str(file)) + 600
+    assert file.read_bytes() == before
+
+
+def test_a_text_in_the_place_of_a_history_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
+    for content in ("no database at all, " * 100, "\n", "x"):
+        file.write_text(content)
         for opened in (reading, writing):
             with (
-                pytest.raises(UserError, match="is no history of ours: name another"),
+                pytest.raises(
+                    Inconclusive, match=r"is damaged .* or no history: bring back a copy"
+                ),
                 opened(file),
             ):
                 pass
-        assert file.read_bytes() == before
+        assert file.read_text() == content
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "another.sqlite"
+    db = sqlite3.connect(file)
+    db.execute("create table mine (a)")
+    db.commit()
+    db.close()
+    before = file.read_bytes()
+    for opened in (reading, writing):
+        with (
+            pytest.raises(UserError, match="is no history of ours: name another"),
+            opened(file),
+        ):
+            pass
+    assert file.read_bytes() == before
 
 
 def test_no_history_names_the_command_that_makes_one(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +67,7 @@ def test_each_package_is_asked_once(served: type[Handler]) -> None:
     [
         (404, "the index has no package deepspeed"),
         (503, "the index answers 503 when asked for deepspeed"),
-        (page(), "the index says of no release of deepspeed when it was uploaded"),
+        (page(), "the index names no release of deepspeed"),
         (page(file("deepspeed-1.tar.gz", None)), "the index says of no release of deepspeed when"),
         ("{", "what the index says of deepspeed cannot be read"),
         (
@@ -86,11 +88,15 @@ def test_what_the_index_cannot_say_is_one_line_without_its_address(
     assert "\n" not in str(fault)
 
 
-def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_one_line_and_nothing_is_logged_beside_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://me:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     fault = ask()
-    assert str(fault) == "no network: the index cannot be asked (ConnectionError)"
+    told = "the package index does not answer (ConnectionError): is there a network?"
+    assert str(fault) == told
+    assert caplog.records == []
 
 
 def test_an_address_that_cannot_be_meant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +132,33 @@ def test_the_index_of_pips_own_file_is_found(
     assert index.configured() == "http://four/simple"
     (tmp_path / "pip.conf").write_text("[global]\ntimeout = 3\n")
     assert index.configured() is None
+
+
+def test_where_there_is_no_pip_there_is_no_configuration_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for other in VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'No module named pip' >&2; exit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert index.configured() is None
+
+
+def test_who_waits_for_an_index_that_is_slow_is_told_so(
+    served: type[Handler], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert index.SILENCE < 2
+    served.pages["deepspeed"] = page(file("deepspeed-1.tar.gz", "2023-06-09T00:00:00"))
+    assert ask()
+    assert capsys.readouterr().err == ""
+    index.forget()
+    monkeypatch.setattr(index, "SILENCE", 0.05)
+    monkeypatch.setattr(served, "slow", 0.5)
+    assert ask()
+    told = capsys.readouterr().err
+    assert told.startswith("harness: waiting for the package index to say which releases of deep")
+    assert told.count("\n") == 1
 
 
 def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.MonkeyPatch) -> None:

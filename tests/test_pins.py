@@ -11,8 +11,9 @@ import pytest
 
 from harness import catalog
 from harness.spec import Companion, Fault, Inconclusive, Scenario, Unsupported, UserError
-from harness.upstream import pins
+from harness.upstream import index, pins
 from harness.upstream.pins import Stack
+from tests.made_up import published
 
 STACK = Stack({"deepspeed": "0.15.4", "megatron-core": "0.14.0"}, "2024-12-01", *pins.here())
 PINS = dict(STACK.pins)
@@ -48,9 +49,8 @@ def uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
 
 @pytest.fixture(autouse=True)
 def released_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ["0.16.0", "0.15.4", "0.15.3", "0.10.0"]
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: known)
-    monkeypatch.setattr(pins, "_is_yanked", lambda name, version: version == "0.15.2")
+    known = ["0.16.0", "0.15.4", "0.15.3", "0.15.2", "0.10.0"]
+    monkeypatch.setattr(index, "releases", published(*known, yanked="0.15.2"))
 
 
 def unsatisfiable(cause: str, hint: str = "") -> str:
@@ -85,8 +85,10 @@ def test_a_yanked_release_is_said_to_be_that() -> None:
 def test_a_release_whose_neighbours_nobody_knows_is_still_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: [])
-    monkeypatch.setattr(pins, "_is_yanked", lambda *_: False)
+    def silent(*_: object) -> None:
+        raise Fault("the package index does not answer")
+
+    monkeypatch.setattr(index, "releases", silent)
     assert pins.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
 
 
@@ -180,6 +182,26 @@ def test_a_version_that_is_none_is_a_mistake(version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "release"),
+    [
+        ("v0.15.4", "0.15.4"),
+        ("0.15.4.0", "0.15.4"),
+        ("0.15.4.0.0", "0.15.4"),
+        (" 0.15.4 ", "0.15.4"),
+        ("0.16.0-RC1", "0.16.0rc1"),
+        ("0.16.0.0.post1", "0.16.0.post1"),
+        ("1!2.0.0.0+cu118", "1!2.0.0+cu118"),
+        ("4.0.0", "4.0.0"),
+        ("5.0", "5.0"),
+        ("5", "5"),
+        ("2024.1.0.1", "2024.1.0.1"),
+    ],
+)
+def test_a_version_means_its_release_however_it_is_written(written: str, release: str) -> None:
+    assert pins.complete(TOLD, {"deepspeed": written})["deepspeed"] == release
+
+
+@pytest.mark.parametrize(
     ("when", "holds"),
     [("up<0.16", True), ("up<0.15", False), ("up>=0.15.4rc1", True), ("down<9", False)],
 )
@@ -227,6 +249,41 @@ def test_the_day_of_a_release_is_asked_once(uv: Uv, tmp_path: Path) -> None:
         assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
     assert len(uv.asked) == 1
     assert uv.stdin == "deepspeed==0.15.4\n"
+
+
+def test_a_release_that_is_spelt_otherwise_is_named_before_anything_is_made(
+    uv: Uv, tmp_path: Path
+) -> None:
+    uv.answer = (
+        'lock-version = "1.0"\n[[packages]]\nname = "deepspeed"\nversion = "0.16.0"\n'
+        "upload-time = 2024-11-08T16:31:30Z\n"
+    )
+    with pytest.raises(
+        UserError, match=r"^pins\.deepspeed=0\.16: write it .* spelt, pins\.deepspeed=0\.16\.0"
+    ):
+        pins.released("deepspeed", "0.16", tmp_path)
+    assert not (tmp_path / "releases").exists()
+    assert pins.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"released": 5}', '{"released": "soon"}', '{"released": "20241108"}',
+     "\xff", "[" * 100_000],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_day_that_was_kept_and_is_none_is_named_and_asked_again(
+    uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pins.release_file(tmp_path, "deepspeed", "0.15.4")
+    file.parent.mkdir()
+    file.write_text(text, encoding="latin-1")
+    uv.answer = "upload-time = 2024-11-08T16:31:30Z\n"
+    for _ in range(2):
+        assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+    told = capsys.readouterr().err
+    assert told == f"harness: {file} was damaged or edited: the index is asked again\n"
+    assert len(uv.asked) == 1
 
 
 def test_an_index_that_tells_no_days_leaves_it_to_the_user(uv: Uv, tmp_path: Path) -> None:

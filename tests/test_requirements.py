@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.__main__ import main
+from harness.plain import warn_once
 from harness.spec import Inconclusive, UserError
 from harness.upstream import pins, requirements
+from tests.index import Handler, address, page, serving
+from tests.index import file as file_of
 
 KNOWN = ["4.39.0", "4.38.2", "4.37.2", "4.36.2"]
 
 
 @pytest.fixture(autouse=True)
-def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
-    """What was looked up in an index, and with which options; there are KNOWN releases."""
-    asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def versions(name: str, any_python: bool = False, index: Sequence[str] = ()) -> list[str]:
-        asked.append((name, tuple(index)))
-        return KNOWN
-
-    monkeypatch.setattr(pins, "versions", versions)
-    return asked
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
+    """An index with KNOWN releases, one for another Python, one yanked, and a preview."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("UV_OFFLINE", raising=False)
+    with serving() as server:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", address(server))
+        Handler.pages["up"] = page(
+            *(file_of(f"up-{version}.tar.gz", None) for version in KNOWN),
+            file_of("up-4.40.0.tar.gz", None) | {"requires-python": ">=3.99"},
+            file_of("up-4.41.0.tar.gz", None, "it was broken"),
+            file_of("up-5.0.0rc1.tar.gz", None),
+            file_of("up-4.35.0.tar.gz", None) | {"requires-python": ">=3.*, nonsense"},
+        )
+        yield Handler
 
 
 @pytest.fixture
@@ -59,20 +68,46 @@ def test_what_is_for_another_python_is_not_required(file: Path) -> None:
     assert pins.required(file, ["up"]) == {}
 
 
-def test_a_release_that_is_named_needs_no_index(
-    file: Path, looked_up: list[tuple[str, tuple[str, ...]]]
-) -> None:
-    file.write_text("up==1.0\n")
+def test_a_release_that_is_named_needs_no_index(file: Path, served: type[Handler]) -> None:
+    file.write_text("--no-index\nup==1.0\n")
     assert pins.required(file, ["up"]) == {"up": "1.0"}
-    assert looked_up == []
+    assert served.asked == []
 
 
+@pytest.mark.parametrize(
+    ("options", "newest"),
+    [
+        ("--index-url={0}/mine/", "6.0.0"),
+        ("-i {0}/mine", "6.0.0"),
+        ("--extra-index-url '{0}/mine'", "6.0.0"),
+        ("-i {0}/mine\n--extra-index-url {0}/simple", "6.0.0"),
+        ("--extra-index-url {0}/others --extra-index-url {0}/others", "4.39.0"),
+    ],
+)
 def test_where_to_look_is_the_files_own_business(
-    file: Path, looked_up: list[tuple[str, tuple[str, ...]]]
+    file: Path, served: type[Handler], options: str, newest: str
 ) -> None:
-    file.write_text("--index-url=INDEX\n-f WHEELS\n--no-index\nup\n")
+    served.pages["mine/up"] = page(file_of("up-6.0.0.tar.gz", None))
+    served.pages["others/up"] = 404
+    root = os.environ["UV_DEFAULT_INDEX"].removesuffix("/simple")
+    file.write_text(f"{options.format(root)}\nup\n")
+    assert pins.required(file, ["up"]) == {"up": newest}
+
+
+def test_a_folder_of_files_is_not_looked_at_and_that_is_said(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "up-9.0.0-py3-none-any.whl").touch()
+    file.write_text(f"--find-links {tmp_path}\nup\n")
+    warn_once.cache_clear()
     assert pins.required(file, ["up"]) == {"up": "4.39.0"}
-    assert looked_up == [("up", ("--index-url", "INDEX", "-f", "WHEELS", "--no-index"))]
+    assert "nothing is looked up in --find-links" in capsys.readouterr().err
+
+
+def test_a_range_needs_an_index_to_ask(file: Path) -> None:
+    file.write_text("--no-index\nup>4\n")
+    with pytest.raises(UserError, match=r"--no-index leaves nobody .* name one, as up==1\.2\.3"):
+        pins.required(file, ["up"])
 
 
 def test_files_that_a_file_names_are_read_as_well(file: Path, tmp_path: Path) -> None:
@@ -105,6 +140,8 @@ def test_files_that_a_file_names_are_read_as_well(file: Path, tmp_path: Path) ->
         "up=1.0",
         "up; python_version",
         '--index-url "x',
+        "--index-url",
+        "--extra-index-url http://host/simple ./up",
     ],
 )
 def test_what_names_no_releases_is_a_mistake_that_names_the_line(
@@ -120,17 +157,54 @@ def test_what_names_no_releases_is_a_mistake_that_names_the_line(
 
 def test_a_range_with_nothing_in_it_is_a_mistake(file: Path) -> None:
     file.write_text("up>5,<6\n")
-    with pytest.raises(UserError, match=r"no release is up.*they go from 4\.36\.2 to 4\.39\.0"):
+    with pytest.raises(UserError, match=r"no release is up.*they go from 4\.35\.0 to 4\.39\.0"):
         pins.required(file, ["up"])
 
 
-def test_an_index_that_says_nothing_is_inconclusive(
+def test_an_index_that_does_not_answer_is_inconclusive(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("up\n")
-    monkeypatch.setattr(pins, "versions", lambda *_, **__: [])
-    with pytest.raises(Inconclusive, match="is there a network"):
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    with pytest.raises(Inconclusive, match="the package index does not answer"):
         pins.required(file, ["up"])
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+)
+def test_a_file_is_read_in_the_encoding_that_it_says_as_pip_does(file: Path, encoding: str) -> None:
+    """PowerShell's ``pip freeze > requirements.txt`` writes UTF-16."""
+    mark = "\ufeff" if encoding.endswith(("le", "be")) else ""
+    file.write_bytes(f"{mark}# größer\r\nup==4.37.2\r\n".encode(encoding))
+    assert pins.required(file, ["up"]) == {"up": "4.37.2"}
+
+
+def test_files_that_name_each_other_without_end_are_a_mistake(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1500):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
+    (tmp_path / "1500.txt").write_text("transformers==4.37.2\n")
+    assert main(["check", "scenario=rope_zero_init", "-r", str(tmp_path / "0.txt")]) == 2
+    told = capsys.readouterr().err
+    assert "files that name files more than 50 deep" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "up==4.37.2\n" * 40_000,
+        "up==4.37.2 \\\n" + f"    --hash=sha256:{'0' * 64} \\\n" * 100_000,
+    ],
+    ids=["the same line", "hashes"],
+)
+def test_the_time_that_a_long_file_takes_grows_with_its_length(file: Path, text: str) -> None:
+    file.write_text(text)
+    started = time.monotonic()
+    assert pins.required(file, ["up"]) == {"up": "4.37.2"}
+    assert time.monotonic() - started < 4  # half a second; it was 5 s, and 24 s
 
 
 def test_a_file_that_is_no_text_is_a_mistake(file: Path) -> None:

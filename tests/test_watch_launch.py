@@ -43,7 +43,7 @@ def index() -> Iterator[dict[str, str]]:
             file(f"{PACKAGE}-{CLEAN}.tar.gz", "2024-04-10T00:00:00"),
             file(f"{PACKAGE}-{AFFECTED}.tar.gz", "2024-05-16T00:00:00"),
         )
-        yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1"}
+        yield {"UV_DEFAULT_INDEX": address(server), "NO_PROXY": "127.0.0.1", "UV_OFFLINE": "0"}
 
 
 @pytest.mark.launch

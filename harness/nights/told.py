@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.files import write_whole, writing
 from harness.nights.night import Told, to_json
 from harness.plain import plain
-from harness.report import table
+from harness.report import count, table
 from harness.spec import ExitCode, Verdict
 from harness.sweep import changes
 from harness.sweep.history import Asked, Change, Kind, Own
@@ -58,18 +58,14 @@ def said(found: Sequence[Change]) -> list[str]:
 def headline(told: Told) -> str:
     """One line: which night, how much was asked, and how it came out."""
     worse = len(changes.worse(told.changes))
-    counts = [f"{_count(len(told.asked), 'release')} asked"]
+    counts = [f"{count(len(told.asked), 'release')} asked"]
     if told.night.kind is Kind.NIGHT:
         counts.append(_ours(told))
-    counts.append(_count(len(told.changes), "change") if told.changes else "no change")
+    counts.append(count(len(told.changes), "change") if told.changes else "no change")
     got = f"{worse} for the worse" if worse else "none for the worse" if told.changes else ""
     return f"{_what(told)} of {told.night.day}: " + ", ".join(
         [*counts, *filter(None, [got]), f"{told.seconds:.0f} s"]
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _what(told: Told) -> str:
@@ -80,7 +76,7 @@ def _ours(told: Told) -> str:
     """How our own came out: ``17 scenarios (16 reproduced, 1 unsupported)``."""
     counts = {v: sum(own.verdict == str(v) for own in told.own) for v in Verdict}
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return f"{_count(len(told.own), 'scenario')} of ours" + (f" ({said})" if said else "")
+    return f"{count(len(told.own), 'scenario')} of ours" + (f" ({said})" if said else "")
 
 
 def _still(told: Told) -> list[str]:
@@ -88,8 +84,8 @@ def _still(told: Told) -> list[str]:
     names = dict.fromkeys(asked.cell.scenario for asked in told.again)
     if not names:
         return []
-    count = _count(len(told.again), "release")
-    return [f"{count} asked again, still without an answer: {', '.join(names)}"]
+    releases = count(len(told.again), "release")
+    return [f"{releases} asked again, still without an answer: {', '.join(names)}"]
 
 
 def _rows(told: Told) -> list[list[str]]:

@@ -2,7 +2,8 @@
 
 A cell is a run of the variant ``released``. Its answer is kept in the cache under a digest of all
 that it depends on: the overlay, the scenario's parameters, the lane, torch, and our own code. That
-stands in the file as well, and is compared before the answer is believed.
+stands in the file as well, with a digest of its whole content; both are compared before the answer
+is believed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from harness import catalog, machine
 from harness.config import RunConfig
 from harness.files import write_whole, writing
 from harness.machine import cache_folder
+from harness.plain import warn_once
 from harness.report import last_lines, terminal
 from harness.spec import (
     RELEASED,
@@ -45,13 +47,22 @@ from harness.trial.run import chosen_pins, run, stack_of
 from harness.trial.warm import Pool
 from harness.upstream import overlay, pins
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever an older cell should not be believed any more."""
 
 
 AHEAD = 2
 """How many cells after those that run do their imports: these take longer than most trials."""
 
+
+IN_A_ROW = 3
+"""How many releases that fail alike, one after another, make one suspect the machine."""
+
+ALIKE = 80
+"""Characters of a reason that are compared."""
+
+FAULTS = re.compile("no network|does not answer|certificate was refused|no room on the disk")
+"""Reasons that the next release would give as well."""
 
 Lost = Callable[[int, HarnessError], object]
 
@@ -106,6 +117,11 @@ class Cell:
     """Whether it was read from the cache."""
 
     @property
+    def started(self) -> bool:
+        """Whether it was run, now or when it was stored: not where it could not be installed."""
+        return self.stored or (self.run is not None and self.answer is not Answer.UNSUPPORTED)
+
+    @property
     def place(self) -> tuple[str, ...]:
         """Where it was asked, as far as it may matter: on another such place it may answer."""
         return _place(self.lane, self.python, self.torch)
@@ -155,6 +171,37 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "stored": lambda value: type(value) is bool,
 }
 """What a stored cell holds, and of which kind: nothing else is believed."""
+
+
+class Streak:
+    """Releases that fail alike before they start, one after another: what that may mean."""
+
+    def __init__(self) -> None:
+        self.last, self.count = "", 0
+
+    def hint(self, cell: Cell) -> str:
+        """What to tell after this cell; empty but for the third one that fails alike."""
+        # What differs between releases is their numbers, and the paths that they are built in.
+        reason = "" if cell.started else re.sub(r"\S*[\d/]\S*", "#", cell.reason)[:ALIKE]
+        self.count = self.count + 1 if reason == self.last else 1
+        self.last = reason
+        if not reason or self.count != IN_A_ROW:
+            return ""
+        return f"{IN_A_ROW} releases in a row failed alike: {_supposed(cell.reason)}"
+
+
+def _supposed(reason: str) -> str:
+    """What may be the cause where several releases give a reason like this one."""
+    if FAULTS.search(reason):
+        return (
+            "it is this machine or its network; what was answered is stored, so go on once it works"
+        )
+    if "for Python" in reason:
+        python, _ = pins.here()
+        return f"they may have no wheels for Python {python}; another Python may do"
+    if "could not be installed" in reason:
+        return "what builds or fetches them here (a compiler, a proxy) may be the cause"
+    return "the reason of one may be that of all"
 
 
 def answers(
@@ -352,30 +399,42 @@ def code(scenario: str) -> str:
 
 
 def _file(folder: Path, question: Mapping[str, Any]) -> Path:
-    key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:20]
-    return folder / f"{key}.json"
+    return folder / f"{_digest(question)[:20]}.json"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(cache: Path, question: Mapping[str, Any]) -> Cell | None:
     """The stored answer to this very question, if there is one that can be believed."""
     for folder in (cache / "cells", machine.own_place(cache, "cells")):
+        file = _file(folder, question)
         try:
-            told = json.loads(_file(folder, question).read_text(encoding="utf-8"))
-            cell = Cell.from_json(told["cell"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not there, or not whole: it is asked again
-        same = all(question[part] == getattr(cell, part) for part in ("scenario", "pins", "lane"))
-        if told["question"] == question and same:
-            return cell
+            return _believed(json.loads(file.read_text(encoding="utf-8")), question)
+        except OSError:
+            continue  # not there, or not ours to read
+        except (ValueError, KeyError, TypeError, RecursionError):
+            warn_once(f"{file} was damaged or edited: its release is asked again")
     return None
+
+
+def _believed(told: Any, question: Mapping[str, Any]) -> Cell:
+    """The cell that was stored; raises ValueError, KeyError or TypeError for what was not."""
+    content = {part: told[part] for part in ("question", "cell")}
+    cell = Cell.from_json(told["cell"])
+    same = all(question[part] == getattr(cell, part) for part in ("scenario", "pins", "lane"))
+    if told["digest"] != _digest(content) or told["question"] != question or not same:
+        raise ValueError("it is not what was stored as the answer to this question")
+    return cell
 
 
 def _store(cache: Path, question: Mapping[str, Any], cell: Cell) -> None:
     file = _file(machine.own_place(cache, "cells"), question)
     with writing(file, "HARNESS_CACHE"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = {"question": question, "cell": cell.to_json()}
-        write_whole(file, json.dumps(told, indent=1) + "\n")
+        content = {"question": question, "cell": cell.to_json()}
+        write_whole(file, json.dumps({**content, "digest": _digest(content)}, indent=1) + "\n")
 
 
 def _today() -> str:

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
+from harness.facts.shapes import (
+    ANYTHING,
+    LINE,
+    SIZE,
+    TEXT,
+    WHOLE,
+    Shape,
+    by_name,
+    many,
+    maybe,
+    one_of,
+)
 from harness.files import locked, unwritten
-from harness.spec import Inconclusive, RunResult, UserError
+from harness.plain import LONGEST
+from harness.spec import Inconclusive, RunResult, UserError, Verdict
 from harness.sweep.cells import Cell
 from harness.upstream.index import Release as Release
 
@@ -305,7 +322,7 @@ def writing(file: Path) -> Iterator[History]:
         if not mine:
             raise Inconclusive(f"another night is being written to {file}: wait for its end")
         db = held.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
-        if not _pragma(db, "schema_version"):
+        if not (_pragma(db, "page_count") or file.stat().st_size):
             _make(db)
         _check(db, file)
         yield History(db, file)
@@ -315,8 +332,8 @@ def writing(file: Path) -> Iterator[History]:
 def reading(file: Path) -> Iterator[History]:
     """Open a history to read from, which may be written to meanwhile.
 
-    Raises UserError for no file, what is no history, or one of a newer schema; Inconclusive for one
-    that is damaged.
+    Raises UserError for no file, another program's database, or a newer schema; Inconclusive for a
+    history that is damaged, and for what is no database.
     """
     if not file.is_file():
         raise UserError(f"no history {file}: python -m harness watch makes one")
@@ -332,6 +349,73 @@ def reading(file: Path) -> Iterator[History]:
         yield History(db, file)
 
 
+def _is_day(value: Any) -> str:
+    """A day (ISO)."""
+    with suppress(TypeError, ValueError):
+        if date.fromisoformat(value).isoformat() == value:
+            return ""
+    return f"is {value!r}, and no day"
+
+
+def _is_version(value: Any) -> str:
+    """A version of a release."""
+    try:
+        return TEXT(value) or str(Version(value) and "")
+    except InvalidVersion:
+        return f"is {value!r}, and no version"
+
+
+def _as_json(shape: Shape) -> Shape:
+    """JSON, as text, of what has this shape."""
+
+    def check(value: Any) -> str:
+        try:
+            return TEXT(value) or shape(json.loads(value))
+        except (ValueError, RecursionError):
+            return "is no JSON"
+
+    return check
+
+
+def _is_cell(value: Any) -> str:
+    """A cell, as it is stored."""
+    try:
+        return str(Cell.from_json(value) and "")
+    except ValueError as error:
+        return f"holds {error}"
+
+
+def _is_result(value: Any) -> str:
+    """A RunResult, as far as nights and the site look at it."""
+    if not isinstance(value, dict):
+        return "is no result of a run"
+    return WHOLE(value.get("exit_code")) or many(TEXT)(value.get("reasons"))
+
+
+COLUMNS: Mapping[str, Mapping[str, Shape]] = {
+    "night": {
+        "id": WHOLE, "kind": one_of(*map(str, Kind)), "day": _is_day, "started": LINE,
+        "ended": maybe(LINE), "facts": _as_json(by_name(ANYTHING)),
+    },
+    "release": {
+        "package": LINE, "version": _is_version, "day": _is_day, "yanked": WHOLE,
+    },
+    "answer": {
+        "night": WHOLE, "scenario": LINE, "package": LINE, "version": _is_version,
+        "cell": _as_json(_is_cell),
+    },
+    "verdict": {
+        "night": WHOLE, "scenario": LINE, "verdict": one_of(*map(str, Verdict)), "seconds": SIZE,
+        "result": _as_json(_is_result), "run": maybe(TEXT),
+    },
+    "change": {
+        "night": WHOLE, "kind": LINE, "scenario": LINE, "package": maybe(LINE),
+        "version": maybe(LINE), "before": maybe(TEXT), "after": TEXT, "told": TEXT,
+    },
+}  # fmt: skip
+"""What the tables hold: SQLite lets anything be in any column, and a disk anything in a file."""
+
+
 def _make(db: sqlite3.Connection) -> None:
     db.executescript(
         f"begin; {SCHEMA} pragma application_id = {APPLICATION}; "
@@ -340,21 +424,56 @@ def _make(db: sqlite3.Connection) -> None:
 
 
 def _check(db: sqlite3.Connection, file: Path) -> None:
-    if _pragma(db, "application_id") != APPLICATION:
+    """Refuse what is no history, or not what nights have written, before anything is made of it."""
+    if not _pragma(db, "page_count"):
+        raise _no_history(file, "it is empty")
+    tables = {name for (name,) in db.execute("select name from sqlite_master")}
+    ours = _pragma(db, "application_id") == APPLICATION
+    if not ours and not tables.issuperset(COLUMNS):
         raise UserError(f"{file} is no history of ours: name another with --history")
     version = _pragma(db, "user_version")
     if version > VERSION:
         raise UserError(
             f"{file} has schema {version}, and this harness knows up to {VERSION}: use a newer one"
         )
-    (whole,) = db.execute("pragma quick_check(1)").fetchone()
+    (whole,) = db.execute("pragma integrity_check(1)").fetchone()
     if whole != "ok":
-        why = whole.splitlines()[-1]
-        raise Inconclusive(f"{file} is damaged ({why}): bring back a copy of it")
+        raise _damaged(file, whole)
+    if lost := db.execute("pragma foreign_key_check").fetchone():
+        raise _damaged(file, f"{lost[0]} {lost[1]} is of a night that is not there")
+    if not ours:
+        raise _damaged(file, "its application_id")
+    for wrong in _odd(db):
+        raise _damaged(file, wrong)
+
+
+def _odd(db: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with rows that no night wrote."""
+    for table, columns in COLUMNS.items():
+        for number, *row in db.execute(f"select rowid, {', '.join(columns)} from {table}"):
+            for (name, shape), value in zip(columns.items(), row, strict=True):
+                if wrong := shape(value):
+                    yield f"{table} {number}: {name} {wrong}"
+
+
+def _damaged(file: Path, why: object) -> Inconclusive:
+    told = " ".join(str(why).split())
+    told = told if len(told) <= LONGEST else f"{told[:LONGEST]} ..."
+    return Inconclusive(f"{file} is damaged ({told}): bring back a copy of it")
+
+
+def _no_history(file: Path, why: object) -> Inconclusive:
+    return Inconclusive(
+        f"{file} is damaged ({why}), or no history: bring back a copy of it, or name another with "
+        "--history"
+    )
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:
-    (value,) = db.execute(f"pragma {name}").fetchone()
+    try:
+        (value,) = db.execute(f"pragma {name}").fetchone()
+    except UnicodeDecodeError:  # of SQLite's own complaint, which cites the schema
+        raise sqlite3.DatabaseError("malformed database schema") from None
     return int(value)
 
 
@@ -365,7 +484,7 @@ def _told(file: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if "not a database" in str(error):
-            raise UserError(f"{file} is no history of ours: name another with --history") from None
-        if "malformed" in str(error):
-            raise Inconclusive(f"{file} is damaged ({error}): bring back a copy of it") from None
+            raise _no_history(file, error) from None
+        if re.search(r"malformed|no such|decode|unsupported|unknown", str(error)):
+            raise _damaged(file, error) from None
         raise Inconclusive(f"{file}: {error}; what was kept before is as it was") from None

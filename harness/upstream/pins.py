@@ -1,7 +1,8 @@
 """Pins: which upstream releases, as of which day, and what that day resolves them to.
 
-Everything that asks a package index is here, and goes through uv (resolution, installation) or
-pip (which releases there are). Nothing here names an index: the user's configuration does.
+What needs a release's files is here, and goes through uv: resolution, installation, the day of a
+release. Which releases there are, ``index`` says. Nothing here names an index: the user's
+configuration does.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.files import write_whole, writing
+from harness.plain import warn_once
 from harness.spec import Fault, HarnessError, Inconclusive, Scenario, Unsupported, UserError
-from harness.upstream import locks, requirements
+from harness.upstream import index, locks, requirements
+from harness.upstream.index import Release
+from harness.upstream.requirements import Asked
 
 BASE = (
     "torch", "triton", "typing-extensions", "filelock", "fsspec", "jinja2", "markupsafe",
@@ -109,9 +113,7 @@ def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     for companion in scenario.companions:
         if matches(companion.when, pins):
             pins.update({k: v for k, v in companion.pins.items() if k not in given})
-    for name, version in pins.items():
-        _check_version(name, version)
-    return pins
+    return {name: _version(name, version) for name, version in pins.items()}
 
 
 def matches(when: str, pins: Mapping[str, str]) -> bool:
@@ -180,18 +182,24 @@ def first_day(python: str) -> str:
 def released(name: str, version: str, cache: Path) -> str:
     """The day (ISO) a release was uploaded; asked once, then read from the cache."""
     known = release_file(cache, name, version)
-    if known.is_file():
-        return str(json.loads(known.read_text())["released"])
+    if day := _kept(known):
+        return day
     asked = Stack({name: version}, date.today().isoformat(), *here())
     asked = next(part for part in _parts(asked) if part.pins)
-    lock = _uv(
-        [
-            "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
-            *_target(asked), *_build_options(),
-        ],
-        stdin=f"{name}=={version}\n",
-        pins={name: version},
-    )  # fmt: skip
+    with index.waiting(f"the package index to say when {name} {version} was released"):
+        lock = _uv(
+            [
+                "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
+                *_target(asked), *_build_options(),
+            ],
+            stdin=f"{name}=={version}\n",
+            pins={name: version},
+        )  # fmt: skip
+    own = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
+    if own and own[1] != version:  # nothing that is compared with what a rank loads would agree
+        raise UserError(
+            f"pins.{name}={version}: write it as its release is spelt, pins.{name}={own[1]}"
+        )
     days = re.findall(r"upload-time = (\d{4}-\d\d-\d\d)", lock)
     if not days:
         raise Inconclusive(f"the index does not say when {name} {version} was released: name date=")
@@ -201,23 +209,23 @@ def released(name: str, version: str, cache: Path) -> str:
     return min(days)
 
 
+def _kept(file: Path) -> str | None:
+    """The day that a file of the cache holds; None where there is none that can be believed."""
+    try:
+        day = json.loads(file.read_text(encoding="utf-8"))["released"]
+        if date.fromisoformat(day).isoformat() == day:
+            return str(day)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    warn_once(f"{file} was damaged or edited: the index is asked again")
+    return None
+
+
 def release_file(cache: Path, name: str, version: str) -> Path:
     """Where the cache keeps the day of a release."""
     return cache / "releases" / f"{name}-{version}.json"
-
-
-def versions(name: str, any_python: bool = False, index: Sequence[str] = ()) -> list[str]:
-    """All releases of a package that this Python, or any, can install, newest first; no yanked.
-
-    ``index`` are pip's options of where to look, if it is not where the user's configuration says.
-    """
-    options = [*(["--ignore-requires-python"] if any_python else []), *index]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", *options, name],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = re.search(r"Available versions: (.*)", done.stdout)
-    return [v.strip() for v in found.group(1).split(",")] if found else []
 
 
 def lock(stack: Stack) -> str:
@@ -301,23 +309,32 @@ def required(file: Path, names: Iterable[str]) -> dict[str, str]:
     """
     asked = requirements.read(file)
     return {
-        name: _meant(name, asked.versions[name], asked.index)
-        for name in names
-        if name in asked.versions
+        name: _meant(name, asked.versions[name], asked) for name in names if name in asked.versions
     }
 
 
-def _meant(name: str, versions_: SpecifierSet, index: Sequence[str]) -> str:
+def _meant(name: str, versions: SpecifierSet, asked: Asked) -> str:
     """The one release that a requirement names, else the newest that it lets through."""
-    exact = [s.version for s in versions_ if s.operator in ("==", "===")]
-    if exact and not exact[0].endswith(".*") and versions_.contains(exact[0], prereleases=True):
+    exact = [s.version for s in versions if s.operator in ("==", "===")]
+    if exact and not exact[0].endswith(".*") and versions.contains(exact[0], prereleases=True):
         return exact[0]
-    known = versions(name, index=index)
+    if asked.no_index:
+        raise UserError(
+            f"--no-index leaves nobody to ask which releases of {name} there are: name one, as "
+            f"{name}==1.2.3"
+        )
+    if asked.links:
+        warn_once("nothing is looked up in --find-links: a range means the index's newest release")
+    known = [
+        release.version
+        for release in index.releases(name, asked.indices)
+        if release.final and release.installable and not release.yanked
+    ]
     if not known:
-        raise Fault(f"the package index names no release of {name}: is there a network?")
-    found = sorted(versions_.filter(known), key=Version)
+        raise Fault(f"the package index names no release of {name} for this Python")
+    found = list(versions.filter(known))
     if not found:
-        raise UserError(f"no release is {name}{versions_}: they go from {known[-1]} to {known[0]}")
+        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
     return found[-1]
 
 
@@ -425,7 +442,8 @@ def _explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
     if gone and pins.get(gone.group(1)) == gone.group(2).rstrip("."):
         return UserError(no_release(gone.group(1), pins[gone.group(1)]))
     if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
-        return Unsupported(f"{what} cannot be installed for this Python: {_cause(text)}")
+        python, _ = here()
+        return Unsupported(f"{what} could not be installed for Python {python}: {_cause(text)}")
     return Inconclusive(f"{what} could not be installed: {_cause(text)}")
 
 
@@ -436,31 +454,41 @@ def _cause(text: str) -> str:
 
 def no_release(name: str, version: str) -> str:
     """One line that says a release was never published or was yanked, and names its neighbours."""
-    known, wanted = versions(name, any_python=True), Version(version)
-    older = next((v for v in known if Version(v) < wanted), None)
-    newer = next((v for v in reversed(known) if Version(v) > wanted), None)
-    near = " and ".join(v for v in (older, newer) if v) or "unknown"
-    span = f"; releases go from {known[-1]} to {known[0]}" if known else ""
-    gone = (
-        f"{name}=={version} was yanked"
-        if _is_yanked(name, version)
-        else (f"no release {name}=={version}")
-    )
-    return f"{gone}: the nearest are {near}{span}"
+    wanted, found = Version(version), _published(name)
+    known = [Version(release.version) for release in found if not release.yanked]
+    near = [*[v for v in known if v < wanted][-1:], *[v for v in known if v > wanted][:1]]
+    span = f"; releases go from {known[0]} to {known[-1]}" if known else ""
+    yanked = any(release.yanked and Version(release.version) == wanted for release in found)
+    gone = f"{name}=={version} was yanked" if yanked else f"no release {name}=={version}"
+    return f"{gone}: the nearest are {' and '.join(map(str, near)) or 'unknown'}{span}"
 
 
-def _is_yanked(name: str, version: str) -> bool:
-    from uv import find_uv_bin
-
-    done = subprocess.run(
-        [find_uv_bin(), "pip", "compile", "-", "--no-deps", "--python", sys.executable],
-        input=f"{name}=={version}\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return "is yanked" in done.stderr
-
-
-def _check_version(name: str, version: str) -> None:
+def _published(name: str) -> list[Release]:
+    """The releases of a package but for the pre-releases; none where the index cannot be asked."""
     try:
-        Version(version)
+        return [release for release in index.releases(name) if release.final]
+    except Fault:
+        return []
+
+
+def _version(name: str, written: str) -> str:
+    try:
+        return spelt(Version(written))
     except InvalidVersion:
-        raise UserError(f"pins.{name}={version} is no version: write one like 0.15.4") from None
+        raise UserError(f"pins.{name}={written} is no version: write one like 0.15.4") from None
+
+
+def spelt(version: Version) -> str:
+    """A version as releases are spelt: 0.29.3, where v0.29.3 or 0.29.3.0 was written.
+
+    Zeros after the third number go: they mean nothing, and releases have none there. Those before
+    stay, as in 4.0.0: whether a release is called 5.0 or 5.0.0, the index alone knows.
+    """
+    short = version.release
+    while len(short) > 3 and not short[-1]:
+        short = short[:-1]
+    return str(version).replace(_dotted(version.release), _dotted(short), 1)
+
+
+def _dotted(numbers: Iterable[int]) -> str:
+    return ".".join(map(str, numbers))

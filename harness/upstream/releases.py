@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from packaging.version import InvalidVersion, Version
 
 from harness.spec import Fault, Inconclusive, UserError
-from harness.upstream import pins
+from harness.upstream import index, pins
 
 MINOR = "minor"
 ALL = "all"
@@ -39,17 +39,17 @@ def chosen(name: str, expression: str) -> list[str]:
     except Inconclusive:
         if not all(is_one(term) for term in terms):
             raise
-        return sorted({str(_version(name, term)) for term in terms}, key=Version)
+        return [pins.spelt(version) for version in sorted({_version(name, t) for t in terms})]
     picked = {version for term in terms for version in _term(name, term, known)}
     return sorted(picked, key=Version)
 
 
 def published(name: str) -> list[str]:
-    """Every release of a package, for whichever Python, oldest first; no pre-releases."""
-    found = pins.versions(name, any_python=True)
+    """Every release of a package, for whichever Python, oldest first; none of those above."""
+    found = [r.version for r in index.releases(name) if r.final and not r.yanked]
     if not found:
-        raise Fault(f"the package index names no release of {name}: is there a network?")
-    return sorted((v for v in found if not Version(v).is_prerelease), key=Version)
+        raise Fault(f"the package index names no release of {name} that is final and not yanked")
+    return found
 
 
 def _term(name: str, term: str, known: Sequence[str]) -> list[str]:

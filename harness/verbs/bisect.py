@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from harness.config import RunConfig
 from harness.machine import cache_folder
-from harness.report import Progress, terminal
-from harness.spec import ExitCode, UserError
+from harness.report import Progress, count, terminal
+from harness.spec import ExitCode, Fault, UserError
 from harness.sweep import affected
-from harness.sweep.cells import Answer, Cell, ask
+from harness.sweep.cells import FAULTS, Answer, Cell, Streak, ask
 from harness.verbs import Arguments, pages
-from harness.verbs.matrix import STYLES, Sweep, asked, short
+from harness.verbs.matrix import STYLES, Sweep, asked, said
 
 Ask = Callable[[int], Answer]
 
@@ -150,6 +150,7 @@ def _asker(
     sweep: Sweep, cells: dict[int, Cell], console: Console, progress: Progress, again: bool
 ) -> Ask:
     (name,) = sweep.axes
+    streak = Streak()
 
     def answer(place: int) -> Answer:
         config: RunConfig = sweep.configs[place]
@@ -158,9 +159,11 @@ def _asker(
             progress.say(f"asking {name} {release}")
         cell = ask(config, cache_folder(), again=again)
         cells[place] = cell
-        how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
-        why = "" if cell.answer.certain else f"  {short(cell.reason)}"
-        console.print(f"  {name} {release}: {cell.answer}  [{how}]{why}", style=STYLES[cell.answer])
+        console.print(f"  {name} {release}: {said(cell)}", style=STYLES[cell.answer])
+        if hint := streak.hint(cell):
+            if FAULTS.search(cell.reason):
+                raise Fault(hint)
+            console.print(f"  {hint}")
         return cell.answer
 
     return answer
@@ -189,10 +192,19 @@ def _tell(
             f"flips from {cells[flip.before].answer} to {cells[flip.after].answer} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({doubt})"
         )
-    run = sum(not cell.stored for cell in cells.values())
-    console.print(f"asked {len(cells)} of {len(releases)} releases, {run} of them by a run")
+    console.print(
+        f"asked {len(cells)} of {count(len(releases), 'release')}: {_how(cells.values())}"
+    )
     if found.gap:
         console.print(
-            f"between those that agree up to {found.gap} neighbours were not asked: a change that "
-            "was taken back within them would not be seen (--apart 1 asks all)"
+            f"between those that agree up to {count(found.gap, 'neighbour')} went unasked: a "
+            "change that was taken back there would not be seen (--apart 1 asks all)"
         )
+
+
+def _how(cells: Collection[Cell]) -> str:
+    """How the cells came by their answers: ``7 by a run, 28 did not start``."""
+    stored = sum(cell.stored for cell in cells)
+    run = sum(cell.started for cell in cells) - stored
+    counts = {"by a run": run, "stored": stored, "did not start": len(cells) - run - stored}
+    return ", ".join(f"{number} {how}" for how, number in counts.items() if number)

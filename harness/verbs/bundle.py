@@ -46,7 +46,7 @@ ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
-"""What runs there. What makes overlays (uv, pip, LibCST) stays here."""
+"""What runs there. What makes overlays (uv, LibCST) stays here."""
 
 ACTIVATE = """\
 # Source this on the box: . BUNDLE/activate

@@ -12,6 +12,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from rich.table import Table
 from harness import catalog, config
 from harness.config import ALL, RunConfig
 from harness.files import write_whole, writing
-from harness.report import COLOURS, Progress, table, terminal
+from harness.report import COLOURS, Progress, count, table, terminal
 from harness.spec import RELEASED, Scenario, UserError, Verdict
 from harness.sweep import affected
-from harness.sweep.cells import Answer, Cell, answers, exit_code
+from harness.sweep.cells import Answer, Cell, Streak, answers, exit_code
 from harness.upstream import releases
 from harness.verbs import Arguments, pages
 
@@ -149,7 +150,9 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
     """The cells of a sweep in its order, each told as soon as it is known."""
     found: dict[int, Cell] = {}
     clock = Clock(len(sweep.configs))
-    console.print(f"{sweep.scenario}: {len(sweep.configs)} cells, as released", style="bold")
+    cells = count(len(sweep.configs), "cell")
+    console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
+    streak = Streak()
     with Progress(console) as progress:
         if console.is_terminal:
             progress.say("asking", clock.left())
@@ -159,6 +162,8 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
             console.print(f"  {_told(sweep, cell)}  {clock.left()}", style=STYLES[cell.answer])
             if not cell.answer.certain and cell.run and Path(cell.run).is_dir():
                 console.print(f"    {cell.run}")
+            if hint := streak.hint(cell):
+                console.print(f"  {hint}")
     return [found[place] for place in sorted(found)]
 
 
@@ -186,10 +191,18 @@ class Clock:
 
 def _told(sweep: Sweep, cell: Cell) -> str:
     releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
-    how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
-    return f"{releases_}: {cell.answer}  [{how}]" + (
-        "" if cell.answer.certain else f"  {short(cell.reason)}"
-    )
+    return f"{releases_}: {said(cell)}"
+
+
+def said(cell: Cell) -> str:
+    """The answer of a cell, how it came by it, and why it is none."""
+    how = "stored" if cell.stored else f"{cell.seconds:.1f} s" if cell.started else "not run"
+    return f"{cell.answer}  [{how}]" + ("" if cell.answer.certain else f"  {why(cell)}")
+
+
+def why(cell: Cell) -> str:
+    """The reason of a cell, for a row that names its releases already."""
+    return short(re.sub(r"^(\S+==\S+ )+(?=could not be installed)", "", cell.reason))
 
 
 def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
@@ -200,8 +213,8 @@ def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
             *(cell.pins[name] for name in sweep.axes),
             str(cell.answer),
             "" if cell.step is None else str(cell.step),
-            "stored" if cell.stored else f"{cell.seconds:.1f}",
-            short(cell.reason),
+            "stored" if cell.stored else f"{cell.seconds:.1f}" if cell.started else "not run",
+            why(cell),
         ]
         for cell in cells
     ]
@@ -219,9 +232,9 @@ def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
 def counted(cells: Sequence[Cell]) -> str:
     """One line that says how many cells gave which answer."""
     counts = {answer: sum(cell.answer is answer for cell in cells) for answer in Answer}
-    told = ", ".join(f"{count} {answer}" for answer, count in counts.items() if count)
+    told = ", ".join(f"{number} {answer}" for answer, number in counts.items() if number)
     stored = sum(cell.stored for cell in cells)
-    return f"{len(cells)} cells: {told}" + (f" ({stored} stored)" if stored else "")
+    return f"{count(len(cells), 'cell')}: {told}" + (f" ({stored} stored)" if stored else "")
 
 
 def short(reason: str) -> str:
