@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.__main__ import main
+from harness.sweep import cells
 from harness.sweep.cells import Answer
 from harness.verbs.bisect import Flip, Found, Search
+from tests.made_up import Upstream
 
 ANSWERS = {
     "A": Answer.AFFECTED,
@@ -78,3 +81,13 @@ def test_every_release_can_be_asked() -> None:
     assert [(f.before, f.after) for f in found.flips] == [(0, 1), (1, 2), (2, 3), (4, 5)]
     assert found.gap == 0
     assert len(asked) == 6
+
+
+def test_the_overlays_of_the_releases_to_ask_are_made_in_the_background(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    note = lambda config, *_: made.append(config.pins["transformers"])  # noqa: E731
+    monkeypatch.setattr(cells, "_make_overlay", note)
+    assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=4.36:4.38"]) == 0
+    assert set(made) >= {"4.36.2", "4.38.2"}

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import cache, partial
@@ -272,6 +272,16 @@ def room(config: RunConfig) -> int:
     """How many runs of a scenario this machine has room for at once."""
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
     return machine.room(_lane(config) or Lane.CPU, ranks, config.launch.threads)
+
+
+@contextmanager
+def overlays_made(configs: Sequence[RunConfig], *, again: bool = False) -> Iterator[None]:
+    """Have the overlays of releases made in the background, in this order, where the answer is not
+    stored. Leaving the context gives up what is not done."""
+    with overlay.makers() as makers:
+        for config in configs:
+            makers.submit(_make_overlay, config, cache_folder(), again)
+        yield
 
 
 def _make_overlay(config: RunConfig, cache: Path, again: bool) -> bool:

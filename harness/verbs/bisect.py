@@ -21,7 +21,7 @@ from harness.machine import cache_folder
 from harness.report import Progress, count, terminal
 from harness.spec import ExitCode, Fault, UserError
 from harness.sweep import affected
-from harness.sweep.cells import FAULTS, Answer, Cell, Streak, ask
+from harness.sweep.cells import FAULTS, Answer, Cell, Streak, ask, overlays_made
 from harness.verbs import Arguments, pages
 from harness.verbs.matrix import STYLES, Sweep, asked, said
 
@@ -58,9 +58,14 @@ class Search:
         self.ask = ask
         self.answers: dict[int, Answer] = {}
 
+    @property
+    def first(self) -> list[int]:
+        """The places that are asked in any case: every ``apart``-th one, and the last."""
+        return [*range(0, self.count - 1, self.apart), self.count - 1]
+
     def run(self) -> Found:
         """Ask every ``apart``-th release and the last, then halve between those that differ."""
-        for place in [*range(0, self.count - 1, self.apart), self.count - 1]:
+        for place in self.first:
             self._certain_near(place, -1, self.count)
         flips = []
         for before, after in self._pairs():
@@ -137,7 +142,8 @@ def bisect(
     cells: dict[int, Cell] = {}
     with Progress(console) as progress:
         search = Search(len(releases), _asker(sweep, cells, console, progress, again), apart)
-        found = search.run()
+        with overlays_made([sweep.configs[place] for place in search.first], again=again):
+            found = search.run()
     _tell(console, name, releases, cells, found)
     if record:
         affected.record(cells.values())
