@@ -91,6 +91,13 @@ def test_a_run_json_that_says_something_else_is_inconclusive(
         recording.grade()
 
 
+def test_a_key_that_run_json_has_twice_is_refused(recording: Recording) -> None:
+    file = recording.folder / RUN_FILE
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1, "seed": 0', 1))
+    with pytest.raises(Inconclusive, match=r"run\.json: has the key 'seed' twice in one object"):
+        recording.grade()
+
+
 def test_whose_catalogue_it_is_of_is_told_by_the_commit(recording: Recording) -> None:
     with recording.run() as run:
         run["source"] = {"commit": "0123456789abcdef", "dirty": False}

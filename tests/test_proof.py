@@ -201,6 +201,19 @@ def loaded_other_files(run: Recording, variant: str) -> None:
         proof["loaded"] = "0" * 32
 
 
+def key_twice_in(file: str, key: str) -> Tamper:
+    """A first value that json would pass over: nothing else in the folder is any other for it."""
+
+    def tamper(run: Recording, variant: str) -> None:
+        place = run.folder / variant / file
+        place.write_text(place.read_text().replace(f'"{key}": ', f'"{key}": 9, "{key}": ', 1))
+        if place.suffix == ".jsonl":
+            run.forget_digests(variant)
+
+    tamper.__name__ = f"{key}_twice_in_{file}"
+    return tamper
+
+
 def no_word_on_how_it_was_made(run: Recording, variant: str) -> None:
     (run.folder / variant / "made.json").unlink()
 
@@ -304,8 +317,11 @@ TAMPERINGS: dict[Tamper, str] = {
     another_variants_file: "rank 1: its records are of the variant",
     a_rank_too_many: "rank_2.jsonl is of no rank of this trial",
     fifo: "cannot read .*rank_1.jsonl: is no regular file",
-    link: "cannot read .*rank_1.jsonl: Too many levels of symbolic links",
-    device: "cannot read .*rank_1.jsonl: Too many levels of symbolic links",
+    link: "cannot read .*rank_1.jsonl: is a symbolic link",
+    device: "cannot read .*rank_1.jsonl: is a symbolic link",
+    key_twice_in("rank_1.jsonl", "loss"): "rank 1: line .* has the key 'loss' twice in one object",
+    key_twice_in("exit.json", "code"): "exit.json: has the key 'code' twice in one object",
+    key_twice_in("made.json", "loaded"): "made.json: has the key 'loaded' twice in one object",
     endless_line: "cannot read .*rank_1.jsonl: has 10737418240 bytes",
     many_brackets: "rank 1: line 1 of its records is nested too deep",
     linked_folder: "is a link",
@@ -340,7 +356,7 @@ TAMPERINGS: dict[Tamper, str] = {
     deadline: "ended at its deadline",
     survivors: r"processes \(4711,\) would not end",
     interruption: "interrupted",
-    no_exit: "cannot read .*exit.json",
+    no_exit: "this trial never ended: .* has no exit.json",
     half_an_exit: "cannot read .*exit.json",
     exit_of_another_trial: "exit.json is of the variant",
     exit_that(code=False): "not the record of an exit: code is False",

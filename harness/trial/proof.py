@@ -81,15 +81,19 @@ def _check_exit(exit_: Exit) -> None:
     if exit_.interrupted:
         raise Inconclusive("interrupted")
     if exit_.timed_out:
-        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s")
+        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s{_why(exit_)}")
     if exit_.code:
         raise Inconclusive(_crash(exit_))
 
 
 def _crash(exit_: Exit) -> str:
     if exit_.failure is None:
-        return f"torchrun left with exit code {exit_.code}"
+        return f"torchrun left with exit code {exit_.code}{_why(exit_)}"
     return f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}"
+
+
+def _why(exit_: Exit) -> str:
+    return f": {exit_.reason}" if exit_.reason else ""
 
 
 def _check_identities(records: Records, of: Identity) -> None:
