@@ -297,7 +297,7 @@ def test_another_python_is_not_this_one(uv: Uv, tmp_path: Path) -> None:
 
 
 def test_a_lock_tells_its_packages() -> None:
-    text = "# made by\nup==1.0 \\\n    --hash=sha256:0a==\nbe-side==2.0rc1\nold==1 ; python_version"
+    text = "# made by\nup==1.0 \\\n    --hash=sha256:0a==\nBe_side==2.0rc1\nold==1 ; python_version"
     assert pins.locked(text) == {"up": "1.0", "be-side": "2.0rc1", "old": "1"}
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.files import write_whole, writing
@@ -317,8 +318,14 @@ def _meant(name: str, versions_: SpecifierSet, index: Sequence[str]) -> str:
 
 
 def locked(lock_text: str) -> dict[str, str]:
-    """The packages and versions that a lock holds."""
-    return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", lock_text, flags=re.MULTILINE))
+    """The packages, by their canonical names, and the versions that a lock holds."""
+    return dict(entries(lock_text))
+
+
+def entries(lock_text: str) -> list[tuple[str, str]]:
+    """Each package that a lock names, and its version, whether hashes or a marker follow."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", lock_text, flags=re.MULTILINE)
+    return [(canonicalize_name(name), version) for name, version in found]
 
 
 def platform_tag(name: str) -> str:
