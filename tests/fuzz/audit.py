@@ -70,9 +70,15 @@ def load(path: Path) -> Any:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
         raise NoJson(path)
     try:
-        return json.loads(path.read_bytes().decode())
+        return json.loads(path.read_bytes().decode(), object_pairs_hook=_each_once)
     except (ValueError, RecursionError):
         raise NoJson(path) from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key that is there twice")
+    return dict(pairs)
 
 
 def _same_run(before: Mapping[str, Any], now: Mapping[str, Any], variant: str) -> bool:
@@ -90,6 +96,8 @@ def _material(trial: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in trial.items() if k not in IMMATERIAL_OF_A_TRIAL}
     overlay = trial["overlay"]
     kept["overlay"] = {k: v for k, v in overlay.items() if k not in IMMATERIAL_OF_AN_OVERLAY}
+    pinned = tuple(f"{name}==" for name in trial["pins"])
+    kept["locked"] = [line for line in overlay["lock"] if line.startswith(pinned)]
     return kept
 
 
