@@ -61,7 +61,7 @@ def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
         if not sealed:
             return set()
         return _of_records(base, _acts(base.folder / variant), _acts(folder / variant))
-    except (NoJson, KeyError, TypeError, AttributeError):
+    except (NoJson, KeyError, TypeError, AttributeError, OverflowError):
         return set()
 
 
@@ -119,7 +119,7 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
             return now.stat().st_size < 1 << 26 and before.read_bytes() == now.read_bytes()
         return _plain(before) == _plain(now)
     ours, theirs = load(before), load(now)
-    dropped = {"seconds"} if as_such else {"seconds", "of", "records"}
+    dropped = {"seconds", "preloaded"} if as_such else {"seconds", "preloaded", "of", "records"}
     seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
     if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
         return False
