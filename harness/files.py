@@ -107,7 +107,12 @@ def read_plain(path: Path, most: int) -> bytes:
     Raises OSError for anything else: a link, a FIFO, a device, a folder, or more than that. It is
     for what a stranger may have put there, and waits for nobody.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "is a symbolic link", str(path)) from None
+        raise
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):

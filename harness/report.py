@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -31,6 +32,9 @@ COLOURS = {
 LOG_LINES = 12
 LOG_BYTES = 64 * 1024
 """Of the end of a log: a rank that ran wild can leave gigabytes."""
+ERROR_FILE = "error.json"
+"""What torchrun has a rank write down of the exception that ended it."""
+TRACEBACK_LINES = 5
 
 
 class Terminal(Console):
@@ -200,19 +204,39 @@ def _marked(trial: TrialResult) -> str:
 
 
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
-    """The last lines that the first failing rank of a trial wrote to stderr or stdout.
+    """What the first failing rank of a trial says of it: the end of its own traceback, else the
+    last lines that it wrote to stderr or stdout. Nothing of a rank that has done all it had to do.
 
     Read are regular files in the folder alone, and of those the last LOG_BYTES: what else has the
     name of a log could keep the reader for ever, or lead it elsewhere.
     """
     rank = failing_rank(result)
-    for name in ("stderr.log", "stdout.log"):
+    for name in (ERROR_FILE, "stderr.log", "stdout.log"):
         logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
-        ends = [end for log in logs if (end := _end(log, folder))]
-        lines = max(ends)[1].splitlines() if ends else []
+        failed = [log for log in logs if result.failure or not _finished(log)]
+        ends = [end for log in failed if (end := _end(log, folder))]
+        text = max(ends)[1] if ends else ""
+        lines = _traceback(text) if name == ERROR_FILE else text.splitlines()[-most:]
         if any(line.strip() for line in lines):
-            return lines[-most:]
+            return lines
     return []
+
+
+def _finished(log: Path) -> bool:
+    """Whether the rank of a log left its records complete: then grading has found what is wrong,
+    and the log ends with what upstream says of its settings."""
+    act, rank = log.parent.parent.parent, log.parent.name
+    return (act / f"{rank}.jsonl").is_file()
+
+
+def _traceback(text: str) -> list[str]:
+    """The end of the traceback in an error file of torchrun's; nothing where it is none."""
+    try:
+        told = json.loads(text)["message"]["extraInfo"]["py_callstack"]
+        lines = str(told).strip().splitlines()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [line for line in lines if line.strip(" ^~")][-TRACEBACK_LINES:]
 
 
 def failing_rank(result: TrialResult) -> int:
@@ -238,7 +262,7 @@ def _end(log: Path, folder: Path) -> tuple[float, str] | None:
 
 
 def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
-    """For a trial that is inconclusive: the end of the first failing rank's log."""
+    """For a trial that is inconclusive: what the first failing rank says of it."""
     if result.outcome is not Outcome.INCONCLUSIVE:
         return
     lines = last_lines(folder, result)

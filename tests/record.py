@@ -1,7 +1,8 @@
 """Keep runs for the tests: ``python -m tests.record RUN ...`` makes tests/recorded/SCENARIO_LANE.
 
-Left out are logs, checkpoints and upstream's text; paths, host and environment are made neutral,
-and the digests made anew for that. A run that does not grade as it did is refused.
+Left out are logs, checkpoints and upstream's text, and of the lists of loaded files all but what
+grading looks for; paths, host and environment are made neutral, and the digests made anew for that.
+A run that does not grade as it did is refused.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.trial import code
 from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness.upstream.overlay import SITE as SITE_FOLDER
 from tests.recording import FOLDER, read, seal, write
 
 SITE = "/overlays/{}/site-packages"
@@ -41,6 +44,8 @@ def keep(run: Path, out: Path) -> None:
             place.write_text(_neutral(path.read_text(), sites))
             if place.suffix == ".jsonl":
                 _forget_host(place)
+    for made in sorted(out.glob(f"**/{MADE_FILE}")):
+        _shorten_lists(run, out, made)
     for trial in _launched(told):
         trial["overlay"]["diff"], trial["overlay"]["made"] = [], False
     told["environment"] = {}
@@ -64,6 +69,26 @@ def _neutral(text: str, sites: dict[str, str]) -> str:
     for site, neutral in sites.items():
         text = text.replace(site, neutral)
     return text
+
+
+def _shorten_lists(run: Path, out: Path, made: Path) -> None:
+    """Keep of an act's lists of loaded files what grading looks for: a list has 1500 files."""
+    told = json.loads(made.read_text())
+    for file in sorted(made.parent.glob("rank_*.jsonl")):
+        records = read(file)
+        (proof,) = (record for record in records if record["kind"] == "upstream")
+        names = {m["file"].partition(f"/{SITE_FOLDER}/")[2] for m in proof["modules"].values()}
+        rank, names = file.stem.removeprefix("rank_"), names | set(proof["files"])
+
+        def shorter(named: str, names: set[str] = names) -> str:
+            whole = code.files(run, named)
+            return code.keep(out, {name: whole[name] for name in sorted(names)})
+
+        proof["loaded"], told["loaded"][rank] = map(
+            shorter, (proof["loaded"], told["loaded"][rank])
+        )
+        write(file, records)
+    made.write_text(json.dumps(told))
 
 
 def _forget_host(file: Path) -> None:

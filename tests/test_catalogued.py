@@ -40,6 +40,13 @@ def beyond_its_bounds(run: Run) -> None:
         told["params"] = {**told["params"], "steps": 0}
 
 
+def locked(*lines: str) -> Callable[[Run], None]:
+    return lambda run: run["trials"]["buggy"]["overlay"].update(lock=list(lines))
+
+
+MEGATRON = "megatron-core==0.16.1"
+
+
 def another_edit(run: Run) -> None:
     run["trials"]["buggy"]["defects"] = {"filter_for_clipping_too": "0" * 32}
 
@@ -66,6 +73,11 @@ def another_edit(run: Run) -> None:
         (trial(also=1), "buggy: also was not promised"),
         (renamed, "this catalogue has no bugged"),
         (unlocked, "fixed: overlay lock is missing"),
+        (locked(), "buggy: its lock has no deepspeed, and its pins 0.19.8"),
+        (locked(MEGATRON), "buggy: its lock has no deepspeed, and its pins 0.19.8"),
+        (locked("deepspeed==0.19.7 \\", MEGATRON), "its lock has deepspeed 0.19.7, and its pins"),
+        (locked("deepspeed==0.19.8", "megatron-core==0.16.0"), "has megatron-core 0.16.0, and its"),
+        (locked("deepspeed==0.19.8", "deepspeed==0.19.7", MEGATRON), "0.19.8, 0.19.7, and its"),
         (another_knob, "its parameters or pins are none of this catalogue"),
         (beyond_its_bounds, "its parameters or pins are none of this catalogue"),
         (top(scenario="bf16_clap"), "this catalogue has no scenario 'bf16_clap'"),
@@ -88,6 +100,22 @@ def test_a_run_json_that_says_something_else_is_inconclusive(
     with recording.run() as run:
         change(run)
     with pytest.raises(Inconclusive, match=said):
+        recording.grade()
+
+
+def test_a_lock_names_its_packages_with_or_without_hashes_and_markers(
+    recording: Recording,
+) -> None:
+    marked = "Megatron_Core==0.16.1 ; python_full_version >= '3.10'"
+    with recording.run() as run:
+        locked("deepspeed==0.19.8 \\", "    --hash=sha256:0a", marked)(run)
+    assert recording.grade().verdict.value == "reproduced"
+
+
+def test_a_key_that_run_json_has_twice_is_refused(recording: Recording) -> None:
+    file = recording.folder / RUN_FILE
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1, "seed": 0', 1))
+    with pytest.raises(Inconclusive, match=r"run\.json: has the key 'seed' twice in one object"):
         recording.grade()
 
 

@@ -62,6 +62,27 @@ def later(change_: Change, than: int = 3) -> Change:
     return change
 
 
+def during(change_: Change, steps: range = range(4, 7)) -> Change:
+    """The same of some steps."""
+
+    def change(record: dict[str, Any]) -> None:
+        if record["step"] in steps:
+            change_(record)
+
+    change.__name__ = f"during_{steps.start}_to_{steps.stop - 1}_{change_.__name__}"
+    return change
+
+
+def threefold(record: dict[str, Any]) -> None:
+    """Three times each gradient, and a tolerance that would let it pass."""
+    record.update(gradient=1e6 * record["gradient"], grad_norm=None)
+    record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
+
+
+def often_skipped(record: dict[str, Any]) -> None:
+    record["skipped"] *= 10**6
+
+
 def normed(record: dict[str, Any]) -> None:
     record["grad_norm"] = record["gradient"]
 
@@ -101,6 +122,7 @@ HOUSE: list[Case] = [
     ("streaming_map_resume", "fixed", 0, "start", told(python="3.9.1"), "run.json names 3.11.7"),
     ("streaming_map_resume", "fixed", 0, "start", told(torch="2.9.0"), "run.json names 2.13.0"),
     ("streaming_map_resume", "fixed", 0, "start", told(nccl="2.28.9"), "no GPU, on the cpu lane"),
+    ("streaming_map_resume", "fixed", 0, "start", told(threads=2), "run.json names 1"),
     ("streaming_map_resume", "fixed", 0, "shims", told(uses={}), "are not those of run.json"),
     ("streaming_map_resume", "fixed", 0, "upstream", told(modules={"x": MODULE}), "x, which is"),
     ("streaming_map_resume", "fixed", 0, "upstream", told(files={"x": None}), "not watched"),
@@ -117,6 +139,8 @@ TIED: list[Case] = [
     ("tied_grad_reduce", "reference", 0, "step", told(parted=True), "parted is True, and"),
     ("tied_grad_reduce", "control", 0, "step", told(got={}), "got has 0 names"),
     ("tied_grad_reduce", "control", 0, "step", later(normed), "norm is not told of, as it is else"),
+    ("tied_grad_reduce", "control", None, "step", threefold, "where its parts on all ranks have"),
+    ("tied_grad_reduce", "fixed", 1, "step", told(gradient=1e3), "where its parts on all ranks"),
     (
         "tied_grad_reduce", "control", 0, "step", without("strayed", WEIGHT),
         f"step 1: {WEIGHT} is not told of in each step",
@@ -129,7 +153,8 @@ TIED: list[Case] = [
         "buffered False, and left_parted True",
     ),
     ("tied_resume_norm", "fixed/resume", 0, "loaded", told(compared=0), "where compared is 0"),
-    ("tied_resume_norm", "fixed/resume", 0, "loaded", told(trained={}), "trained has 0 names"),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", told(trained=[]), "trained has 0 entries"),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", told(trained=["x"]), "x is no parameter"),
     (
         "tied_resume_norm", "buggy/resume", 1, "loaded", within("changed", told(about="x")),
         "changed [0] about is 'x', and no change",
@@ -160,6 +185,9 @@ CLIP: list[Case] = [
     ("bf16_clip", "reference", 0, "step", told(replicas=["x"]), "x is no copy in each step"),
     ("bf16_clip", "fixed", 1, "step", told(differing={"x": 1.0}), "differing is not alike"),
     ("bf16_clip", "fixed", 0, "checkpoint", told(compared=0), "failed for 0 of 0 keys"),
+    ("bf16_clip", "fixed", 0, "checkpoint", told(compared=1), "of 1 keys, where the model has 8"),
+    ("bf16_clip", "fixed", 0, "checkpoint", told(compared=10**9), "where the model has 8"),
+    ("bf16_clip", "fixed", None, "step", told(gradient=1e6), "has the norm 1e+06, where its parts"),
     ("bf16_clip", "buggy", 0, "checkpoint", told(compared=7), "failed for 8 of 7 keys"),
     (
         "bf16_clip", "buggy", 0, "checkpoint", within("failures", told(key="x")),
@@ -230,6 +258,24 @@ OVERFLOW: list[Case] = [
         "fp16_overflow", "control", 1, "step", within("largest", told(**{"output logits": 1e4})),
         "output logits are at most 10000.0, and their headroom is told as",
     ),
+    *(
+        ("fp16_overflow_stage0", trial, None, "step", *wrong)
+        for trial in ("fixed", "control")
+        for wrong in (
+            (during(told(loss=1e300)), "its loss is 1e+300, of logits of at most"),
+            (during(told(loss=-1.0)), "its loss is -1.0, of logits"),
+            (told(grad_norm=1e300), "its gradient norm is 1e+300, more than the precision can"),
+            (told(grad_norm=1e4), "its gradient norm is 10000.0, and plain torch's 6.8949"),
+        )
+    ),
+    (
+        "fp16_overflow_stage0", "buggy", None, "step", often_skipped,
+        "the count of skipped steps went from 0 to 1000000",
+    ),
+    (
+        "fp16_overflow", "fixed", None, "step", during(told(loss="nan")),
+        "its loss is nan, of logits of at most",
+    ),
     ("fp16_overflow", "buggy", 1, "exception", told(type="Error"), "type is 'Error'"),
     (
         "fp16_overflow", "control", 1, "setup", within("corpus", told(sha256="0" * 64)),
@@ -239,8 +285,23 @@ OVERFLOW: list[Case] = [
 
 STEPS: list[Case] = [
     ("clip_max_for_min", "fixed", 0, "step", told(micro=[]), "micro has 0 entries, and not 1"),
-    ("clip_max_for_min", "buggy", 0, "step", told(applied=1e-3), "120 are wrong: 6 not"),
-    ("clip_max_for_min", "fixed", 0, "step", told(loss=0.0), "the loss of step 1 is 0"),
+    ("clip_max_for_min", "buggy", None, "step", told(applied=1e-3), "120 are wrong: 0 not"),
+    ("clip_max_for_min", "fixed", None, "step", told(loss=0.0), "the loss of step 1 is 0"),
+    *(
+        ("clip_max_for_min", "fixed", 1, "step", change, "is not alike on ranks 0 and 1")
+        for change in (
+            told(loss=0.1), told(gradient=0.1), told(applied=0.1), told(ratio=1.5), told(off=0.1),
+            told(micro=[1.5]), told(reference_loss=0.1),
+        )
+    ),
+    ("clip_max_for_min", "fixed", None, "step", told(micro=[9.0]), "of each micro-batch's 9"),
+    ("pipeline_gas_twice", "fixed", 1, "step", told(loss=0.1), "loss is not alike on ranks 0 and"),
+    ("pipeline_gas_twice", "fixed", 1, "step", told(reference_loss=0.1), "reference_loss is not"),
+    (
+        "pipeline_gas_twice", "fixed", 1, "step", told(micro=[1.0, 1.0, 0.0, 2.0]),
+        "of each micro-batch's 1, 1, 0, 2",
+    ),
+    ("trainer_gas_twice", "fixed", 0, "step", told(micro=[9.0] * 4), "micro-batch's 9, 9, 9, 9"),
     ("pipeline_gas_twice", "fixed", 0, "step", told(micro=[1.0]), "micro has 1 entries, and not 4"),
     ("pipeline_gas_twice", "control", 1, "step", told(stage=0), "stage is 0, and not 1"),
     ("trainer_gas_twice", "control", 0, "step", told(rows=[]), "rows has 0 entries"),
@@ -252,7 +313,7 @@ STEPS: list[Case] = [
     ("warmup_first_step", "control", 0, "step", told(logged=[]), "logged has 0 entries"),
     ("warmup_first_step", "control", 1, "step", told(loss=0.0), "the loss of step 1 is"),
     ("warmup_first_step", "fixed", 1, "schedule", told(name="inf"), "name is 'inf'"),
-]
+]  # fmt: skip
 
 STREAMS: list[Case] = [
     ("streaming_map_resume", "fixed", 0, "resume", told(transform="inf"), "transform is 'inf'"),
@@ -277,10 +338,17 @@ EMBEDDING: list[Case] = [
         "120 elements, 120 of them owned, where its layout has 128 and 128",
     ),
     ("tied_embedding_order", "control", 1, "layout", told(bucket=[0, 1]), "lie outside of their"),
-    ("tied_embedding_order", "fixed", 1, "compared", told(sums=[0.0] * 4), "sums is not alike"),
     ("tied_embedding_training", "fixed", 1, "layout", told(owned=[0, 500]), "0 to 500 of 128"),
     ("tied_embedding_training", "fixed", 3, "step", told(missed={}), "has 0 names, and it owns a"),
     ("tied_embedding_training", "fixed", 3, "step", told(apart=1.0), "apart is not alike on ranks"),
+    (
+        "tied_embedding_training", "fixed", 2, "step", told(gradients_differ=1.0),
+        "ranks 0 and 2 do not have gradients that are 0 apart",
+    ),
+    (
+        "tied_embedding_training", "buggy", 1, "step", told(gradient_sum=9.0),
+        "ranks 1 and 3 do not have gradients that are 0 apart",
+    ),
     ("tied_embedding_training", "fixed", 0, "step", told(plain_loss=9.0), "its plain_loss is not"),
     ("tied_embedding_training", "fixed", 3, "weight", told(values=[0.1]), "of another size"),
     ("tied_embedding_training", "buggy", 1, "weight", moved, "is not that of its replicas"),
@@ -323,6 +391,19 @@ def test_ranks_whose_records_of_a_kind_say_this_are_not_believed(
     trial = run.trial(place.partition("/")[0])
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert said in trial.reason
+
+
+@pytest.mark.parametrize("trial", ["fixed", "control"])
+def test_one_stages_records_are_not_those_of_the_other(
+    trial: str, recorded: Callable[[str], Recording]
+) -> None:
+    run = recorded("tied_grad_reduce")
+    with run.records(trial, 0) as first:
+        theirs = [{**record, "rank": 1} for record in first[1:]]
+    with run.records(trial, 1) as last:
+        last[1:] = theirs
+    assert run.trial(trial).outcome is Outcome.INCONCLUSIVE
+    assert "the model has blocks 1, 2, 1, 2 on its stages" in run.trial(trial).reason
 
 
 def test_a_gradient_norm_that_no_step_has_is_of_some_releases(

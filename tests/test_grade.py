@@ -22,9 +22,11 @@ def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
 
 
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
-    with recording.record("fixed", "step") as step:
-        step["grad_norm"] = step["gradient"] = step["clipping"] / 2
-        step["got"] = {name: [norm, 1.0, 0.0] for name, (norm, _, _) in step["got"].items()}
+    for rank in (0, 1):
+        with recording.record("fixed", "step", rank) as step:
+            small = step["clipping"] / 2 / step["gradient"]
+            step["grad_norm"] = step["gradient"] = step["clipping"] / 2
+            step["got"] = {n: [norm * small, 1.0, 0.0] for n, (norm, _, _) in step["got"].items()}
     trial = recording.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "not exercised" in trial.reason

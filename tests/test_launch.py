@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -106,6 +107,47 @@ def test_a_rank_that_torchrun_itself_ended_does_not_hide_the_error_of_another(
     done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
     assert done["failure"]["rank"] == 0
     assert done["failure"]["message"] == "ValueError: wrong"
+
+
+LOGGED = "E1122 05:28:20.674000 9459 torch/distributed/elastic/multiprocessing/api.py:836] "
+SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal: 15"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("OSError: [Errno 24] Too many open files", "OSError: [Errno 24] Too many open files"),
+        (
+            "ValueError\n  File x\ntorch.distributed.DistStoreError: Failed to init uv loop\n",
+            "torch.distributed.DistStoreError: Failed to init uv loop",
+        ),
+        (f"{LOGGED}a.RaisedException: \n{LOGGED}OSError: no\nKeyError: later", "OSError: no"),
+        (
+            "[W1122 05:30:21.65 a.cpp:7] [c10d] No socket (errno: 24 - Too many open files).",
+            "No socket (errno: 24 - Too many open files).",
+        ),
+        (SIGNALLED, ""),
+        ("no reason", ""),
+    ],
+)  # fmt: skip
+def test_why_torchrun_itself_failed_is_in_its_log(log: str, reason: str, stand_in: StandIn) -> None:
+    done = stand_in.launch(f"import sys\nprint({log!r})\nsys.exit(1)")
+    assert (done["reason"], done["failure"]) == (reason, None)
+
+
+def test_a_rank_that_left_no_error_has_the_reason_of_torchruns_log(stand_in: StandIn) -> None:
+    said = f"{LOGGED}OSError: [Errno 24] Too many open files\n{ROOT_CAUSE.format(code=1)}"
+    done = stand_in.launch(f"import sys\nprint({said!r})\nsys.exit(1)")
+    why = "left with exit code 1: OSError: [Errno 24] Too many open files"
+    assert done["failure"] == {"rank": 1, "message": why}
+
+
+def test_a_low_limit_of_open_files_is_told_with_the_reason(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    done = stand_in.launch('import sys\nprint("OSError: Failed to init uv loop")\nsys.exit(1)')
+    assert done["reason"].endswith("uv loop; a process may open 24 files here (ulimit -n)")
 
 
 def test_of_two_errors_in_one_second_the_first_is_named(stand_in: StandIn) -> None:

@@ -91,6 +91,11 @@ def test_what_is_no_lock_file_is_named_in_one_line(text: str, tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_lock_of_any_form_names_its_packages() -> None:
+    text = "# made by\nup==1.0 \\\n    --hash=sha256:0a==\nBe_side==2.0rc1\nold==1 ; python_version"
+    assert locks.versions(text) == {"up": "1.0", "be-side": "2.0rc1", "old": "1"}
+
+
 def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tuple[str, str]]:
     """Have stacks resolve to their own pins, from a Python's first day on; what was asked."""
     asked = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.spec import Inconclusive, Outcome, Verdict
+from harness.trial import code
 from harness.trial.records import EXIT_FILE
 from tests.recording import RECORDED, Recording
 
@@ -201,6 +203,38 @@ def loaded_other_files(run: Recording, variant: str) -> None:
         proof["loaded"] = "0" * 32
 
 
+def listed(change: Callable[[dict[str, str]], Any], name: str) -> Tamper:
+    """Change the list of loaded files of each rank, and say that it was made just so."""
+
+    def tamper(run: Recording, variant: str) -> None:
+        for rank in (0, 1):
+            with run.record(variant, "upstream", rank) as proof:
+                files = code.files(run.folder, proof["loaded"])
+                change(files)
+                proof["loaded"] = code.keep(run.folder, files)
+        made = run.folder / variant / "made.json"
+        told = json.loads(made.read_text())
+        made.write_text(
+            json.dumps({**told, "loaded": {"0": proof["loaded"], "1": proof["loaded"]}})
+        )
+
+    tamper.__name__ = name
+    return tamper
+
+
+def key_twice_in(file: str, key: str) -> Tamper:
+    """A first value that json would pass over: nothing else in the folder is any other for it."""
+
+    def tamper(run: Recording, variant: str) -> None:
+        place = run.folder / variant / file
+        place.write_text(place.read_text().replace(f'"{key}": ', f'"{key}": 9, "{key}": ', 1))
+        if place.suffix == ".jsonl":
+            run.forget_digests(variant)
+
+    tamper.__name__ = f"{key}_twice_in_{file}"
+    return tamper
+
+
 def no_word_on_how_it_was_made(run: Recording, variant: str) -> None:
     (run.folder / variant / "made.json").unlink()
 
@@ -304,8 +338,11 @@ TAMPERINGS: dict[Tamper, str] = {
     another_variants_file: "rank 1: its records are of the variant",
     a_rank_too_many: "rank_2.jsonl is of no rank of this trial",
     fifo: "cannot read .*rank_1.jsonl: is no regular file",
-    link: "cannot read .*rank_1.jsonl: Too many levels of symbolic links",
-    device: "cannot read .*rank_1.jsonl: Too many levels of symbolic links",
+    link: "cannot read .*rank_1.jsonl: is a symbolic link",
+    device: "cannot read .*rank_1.jsonl: is a symbolic link",
+    key_twice_in("rank_1.jsonl", "loss"): "rank 1: line .* has the key 'loss' twice in one object",
+    key_twice_in("exit.json", "code"): "exit.json: has the key 'code' twice in one object",
+    key_twice_in("made.json", "loaded"): "made.json: has the key 'loaded' twice in one object",
     endless_line: "cannot read .*rank_1.jsonl: has 10737418240 bytes",
     many_brackets: "rank 1: line 1 of its records is nested too deep",
     linked_folder: "is a link",
@@ -327,6 +364,9 @@ TAMPERINGS: dict[Tamper, str] = {
     one_process: "ranks 0 and 1 say that they were one process",
     a_process_that_is_none: "rank 1 did not say who it is",
     loaded_other_files: "is damaged: rank 1 loaded .* not as it was made",
+    listed(dict.clear, "empty_list"): "rank 0: its list of loaded files has no deepspeed/__init__",
+    listed(lambda files: files.pop(FILE), "list_without_the_bug"): f"loaded files has no {FILE}",
+    listed(lambda files: files.update({FILE: "0" * 64}), "list_with_another"): f"has no {FILE} as",
     no_word_on_how_it_was_made: "cannot read .*made.json",
     no_word_on_upstream: "rank 1: its records do not begin and end as a rank's do",
     upstream_from_elsewhere: "rank 1 loaded deepspeed from /elsewhere/",
@@ -340,7 +380,7 @@ TAMPERINGS: dict[Tamper, str] = {
     deadline: "ended at its deadline",
     survivors: r"processes \(4711,\) would not end",
     interruption: "interrupted",
-    no_exit: "cannot read .*exit.json",
+    no_exit: "this trial never ended: .* has no exit.json",
     half_an_exit: "cannot read .*exit.json",
     exit_of_another_trial: "exit.json is of the variant",
     exit_that(code=False): "not the record of an exit: code is False",
@@ -369,6 +409,15 @@ def test_a_run_with_this_is_inconclusive(
     with pytest.raises(Inconclusive, match=TAMPERINGS[tamper]):
         raise Inconclusive(trial.reason)
     assert result.reasons == (f"{variant}: {trial.reason}",)
+
+
+def test_a_list_of_loaded_files_that_is_lost_or_odd_proves_nothing(recording: Recording) -> None:
+    for file in (recording.folder / "loaded").glob("*.json"):
+        file.write_text(file.read_text().replace(f'"{FILE}"', f'"{FILE}": "", "{FILE}"', 1))
+    assert f"has the key '{FILE}' twice in one object" in recording.trial("fixed").reason
+    shutil.rmtree(recording.folder / "loaded")
+    assert recording.trial("fixed").reason.endswith(".json: No such file or directory")
+    assert recording.grade().verdict is Verdict.INCONCLUSIVE
 
 
 def test_records_of_another_variants_overlay_are_inconclusive(recording: Recording) -> None:

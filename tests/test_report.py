@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import stat
 from dataclasses import replace
@@ -142,6 +143,41 @@ def test_the_last_lines_are_those_of_the_rank_that_failed_first(tmp_path: Path) 
     write_logs(tmp_path, 0, stderr="connection closed\n")
     write_logs(tmp_path, 1, stderr="\n".join(map(str, range(99))), stdout="chatter\n")
     assert last_lines(tmp_path, LOST, most=2) == ["97", "98"]
+
+
+def write_error(run: Path, rank: int, traceback: str) -> None:
+    told = {"message": {"message": "wrong", "extraInfo": {"py_callstack": traceback}}}
+    (run / "buggy" / "logs" / f"rank_{rank}" / "error.json").write_text(json.dumps(told))
+
+
+def test_the_end_of_its_own_traceback_goes_before_what_a_rank_wrote(tmp_path: Path) -> None:
+    write_logs(tmp_path, 1, stderr="DeepSpeed's config\n" * 99)
+    frames = "".join(
+        f'  File "{n}.py", line {n}, in run\n    step()\n    ~~~~^^\n' for n in range(9)
+    )
+    write_error(tmp_path, 1, f"Traceback (most recent call last):\n{frames}ValueError: wrong\n")
+    assert last_lines(tmp_path, LOST) == [
+        '  File "7.py", line 7, in run',
+        "    step()",
+        '  File "8.py", line 8, in run',
+        "    step()",
+        "ValueError: wrong",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"message": "killed"}'])
+def test_an_error_file_without_a_traceback_is_passed_over(tmp_path: Path, text: str) -> None:
+    write_logs(tmp_path, 1, stderr="last words\n")
+    (tmp_path / "buggy" / "logs" / "rank_1" / "error.json").write_text(text)
+    assert last_lines(tmp_path, LOST) == ["last words"]
+
+
+def test_the_log_of_a_rank_that_has_done_its_work_says_nothing_of_a_failure(tmp_path: Path) -> None:
+    write_logs(tmp_path, 0, stderr="DeepSpeed's config\n")
+    odd = replace(LOST, failure=None)
+    assert last_lines(tmp_path, odd) == ["DeepSpeed's config"]
+    (tmp_path / "buggy" / "rank_0.jsonl").touch()
+    assert last_lines(tmp_path, odd) == []
 
 
 def test_stdout_is_shown_where_stderr_says_nothing(tmp_path: Path) -> None:

@@ -311,8 +311,9 @@ def test_a_pipelines_loss_must_be_plain_torchs(
     variant: str, recorded: Callable[[str], Recording]
 ) -> None:
     run = recorded("pipeline_gas_twice")
-    with run.record(variant, "step") as step:
-        step["loss"] /= 2
+    for rank in (0, 1):
+        with run.record(variant, "step", rank) as step:
+            step["loss"] /= 2
     trial = run.trial(variant)
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "the loss of step 1 is" in trial.reason

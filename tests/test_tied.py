@@ -211,7 +211,7 @@ def test_a_change_on_another_rank_too_is_not_the_documented_symptom(resumed: Rec
 
 def test_nothing_but_initial_values_saved_is_not_exercised(resumed: Recording) -> None:
     with resumed.record("fixed/resume", "loaded", 1) as loaded:
-        del loaded["trained"][NORM]
+        loaded["trained"].remove(NORM)
     trial = resumed.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "not exercised" in trial.reason

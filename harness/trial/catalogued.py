@@ -10,10 +10,12 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from harness import catalog, machine
 from harness.facts.shapes import (
@@ -30,7 +32,7 @@ from harness.facts.shapes import (
 )
 from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Place, Scenario
 from harness.trial.records import digest
-from harness.upstream import pins, shims
+from harness.upstream import locks, pins, shims
 from harness.upstream.overlay import INSTALLED, SITE
 
 SHAPE = held(
@@ -141,6 +143,8 @@ def _check_trial(run: Mapping[str, Any], variant: str, found: Mapping[str, Any])
             raise Inconclusive(f"run.json, {variant}: {what}; {_origin(run)}")
     if "overlay" in found and not _in_its_place(run, found["overlay"]):
         raise Inconclusive(f"run.json, {variant}: its overlay is not where it belongs")
+    if "overlay" in found and found["overlay"]["key"] != INSTALLED:
+        _check_lock(variant, found["overlay"]["lock"], found["pins"])
     files = set(found.get("files", expected["watched"]))
     if not files <= set(expected["watched"]) or (
         variant != RELEASED and files != set(expected["watched"])
@@ -153,6 +157,18 @@ def _in_its_place(run: Mapping[str, Any], lent: Mapping[str, Any]) -> bool:
     if run["installed"]:
         return bool(lent["key"] == INSTALLED)
     return Path(lent["site"]).parts[-2:] == (lent["key"], SITE)
+
+
+def _check_lock(variant: str, lock: Sequence[str], pinned: Mapping[str, str]) -> None:
+    """The lock that the overlay was installed from names each pinned package once, as pinned."""
+    named: dict[str, list[str]] = {}
+    for name, version in locks.entries("\n".join(lock)):
+        named.setdefault(name, []).append(version)
+    for name, version in pinned.items():
+        found = named.get(canonicalize_name(name), [])
+        if found != [version]:
+            has = f"{name} {', '.join(found)}" if found else f"no {name}"
+            raise Inconclusive(f"run.json, {variant}: its lock has {has}, and its pins {version}")
 
 
 def _short(value: Any, most: int = 60) -> str:

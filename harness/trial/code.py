@@ -33,13 +33,13 @@ Files = Mapping[str, str]
 """SHA-256 by the path of a file in site-packages."""
 
 
-def keep(run_folder: Path, files: Files) -> str:
+def keep(run_folder: Path, loaded: Files) -> str:
     """Keep a list of files in the run folder, and return its digest."""
-    named = digest(files)
+    named = digest(loaded)
     place = run_folder / LISTS / f"{named}.json"
     place.parent.mkdir(exist_ok=True)
     if not place.exists():
-        write_json(place, dict(sorted(files.items())))
+        write_json(place, dict(sorted(loaded.items())))
     return named
 
 
@@ -54,7 +54,7 @@ def note(run_folder: Path, of: Identity, as_made: Callable[[Files], Files]) -> N
     except HarnessError:
         return
     made = {
-        str(proof["rank"]): keep(run_folder, as_made(_list(run_folder, proof["loaded"])))
+        str(proof["rank"]): keep(run_folder, as_made(files(run_folder, proof["loaded"])))
         for proof in records.of("upstream")
     }
     write_json(folder / MADE_FILE, {"of": asdict(of), "loaded": made})
@@ -75,18 +75,19 @@ def made(folder: Path, of: Identity) -> dict[int, str]:
 def changed(run_folder: Path, loaded: str, as_made: str | None) -> str:
     """The first file that is not as it was made, by the digests of the two lists, in words."""
     try:
-        ours, theirs = _list(run_folder, loaded), _list(run_folder, str(as_made))
+        ours, theirs = files(run_folder, loaded), files(run_folder, str(as_made))
     except HarnessError:
         return "a file of upstream"
     odd = [file for file in sorted(ours) if ours[file] != theirs.get(file)]
     return f"{odd[0]}, one of {len(odd)}," if len(odd) > 1 else odd[0] if odd else "a file"
 
 
-def _list(run_folder: Path, named: str) -> dict[str, str]:
+def files(run_folder: Path, named: str) -> dict[str, str]:
+    """A list of files by its digest; raises Inconclusive where it is not as it was written."""
     if len(named) != len(digest({})) or not named.isalnum():
         raise Inconclusive(f"{named!r} names no list of files")
     found = read_json(run_folder / LISTS / f"{named}.json")
     if _LIST(found) or digest(found) != named:
         raise Inconclusive(f"{LISTS}/{named}.json is not what it was when it was written")
-    files: dict[str, str] = found
-    return files
+    kept: dict[str, str] = found
+    return kept

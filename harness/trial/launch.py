@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,16 @@ nodes in it, a trial waited for the second until its deadline."""
 OWN_DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end a rank for a reason of its own. torchrun sends SIGTERM to those that are left,
 and NCCL's watchdog aborts a rank when another is gone."""
+
+REASON = re.compile(
+    r"^(?:\[?[EWI]\d{4} [^]]*\] ?(?:\[c10d\] )?)?"  # as torch's logging begins a line
+    r"((?!\S*SignalException)[\w.]+(?:Error|Exception): \S.*|.*Too many open files.*)$",
+    re.MULTILINE,
+)
+"""A line of torchrun's log that says why it failed. The signal that ends it is no reason."""
+
+FEW_FILES = 256
+"""Files that a process may open at least, for nobody to think of that limit."""
 
 STACK_SECONDS = 2.0
 POLL_SECONDS = 0.05
@@ -149,7 +160,8 @@ def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
     finally:
         survivors = end_all(token)
     _flatten_logs(folder)
-    return replace(ended, survivors=survivors, failure=_failure(folder))
+    reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
+    return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
 def rank_environment(around: Surroundings) -> dict[str, str]:
@@ -253,8 +265,20 @@ def _failure(folder: Path) -> dict[str, Any] | None:
     if errors and not killed:
         return min(errors, key=lambda error: error["at"])
     for rank, code in killed or exits[-1:]:  # torchrun names its root cause last
-        return {"rank": rank, "message": _how_it_ended(code)}
+        why = "" if code < 0 else _reason(folder / "torchrun.log")
+        return {"rank": rank, "message": _how_it_ended(code) + (why and f": {why}")}
     return None
+
+
+def _reason(log: Path) -> str:
+    """Why torchrun itself failed, in its own words; empty where its log does not say.
+
+    They may be "Failed to init uv loop", where all that is wrong is the limit of open files.
+    """
+    found = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
+    few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = f"; a process may open {few} files here (ulimit -n)" if few < FEW_FILES else ""
+    return found[1].strip() + limit if found else ""
 
 
 def _exits(log: Path) -> list[tuple[int, int]]:

@@ -69,7 +69,7 @@ def _proven_act(run: Mapping[str, Any], folder: Path, of: Identity, exits: list[
     _check_identities(records, of)
     _check_promises(records, {n: planned(run, of.variant, of.act, n) for n in records.ranks})
     _check_lane(records, run["lane"])
-    _check_machine(records, run["machine"])
+    _check_machine(records, {**run["machine"], "threads": run["launch"].get("threads")})
     _check_upstream(folder, records, of, run["trials"][of.variant])
     _check_shims(records, run["trials"][of.variant]["shims"])
     return records
@@ -81,15 +81,19 @@ def _check_exit(exit_: Exit) -> None:
     if exit_.interrupted:
         raise Inconclusive("interrupted")
     if exit_.timed_out:
-        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s")
+        raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s{_why(exit_)}")
     if exit_.code:
         raise Inconclusive(_crash(exit_))
 
 
 def _crash(exit_: Exit) -> str:
     if exit_.failure is None:
-        return f"torchrun left with exit code {exit_.code}"
+        return f"torchrun left with exit code {exit_.code}{_why(exit_)}"
     return f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}"
+
+
+def _why(exit_: Exit) -> str:
+    return f": {exit_.reason}" if exit_.reason else ""
 
 
 def _check_identities(records: Records, of: Identity) -> None:
@@ -166,9 +170,9 @@ def _check_lane(records: Records, lane: str) -> None:
 
 
 def _check_machine(records: Records, machine: Mapping[str, Any]) -> None:
-    """Ranks ran the Python and the torch that run.json says the machine has."""
+    """Ranks ran the Python and the torch that run.json says the machine has, on so many threads."""
     for start in records.of("start"):
-        for name in ("python", "torch"):
+        for name in ("python", "torch", "threads"):
             # torch itself may tell its build, 2.11.0+cu130, where it is installed as 2.11.0.
             ours, theirs = (str(v).partition("+")[0] for v in (start[name], machine.get(name)))
             if machine.get(name) is not None and ours != theirs:
@@ -203,6 +207,8 @@ def _check_upstream(folder: Path, records: Records, of: Identity, trial: Mapping
                 f"overlay {key} is damaged: rank {rank} loaded {which} not as it was made; remove "
                 f"it with 'python -m harness clean {key}'"
             )
+        if key != INSTALLED:
+            _check_loaded(rank, proof, site, code.files(folder.parent, loaded))
 
 
 def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]) -> None:
@@ -216,6 +222,17 @@ def _check_modules(rank: int, proof: Record, site: Path, pins: Mapping[str, str]
             raise Inconclusive(f"rank {rank} loaded {name} from {where}, not from its overlay")
         if module["version"] != version:
             raise Inconclusive(f"rank {rank} ran {name} {module['version']}, not {version}")
+
+
+def _check_loaded(rank: int, proof: Record, site: Path, loaded: code.Files) -> None:
+    """What a rank's list of loaded files has to name: the pinned packages, and the files with the
+    bug, each with its hash. An empty list would agree with an overlay of any content."""
+    modules = [Path(module["file"]).relative_to(site) for module in proof["modules"].values()]
+    listed = {Path(file) for file in loaded}
+    lacking = [m for m in modules if m not in listed and not any(m in f.parents for f in listed)]
+    lacking += [Path(f) for f, seen in proof["files"].items() if loaded.get(f) != seen["sha256"]]
+    if lacking:
+        raise Inconclusive(f"rank {rank}: its list of loaded files has no {lacking[0]} as it ran")
 
 
 def _check_files(rank: int, proof: Record, site: Path, files: Mapping[str, str]) -> None:

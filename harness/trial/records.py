@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -177,6 +177,8 @@ class Exit:
     """The first failing rank, its exit code and its error's text, where torchrun knows."""
     survivors: tuple[int, ...] = ()
     """Process ids that would not end: always empty, or the machine is in trouble."""
+    reason: str = ""
+    """Why torchrun itself failed, by its log, where it left with an exit code or never ended."""
     preloaded: Mapping[str, float] = field(default_factory=dict)
     """What its processes had imported before they were forked, ``torch`` and ``upstream``, with the
     wall seconds that took, once for all that were forked there; nothing in a cold launch."""
@@ -190,7 +192,7 @@ class Exit:
 EXIT: Mapping[str, Shape] = {
     "code": WHOLE, "seconds": SIZE, "timed_out": FLAG, "interrupted": FLAG,
     "failure": maybe(held({"rank": COUNT, "message": TEXT, "at": optional(NUMBER)})),
-    "survivors": many(COUNT), "preloaded": optional(by_name(SIZE)),
+    "survivors": many(COUNT), "reason": optional(TEXT), "preloaded": optional(by_name(SIZE)),
     "of": held(IDENTITY), "records": by_name(TEXT),
 }  # fmt: skip
 
@@ -218,6 +220,8 @@ def read_exit(folder: Path, of: Identity) -> Exit:
 
 
 def _exit_json(folder: Path) -> dict[str, Any]:
+    if not os.path.lexists(folder / EXIT_FILE):
+        raise Inconclusive(f"this trial never ended: {folder} has no {EXIT_FILE}")
     told = read_json(folder / EXIT_FILE)
     wrong = held(EXIT)(told)
     if wrong:
@@ -358,15 +362,25 @@ def _parse(line: str, rank: int, number: int) -> Record:
 
 
 def parse(text: str) -> Any:
-    """The data of a JSON text; raises ValueError also where it names NaN or is nested too deep."""
+    """The data of a JSON text; raises ValueError also where it names NaN, where one object has a
+    key twice, or where it is nested too deep."""
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
     except RecursionError:
         raise ValueError("is nested too deep") from None
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"holds {name}, which is no number")
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; json itself keeps the last value of a key that occurs twice, and says nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"has the key {twice!r} twice in one object")
+    return found
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -382,7 +396,8 @@ def read_json(path: Path) -> Any:
     try:
         return parse(read_plain(path, LARGEST).decode("utf-8"))
     except (OSError, ValueError) as error:
-        raise Inconclusive(f"cannot read {path}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise Inconclusive(f"cannot read {path}: {why}") from None
 
 
 def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:

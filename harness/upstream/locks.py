@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from harness.spec import Inconclusive
 
@@ -59,8 +60,14 @@ def lines(versions: Mapping[str, str]) -> str:
 
 
 def versions(text: str) -> dict[str, str]:
-    """The packages that such lines name, with their versions."""
-    return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE))
+    """The packages that such lines name, by their canonical names, with their versions."""
+    return dict(entries(text))
+
+
+def entries(text: str) -> list[tuple[str, str]]:
+    """Each package that such lines name and its version, whether hashes or a marker follow."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE)
+    return [(canonicalize_name(name), version) for name, version in found]
 
 
 def file(folder: Path, releases: Mapping[str, str]) -> Path:

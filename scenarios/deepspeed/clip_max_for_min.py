@@ -17,7 +17,7 @@ from functools import partial
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, exactly
+from harness.facts.shapes import NUMBER, alike, exactly
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -58,9 +58,10 @@ picture = applied.norms
 
 
 def plan(at: Place) -> Plan:
-    """Each step, with what it applied."""
+    """Each step, with what it applied: on replicas, and so the same on all ranks."""
     facts = {"loss": NUMBER, "clipping": exactly(at.params.clipping), **applied.shapes(1)}
-    return {"step": Kind(facts, each(at.params.steps))}
+    same = {name: alike(shape) for name, shape in facts.items()}
+    return {"step": Kind(same, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:

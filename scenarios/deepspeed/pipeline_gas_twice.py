@@ -21,7 +21,7 @@ from functools import partial
 
 from harness.knobs import Knobs, knob
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, exactly
+from harness.facts.shapes import NUMBER, alike, exactly
 from harness.spec import (
     Context, Exercise, Finding, Place, Record, Records, Scenario, affected, unaffected,
 )  # fmt: skip
@@ -72,8 +72,10 @@ def plan(at: Place) -> Plan:
     """Each step, with what this stage applied."""
     count = at.params.micro_batches
     told = {"micro_batches": count, "stages": at.world_size, "stage": at.rank}
-    stage = {"loss": NUMBER, **{name: exactly(value) for name, value in told.items()}}
-    return {"step": Kind({**stage, **applied.shapes(count)}, each(at.params.steps))}
+    stage = {name: exactly(value) for name, value in told.items()}
+    losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
+    facts = {**stage, **applied.shapes(count), **losses}
+    return {"step": Kind(facts, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:

@@ -163,7 +163,7 @@ def detect(records: Records) -> Finding | None:
     replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
     parted = [step for step in records.of("step", 0) if step.get("apart")]
     missing = owners.missing(records)
-    other = owners.otherwise_wrong(records) or owners.weights_wrong(records)
+    other = owners.otherwise_wrong(records) or owners.weights_wrong(records) or _retold(records)
     if other or not parted:
         told = f"{replicas}, and the tied copies agree"
         return other or (Finding(told, documented=False) if unlike or missing else None)
@@ -183,6 +183,19 @@ def detect(records: Records) -> Finding | None:
         and not unlike
         and {rank // cells.REPLICAS for rank in missing} == {0, 1},
     )
+
+
+def _retold(records: Records) -> Finding | None:
+    """The ranks of an embedding group do not tell the same of how far their gradients are apart,
+    or have sums that are farther apart than that."""
+    for last in (layout["rank"] for layout in records.of("layout")):
+        first, size = last % cells.REPLICAS, len(records.of("weight", last)[0]["values"])
+        for one, other in zip(records.of("step", first), records.of("step", last), strict=True):
+            far, apart = one["gradient_sum"] - other["gradient_sum"], one["gradients_differ"]
+            if apart != other["gradients_differ"] or not near(far, 0.0, within=2 * size * apart):
+                told = f"step {one['step']}: ranks {first} and {last} do not have gradients"
+                return Finding(f"{told} that are {apart:.3g} apart", documented=False)
+    return None
 
 
 def exercised(records: Records) -> Exercise:

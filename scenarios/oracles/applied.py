@@ -8,6 +8,7 @@ scenario's rows are equally long, so that the mean of the micro-batches' means i
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-3
 """How far (as a fraction) what was applied may be from what it should be, and still be it: fp32
 rounding moves it by 1e-5."""
+
+CUT = 1e-2
+"""Directions of the micro-batches' gradients that are shorter than this part of the longest explain
+nothing: of what is off, rounding say, they would make shares of any size."""
 
 UNIT = "of the gradient that is right"
 
@@ -95,13 +100,14 @@ def facts(
     gradient = micro.mean(0)
     ratio = applied @ gradient / (gradient @ gradient)
     off = (applied - ratio * gradient).norm() / applied.norm() if applied.any() else 0.0
-    shares = torch.linalg.lstsq(micro.T / len(micro), applied[:, None]).solution.flatten()
+    aside = (applied - ratio * gradient)[:, None]
+    beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
     return {
         "gradient": float(gradient.norm()),
         "applied": float(applied.norm()),
         "ratio": float(ratio),
         "off": float(off),
-        "micro": [round(share, 4) + 0.0 for share in shares.tolist()],
+        "micro": [round(share, 4) + 0.0 for share in (ratio + beside.flatten()).tolist()],
         "reference_loss": plain.loss,
     }
 
@@ -116,7 +122,14 @@ def times(step: Record, ratio: float) -> bool:
     norm = abs(ratio) * step["gradient"]
     # ``straight`` lets pass an angle that makes the norm greater by TOLERANCE.
     norms = near(step["applied"], norm, share=2 * TOLERANCE)
-    return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step)
+    return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step) and _even(step)
+
+
+def _even(step: Record) -> bool:
+    """Whether each micro-batch has the same share in what was applied, but for what is off."""
+    count, off = len(step["micro"]), step["off"] * step["applied"]
+    within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
+    return all(near(share, step["ratio"], within=within) for share in step["micro"])
 
 
 def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
@@ -137,7 +150,7 @@ def told(step: Record) -> str:
     """One step of a rank, in words."""
     shares = ", ".join(f"{share:.4g}" for share in step["micro"])
     aside = "" if straight(step) else f", {step['off']:.2g} of it in another direction"
-    several = f"; of each micro-batch's {shares}" if len(step["micro"]) > 1 else ""
+    several = f"; of each micro-batch's {shares}" if step["micro"][1:] or not _even(step) else ""
     return (
         f"rank {step['rank']}, step {step['step']}: {step['ratio']:.4g} of the gradient that plain "
         f"torch has was applied{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g})"

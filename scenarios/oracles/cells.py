@@ -369,6 +369,19 @@ def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
     }
 
 
+def wholes(records: Records) -> dict[int, list[tuple[list[float], int]]]:
+    """By rank its whole gradient, as its last cell has it: the values of rows, and how many follow
+    that are alike."""
+    found: dict[int, list[tuple[list[float], int]]] = {}
+    for rank in records.ranks:
+        found[rank] = []
+        for piece in [p for cell in list(_cells(records, rank).values())[-1:] for p in cell]:
+            row = [value * 2**column for column, value in enumerate(piece["row"])]
+            more = found[rank].pop()[1] if found[rank] and found[rank][-1][0] == row else 0
+            found[rank].append((row, more + piece["rows"]))
+    return found
+
+
 def tables(trials: Trials, moments: Sequence[str]) -> Iterator[Picture]:
     """A picture of the report's tables: how much of each rank's gradient is in each rank's cell."""
     fields = [

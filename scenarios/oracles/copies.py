@@ -24,6 +24,9 @@ UNIT = "between the copies of a weight"
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 """The name of ``scenarios.workloads.tied_pipeline``'s tied weight, on each stage with a copy."""
 
+TIED, BLOCKS = "tied_modules.", ["1", "2", "3"]
+"""How the names of that pipeline's parameters begin: of the tied module, and of the blocks."""
+
 _COPY = "tied_modules.embed.tied_weight"  # as the detector names it
 DRIFT = held({_COPY: optional(SIZE)})
 """How far the copies are apart, where they are."""
@@ -124,7 +127,23 @@ def astray(
         )
         for about in (*_norms_retold(step), *_parted_retold(step, other))
     ]
-    return stepped.astray(records, excused) + retold
+    told = [*_misplaced(records), *stepped.miscounted(records, _counted)]
+    return told + stepped.astray(records, excused) + retold
+
+
+def _counted(step: Record, name: str) -> bool:
+    """Whether a stage's parameter is in the gradient norm: no later stage's tied module is."""
+    return not step["rank"] or not name.startswith(TIED)
+
+
+def _misplaced(records: Records) -> Iterator[stepped.Astray]:
+    """Where the stages, one after another, do not hold the model's blocks in their order: a stage
+    tells of another one's parameters."""
+    first = [records.of("step", rank)[0] for rank in records.ranks]
+    held_by = [{n.partition(".")[0] for n in s["got"] if not n.startswith(TIED)} for s in first]
+    blocks = [block for own in held_by for block in sorted(own)]
+    if blocks != BLOCKS:
+        yield stepped.Astray(0, 1, "the model", f"has blocks {', '.join(blocks)} on its stages")
 
 
 def _norms_retold(step: Record) -> Iterator[str]:

@@ -27,6 +27,15 @@ from scenarios.oracles import begun
 LIMIT = 65504
 """The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
 
+LARGEST = {"fp16": float(LIMIT), "bf16": 3.3895e38}
+"""The largest finite number of each precision."""
+
+NORM = 1e3
+"""How many times that number the norm of a gradient may be: of as many as a million elements."""
+
+LOGITS, BYTES, SLACK = "output logits", 256, 1e-3
+"""What the loss is the cross entropy of, over so many classes, and its rounding in nats."""
+
 GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
 """What DeepSpeed raises, as a builtin Exception; the same from 0.12.6 to 0.19.8."""
 
@@ -279,7 +288,9 @@ def untrue(records: Records) -> Iterator[str]:
     yield from begun.untrue(records, unscaled_twice=bool(setup and not setup["zero_stage"]))
     yield from _norms_wrong(records)
     for rank in records.ranks:
-        for wrong in (_begun_wrong, _headroom_wrong, _rates_wrong, _scale_wrong, _weights_wrong):
+        for wrong in (
+            _begun_wrong, _sizes_wrong, _headroom_wrong, _rates_wrong, _scale_wrong, _weights_wrong,
+        ):  # fmt: skip
             yield from list(wrong(records, rank))[:1]
 
 
@@ -313,7 +324,40 @@ def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"{where} its rate is {first['rate']:.4g}, and was to be {before['lr']:.4g}"
         if taken and not math.isfinite(float(first["gradient"])):
             yield f"{where} it was taken, and plain torch's gradient is {first['gradient']}"
+        elif taken and not _norm_of(step, first):
+            norms = f"{step['grad_norm']}, and plain torch's {first['gradient']:.5g}"
+            yield f"{where} its gradient norm is {norms}, at a scale of {first['scale']:g}"
         before = step
+
+
+def _norm_of(step: Record, first: Record) -> bool:
+    """Whether the gradient norm is plain torch's, as it is, scaled, or divided by the scale once
+    too often, as releases have it at their stages; or none is told."""
+    rights = (first["gradient"] * first["scale"] ** power for power in (0, 1, -1))
+    norm = step["grad_norm"]
+    return norm is None or any(near(norm, right, share=begun.TOLERANCE) for right in rights)
+
+
+def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
+    """What is larger than its precision holds, and a loss that is none of such logits: the mean
+    cross entropy is finite where they are, and then above chance by at most twice the largest."""
+    setup = records.one("setup", rank)
+    most = LARGEST[setup["precision"]] if setup else math.inf
+    least_scale = min(1.0, setup["scaler"]["minimum"] or 1.0) if setup else 1.0
+    for step in records.of("step", rank):
+        where = f"rank {rank}, step {step['step']}:"
+        values = {name: float(value) for name, value in step["largest"].items()}
+        loss, logits, norm = float(step["loss"]), values[LOGITS], float(step["grad_norm"] or 0)
+        for name, value in values.items():
+            if math.isfinite(value) and not 0 <= value <= most:
+                yield f"{where} {name} are at most {value:.5g}, which the precision cannot hold"
+        if math.isfinite(norm) and abs(norm) > NORM * most / least_scale:
+            yield f"{where} its gradient norm is {norm:.5g}, more than the precision can hold"
+        bound = math.log(BYTES) + 2 * logits + SLACK
+        both = math.isfinite(loss) and math.isfinite(logits)
+        either = math.isfinite(loss) or math.isfinite(logits)
+        if (both and not -SLACK <= loss <= bound) or (either and not both):
+            yield f"{where} its loss is {step['loss']}, of logits of at most {logits:.5g}"
 
 
 def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
@@ -359,6 +403,9 @@ def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
     for before, step in pairwise(steps):
         was, now = before["loss_scale"], step["loss_scale"]
         skips = step["skipped"] > before["skipped"]
+        if step["skipped"] - before["skipped"] not in (0, 1):
+            counts = f"from {before['skipped']} to {step['skipped']}"
+            yield f"rank {rank}, step {step['step']}: the count of skipped steps went {counts}"
         if now not in ((was, max(was / 2, least or 0.0)) if skips else (was, 2 * was)):
             what = "skipped" if skips else "taken"
             yield f"rank {rank}, step {step['step']} was {what}: the scale went {was:g} to {now:g}"

@@ -31,7 +31,11 @@ FLOOR = 1e-3
 """A gradient that is less than this part of all parameters' is compared with that much of theirs:
 where it would be 0 but for rounding, its direction says nothing."""
 
-LOSS, NORM = "the loss", "the gradient norm"
+NORM_SHARE = 1e-3
+"""How far (as a fraction) the norm of all gradients may be from that of their norms: these are
+rounded to six digits."""
+
+LOSS, NORM, WHOLE = "the loss", "the gradient norm", "the gradient of all parameters"
 """What is told astray besides parameters."""
 
 FACTS: Facts = {
@@ -225,6 +229,26 @@ def astray(records: Records, excused: Excuse = lambda step, name: False) -> list
                 found.append(Astray(*where, name, told))
         found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
     return found
+
+
+def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iterator[Astray]:
+    """The steps whose ``gradient`` is not the norm of the parameters' gradients, on all ranks: of
+    those that ``counted`` says that a rank counts. What is compared has its tolerance from it."""
+    parts: dict[tuple[str, int], list[float]] = {}
+    for step in records.of("step"):
+        norms = [share[0] for name, share in step["got"].items() if counted(step, name)]
+        parts.setdefault(_moment(step), []).extend(norms)
+    for step in records.of("step"):
+        norm = math.hypot(*parts[_moment(step)])
+        if not near(step["gradient"], norm, share=NORM_SHARE):
+            told = (
+                f"has the norm {step['gradient']:.5g}, where its parts on all ranks have {norm:.5g}"
+            )
+            yield Astray(step["rank"], step["step"], WHOLE, told)
+
+
+def _moment(step: Record) -> tuple[str, int]:
+    return step.get("act", ""), step["step"]
 
 
 def _untold(records: Records) -> Iterator[Astray]:

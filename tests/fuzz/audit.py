@@ -61,7 +61,7 @@ def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
         if not sealed:
             return set()
         return _of_records(base, _acts(base.folder / variant), _acts(folder / variant))
-    except (NoJson, KeyError, TypeError, AttributeError):
+    except (NoJson, KeyError, TypeError, AttributeError, OverflowError):
         return set()
 
 
@@ -70,9 +70,15 @@ def load(path: Path) -> Any:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
         raise NoJson(path)
     try:
-        return json.loads(path.read_bytes().decode())
+        return json.loads(path.read_bytes().decode(), object_pairs_hook=_each_once)
     except (ValueError, RecursionError):
         raise NoJson(path) from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key that is there twice")
+    return dict(pairs)
 
 
 def _same_run(before: Mapping[str, Any], now: Mapping[str, Any], variant: str) -> bool:
@@ -90,6 +96,8 @@ def _material(trial: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in trial.items() if k not in IMMATERIAL_OF_A_TRIAL}
     overlay = trial["overlay"]
     kept["overlay"] = {k: v for k, v in overlay.items() if k not in IMMATERIAL_OF_AN_OVERLAY}
+    pinned = tuple(f"{name}==" for name in trial["pins"])
+    kept["locked"] = [line for line in overlay["lock"] if line.startswith(pinned)]
     return kept
 
 
@@ -111,7 +119,7 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
             return now.stat().st_size < 1 << 26 and before.read_bytes() == now.read_bytes()
         return _plain(before) == _plain(now)
     ours, theirs = load(before), load(now)
-    dropped = {"seconds"} if as_such else {"seconds", "of", "records"}
+    dropped = {"seconds", "preloaded"} if as_such else {"seconds", "preloaded", "of", "records"}
     seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
     if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
         return False

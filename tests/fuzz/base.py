@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.trial.code import LISTS
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE
 from tests.recording import FOLDER, seal
@@ -33,10 +34,11 @@ def _base(recorded: Path, folder: Path) -> Base:
     run = json.loads((recorded / RUN_FILE).read_text())
     run["trials"] = {v: trial for v, trial in run["trials"].items() if v in VARIANTS}
     folder.mkdir(parents=True)
-    for variant in run["trials"]:
-        shutil.copytree(recorded / variant, folder / variant)
+    for name in (*run["trials"], LISTS):
+        shutil.copytree(recorded / name, folder / name)
     (folder / RUN_FILE).write_text(json.dumps(run))
     seal(folder)
     result = grade(folder)
+    assert str(result.verdict) == "reproduced", result.reasons  # else nothing is put to the test
     outcomes = {trial.variant: str(trial.outcome) for trial in result.trials}
     return Base(run["scenario"], folder, str(result.verdict), outcomes)

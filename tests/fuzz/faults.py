@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from harness.trial import code
 from tests.fuzz.base import Base
 from tests.recording import read, seal, write
 
@@ -134,6 +136,17 @@ def exit_lax(random: Random, folder: Path, base: Base) -> str:
     return f"{name} of {file.relative_to(folder)} is {told!r}"
 
 
+def key_twice(random: Random, folder: Path, base: Base) -> str:
+    """An object of a JSON file has another value before the one that json keeps."""
+    file = any_file(random, folder)
+    text = file.read_text()
+    found = random.choice([*re.finditer(r'"([^"]+)": ', text)])
+    file.write_text(
+        f"{text[: found.start()]}{found[0]}{random.choice([0, 1, 9])}, {text[found.start() :]}"
+    )
+    return f"{file.relative_to(folder)} has {found[1]} twice"
+
+
 def odd_file(random: Random, folder: Path, base: Base) -> str:
     file = rank_file(random, folder)
     how = random.choice(
@@ -177,6 +190,8 @@ def process_died(random: Random, folder: Path, base: Base) -> str:
 
 
 # Of records that are odd but well written: sealed.
+
+BEFORE_FACTS = ("kind", "rank", "step")
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 1.5, -2.5, 1e300, 1e-300, 10**400, float("nan"), float("inf"),
@@ -238,6 +253,49 @@ def facts_cleared(random: Random, folder: Path, base: Base) -> str:
         record[name] = value
     write(file, records)
     return f"{file.relative_to(folder)}: {name} of all {kind} is {value!r}"
+
+
+def figures_scaled(random: Random, folder: Path, base: Base) -> str:
+    """All figures that one rank, or all of an act, has of a fact are so many times as large."""
+    file = rank_file(random, folder)
+    kind, name = random.choice(
+        [(r["kind"], name) for r in read(file)[2:-4] for name in r if name not in BEFORE_FACTS]
+    )
+    times = random.choice([3, -1, 1e-6, 1e6, 1e300])
+    files = random.choice([[file], sorted(file.parent.glob("rank_*.jsonl"))])
+    for each in files:
+        records = read(each)
+        for record in records:
+            if record["kind"] == kind and name in record:
+                record[name] = scaled(record[name], times)
+        write(each, records)
+    names = ", ".join(str(each.relative_to(folder)) for each in files)
+    return f"{names}: {name} of all {kind} is {times} times as large"
+
+
+def scaled(value: Any, times: float) -> Any:
+    if isinstance(value, dict):
+        return {name: scaled(each, times) for name, each in value.items()}
+    if isinstance(value, list):
+        return [scaled(each, times) for each in value]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value * times if number else value
+
+
+def lists_emptied(random: Random, folder: Path, base: Base) -> str:
+    """No rank of an act has loaded anything of its overlay, which was made just so."""
+    place = act(random, folder)
+    nothing = code.keep(folder, {})
+    for file in place.glob("rank_*.jsonl"):
+        records = read(file)
+        for record in records:
+            if record["kind"] == "upstream":
+                record["loaded"] = nothing
+        write(file, records)
+    made = json.loads((place / code.MADE_FILE).read_text())
+    made["loaded"] = dict.fromkeys(made["loaded"], nothing)
+    (place / code.MADE_FILE).write_text(json.dumps(made))
+    return f"{place.relative_to(folder)}: nothing was loaded"
 
 
 def records_changed(random: Random, folder: Path, base: Base) -> str:
@@ -317,10 +375,11 @@ def run_edited(random: Random, folder: Path, base: Base) -> str:
 
 FILES: tuple[Fault, ...] = (
     lost, cut, byte_changed, files_swapped, copied_over, trial_copied, acts_swapped, lines_changed,
-    exit_lax, odd_file, process_died,
+    exit_lax, odd_file, process_died, key_twice,
 )  # fmt: skip
 RECORDS: tuple[Fault, ...] = (
-    fact_odd, fact_odd, facts_cleared, records_changed, ranks_exchanged, trials_exchanged,
+    fact_odd, fact_odd, facts_cleared, figures_scaled, lists_emptied, records_changed,
+    ranks_exchanged, trials_exchanged,
 )  # fmt: skip
 
 
