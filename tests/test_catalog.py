@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -114,17 +113,11 @@ def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() ->
 
 
 @pytest.mark.parametrize("name", catalog.names())
-def test_a_scenario_lies_in_the_folder_of_its_upstream_and_is_short(name: str) -> None:
+def test_a_scenario_lies_in_the_folder_of_its_upstream(name: str) -> None:
     told, file = catalog.scenario(name), ROOT / catalog.file(name)
     assert file.parent.name == next(iter(told.pins), "torch").replace("-", "_")
-    assert len(file.read_text().splitlines()) <= 250
     if not told.defects and told.pins:
         assert told.watched, "the file with the bug is named nowhere: Scenario.files"
-
-
-def test_the_median_scenario_is_short() -> None:
-    lines = [len((ROOT / catalog.file(n)).read_text().splitlines()) for n in catalog.names()]
-    assert statistics.median(lines) <= 150
 
 
 def test_a_digest_sees_what_code_does_and_not_what_it_says(
