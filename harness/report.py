@@ -59,11 +59,15 @@ def terminal(file: TextIO | None = None) -> Terminal:
 
 
 class Progress:
-    """What is being done just now: a live line on a terminal, a plain line a change elsewhere."""
+    """What is being done just now: a live line on a terminal, otherwise a line for each new thing.
+
+    Variants may run at the same time, so the things that are being done alternate.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._said = ""
+        self._printed: set[str] = set()
         self._since = time.monotonic()
         self._spinner = Spinner("dots")
         self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
@@ -86,14 +90,11 @@ class Progress:
         """Show what is being done; ``detail`` (a step, say) is for the live line alone."""
         if what != self._said:
             self._said, self._since = what, time.monotonic()
-            if not self.console.is_terminal:
+            if not self.console.is_terminal and what not in self._printed:
+                self._printed.add(what)
                 self.console.print(f"... {what}")
         seconds = time.monotonic() - self._since
         self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
-
-    def done(self, result: TrialResult) -> None:
-        """Print a trial's result as soon as it is known."""
-        print_trial(self.console, result)
 
 
 def print_header(console: Console, run: Mapping[str, Any]) -> None:

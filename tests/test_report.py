@@ -262,11 +262,11 @@ def test_logs_are_shown_of_inconclusive_trials_alone(
     assert capsys.readouterr().out == (said if shown else "")
 
 
-def test_progress_off_a_terminal_is_one_line_a_change(capsys: Capture) -> None:
+def test_progress_off_a_terminal_prints_each_thing_once(capsys: Capture) -> None:
     with Progress(terminal()) as progress:
-        for step in ("1", "2"):
+        for step in ("1", "2"):  # two variants that run at the same time
             progress.say("running buggy", f"step {step}")
-        progress.say("running fixed")
+            progress.say("running fixed", f"step {step}")
     assert capsys.readouterr().out == "... running buggy\n... running fixed\n"
 
 
