@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # On a machine with GPUs choose a torch that suits its driver: make run TORCH=torch
 TORCH ?= torch==2.13.0
-SCENARIO ?= bf16_clip
+SCENARIO ?= trainer_gas_twice
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -186,7 +186,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A scenario that was just written, in a folder of its own, and its page."""
     monkeypatch.setattr(scenarios, "__path__", [str(tmp_path / "scenarios")])
     monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
-    monkeypatch.setattr(pages, "README", tmp_path / "README.md")
+    monkeypatch.setattr(pages, "BUGS", tmp_path / "README.md")
     monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
     (tmp_path / "scenarios").mkdir()
     assert main(["new", "my_bug", "--pin", "made-up==0.19.8"]) == 0

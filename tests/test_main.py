@@ -322,9 +322,9 @@ def test_pages_are_written_of_the_others(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     readme = tmp_path / "README.md"
-    rows = "| [`broken`](docs/scenarios/broken.md) | torch | a \\| b |\n| [`gone`](x) | y | z |\n"
+    rows = "| [`broken`](scenarios/broken.md) | torch | a \\| b |\n| [`gone`](x) | y | z |\n"
     readme.write_text(f"{pages.TABLE}\n{rows}{pages.TABLE_END}\n")
-    monkeypatch.setattr(pages, "README", readme)
+    monkeypatch.setattr(pages, "BUGS", readme)
     monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
     assert main(["pages"]) == 3
     assert (

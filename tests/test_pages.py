@@ -1,4 +1,4 @@
-"""Pages and README's table, made of the code and of recorded runs."""
+"""Pages and the table of bugs, made of the code and of recorded runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.verbs import pages
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for pages, and a README, of the test's own."""
+    """A folder for pages, and a table of bugs, of the test's own."""
     monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
-    monkeypatch.setattr(pages, "README", tmp_path / "README.md")
+    monkeypatch.setattr(pages, "BUGS", tmp_path / "bugs.md")
     return tmp_path
 
 
@@ -25,8 +25,8 @@ def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
     assert text == pages.page(name), "python -m harness pages"
 
 
-def test_readme_has_every_bug_in_its_table() -> None:
-    text = pages.README.read_text()
+def test_every_bug_is_in_the_table() -> None:
+    text = pages.BUGS.read_text()
     assert text == pages.with_table(text), "python -m harness pages"
 
 
@@ -57,16 +57,16 @@ def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> No
     assert "astray" not in page.read_text()
 
 
-def test_readmes_table_is_replaced_and_nothing_else(own: Path) -> None:
-    readme = own / "README.md"
-    readme.write_text(f"before\n\n{pages.TABLE}\nstale\n{pages.TABLE_END}\n\nafter\n")
+def test_the_table_is_replaced_and_nothing_else(own: Path) -> None:
+    bugs = own / "bugs.md"
+    bugs.write_text(f"before\n\n{pages.TABLE}\nstale\n{pages.TABLE_END}\n\nafter\n")
     assert main(["pages", "bf16_clip"]) == 0
-    text = readme.read_text()
+    text = bugs.read_text()
     assert text.startswith("before\n\n")
     assert text.endswith("\n\nafter\n")
     assert "stale" not in text
     for name in catalog.names():
-        assert text.count(f"(docs/scenarios/{name}.md)") == 1
+        assert text.count(f"(scenarios/{name}.md)") == 1
 
 
 def test_a_page_of_no_scenario_is_a_mistake(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

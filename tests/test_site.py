@@ -197,7 +197,7 @@ def test_every_scenario_says_what_goes_wrong() -> None:
 @pytest.mark.parametrize("file", ["README.md", "docs/site.md"])
 def test_the_pictures_of_the_docs_are_there_and_small(file: str) -> None:
     named = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / file).read_text())
-    assert len(named) >= 2
+    assert named
     for picture in named:
         assert 0 < ((ROOT / file).parent / picture).stat().st_size < 150_000, picture
 

@@ -130,7 +130,7 @@ def new(name: str, pins: Sequence[str] = ()) -> None:
     catalog.forget()
     pages.write([name])
     terminal().print(
-        f"{catalog.file(name)}, docs/scenarios/{name}.md and a row in README.md: it is "
+        f"{catalog.file(name)}, docs/scenarios/{name}.md and a row in docs/bugs.md: it is "
         "unfinished, but it runs:\n"
         f"  python -m harness run scenario={name}\n"
         f"  python -m harness pages {name}             # after each change of its text\n"

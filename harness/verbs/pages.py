@@ -1,4 +1,4 @@
-"""write docs/scenarios/ and README's table of bugs from the code and the recorded runs
+"""write docs/scenarios/ and docs/bugs.md from the code and the recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -19,13 +19,13 @@ from harness import catalog
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
 from harness.report import releases, terminal
-from harness.spec import ExitCode, Inconclusive, Outcome, Scenario
+from harness.spec import BUGGY, ExitCode, Inconclusive, Outcome, Scenario
 from harness.sweep import affected
 from harness.verbs import Arguments
 
 FOLDER = ROOT / "docs" / "scenarios"
 EVIDENCE = ROOT / "docs" / "evidence"
-README = ROOT / "README.md"
+BUGS = ROOT / "docs" / "bugs.md"
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
 NOTE = (
@@ -39,20 +39,20 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages in docs/scenarios, README.md")
+    console.print(f"{len(names)} pages in docs/scenarios, docs/bugs.md")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, and README's table, up to date."""
+    """Bring the pages of scenarios, and the table of all bugs, up to date."""
     made = {name: page(name) for name in names}
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in made.items():
         write_whole(FOLDER / f"{name}.md", text)
-    if README.is_file():
-        write_whole(README, with_table(README.read_text(encoding="utf-8")))
+    if BUGS.is_file():
+        write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
 
 
 def page(name: str) -> str:
@@ -199,22 +199,34 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def with_table(readme: str) -> str:
-    """README with its table of bugs made anew, between its marks; broken ones keep their rows."""
-    before, _, rest = readme.partition(TABLE)
+def with_table(text: str) -> str:
+    """A text with its table of bugs made anew, between its marks; broken ones keep their rows."""
+    before, _, rest = text.partition(TABLE)
     if TABLE_END not in rest:
-        raise Inconclusive("README.md has lost the marks of its table of bugs")
+        raise Inconclusive(f"{BUGS.name} has lost the marks of its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    table = _table(["scenario", "upstream", "the bug"], rows)
+    table = _table(["scenario", "package", "what happens", "what it spoils", "the bug is in"], rows)
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 
 def _row(name: str, old: str) -> list[str] | None:
     """A scenario's row; of a broken one that of the ``old`` table, if it has one."""
-    link = f"[`{name}`](docs/scenarios/{name}.md)"
+    link = f"[`{name}`](scenarios/{name}.md)"
     if name in catalog.broken():
-        kept = re.search(rf"^\| {re.escape(link)} \| (.*?) \| (.*) \|$", old, re.MULTILINE)
-        return [link, kept[1], kept[2].replace("\\|", "|")] if kept else None
+        kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
+        cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []
+        return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
     told = catalog.scenario(name)
-    return [link, next(iter(told.pins), "torch"), told.title]
+    subject = next(iter(told.pins), "torch")
+    return [link, subject, told.title, told.goes_wrong, _carrier(told)]
+
+
+def _carrier(told: Scenario) -> str:
+    """Whether a published release has the bug of ``buggy``, or an edit puts it back."""
+    if told.variant(BUGGY).defects:
+        return "a release that we edit to put it back"
+    if not told.pins:
+        return "the installed torch"
+    release = {**told.pins, **told.pins_of(BUGGY)}[told.subject]
+    return f"published release {release}"
