@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from harness.plain import complaint, open_streams, silence, warn
 from harness.spec import ExitCode, HarnessError, UserError
-from harness.verbs import verbs
+from harness.verbs import USERS, verbs
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -23,12 +23,15 @@ EXTRAS = {"site": "'.[site]'"}
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
 USAGE = """\
-usage: python -m harness VERB ...     (VERB --help for more)
+usage: python -m harness COMMAND ...     (COMMAND --help for more)
 
-    python -m harness run scenario=bf16_clip
+    python -m harness run scenario=trainer_gas_twice
 
-verbs:
-{verbs}
+commands:
+{users}
+
+commands for maintainers:
+{maintainers}
 
 exit codes: 0 as expected, 1 not as expected, 2 a mistake in the command, 3 inconclusive,
 4 unsupported on this machine
@@ -85,9 +88,7 @@ def _as_interrupt(*_: object) -> NoReturn:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        width = max(map(len, verbs()))
-        listed = "\n".join(f"  {verb:<{width}}  {about}" for verb, about in verbs().items())
-        print(USAGE.format(verbs=listed), end="")
+        print(USAGE.format(users=_listed(USERS), maintainers=_listed(verbs(), USERS)), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
     verb, *rest = arguments
     if verb not in verbs():
@@ -96,6 +97,12 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(unknown("verb", verb, verbs()))
     code: int = _imported(verb).main(rest)
     return code
+
+
+def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
+    """Commands with what they do, a line each."""
+    width = max(map(len, verbs()))
+    return "\n".join(f"  {n:<{width}}  {verbs()[n]}" for n in names if n not in without)
 
 
 def _imported(verb: str):  # type: ignore[no-untyped-def]

@@ -121,7 +121,8 @@ def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
     if lane not in scenario.lanes:
         raise Unsupported(f"does not run on the {lane} lane")
     if lane is Lane.GPU and len(gpus()) < ranks:
-        raise Unsupported(f"needs {ranks} GPUs, and this machine has {len(gpus())}")
+        needed = "1 GPU" if ranks == 1 else f"{ranks} GPUs"
+        raise Unsupported(f"needs {needed}, and this machine has {len(gpus())}")
     return lane
 
 

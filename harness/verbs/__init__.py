@@ -16,6 +16,9 @@ from typing import NoReturn
 
 from harness.spec import UserError
 
+USERS = ("run", "list", "show", "check", "matrix", "bisect", "watch", "site", "grade")
+"""The commands that people use who only want to know about bugs; the others are for maintainers."""
+
 
 @cache
 def verbs() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""whether a scenario may be in the catalogue: run often enough to say
+"""test whether a scenario may join the catalogue
 
     python -m harness admit scenario=bf16_clip
 

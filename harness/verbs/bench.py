@@ -1,4 +1,4 @@
-"""where the time of a run goes, printed as tables; asserts nothing
+"""measure where the time of a run goes
 
     python -m harness bench
     python -m harness bench fp16_overflow --rounds 5

@@ -1,4 +1,4 @@
-"""between which releases the answer flips, asking few of them
+"""find the releases between which a bug came or went, and test few of them
 
     python -m harness bisect scenario=rope_zero_init pins.transformers=4.31:5.23
 

@@ -1,4 +1,4 @@
-"""a folder with all that a box without a network needs to run chosen scenarios
+"""make a folder with all that a box without a network needs to run chosen scenarios
 
     BUNDLE/activate          to be sourced there, like a virtual environment's
     BUNDLE/site.tar.xz       the harness and what it imports, for the box's Python; not torch

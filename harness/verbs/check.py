@@ -1,4 +1,4 @@
-"""whether what is installed here, or required in a file, is affected
+"""say whether the installed packages, or those of a requirements file, have the bugs
 
     python -m harness check
     python -m harness check -r requirements.txt

@@ -1,4 +1,4 @@
-"""what the caches hold, and free it"""
+"""show what the caches hold, and free it"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""the table of detectors: when each fires, its false alarms, and what it costs
+"""measure the detectors: when each fires, its false alarms, and what it costs
 
     python -m harness detector_table RUNS > docs/detectors.md
 

@@ -1,4 +1,4 @@
-"""a run folder -> one JSON file and one short page that can be kept in the repository
+"""keep a run in the repository as one JSON file and a short page
 
     python -m harness evidence RUN docs/evidence/NAME
 

@@ -1,4 +1,4 @@
-"""the verdict of a stored run folder again, without a launch"""
+"""compute the verdict of a stored run again, without a launch"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""the scenarios there are"""
+"""list the scenarios"""
 
 from __future__ import annotations
 

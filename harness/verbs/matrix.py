@@ -1,4 +1,4 @@
-"""which releases have the bug, each asked by a run of its own, as published
+"""test many releases for a bug, each as it was published
 
     python -m harness matrix scenario=rope_zero_init pins.transformers=4.34:5.23:minor
 

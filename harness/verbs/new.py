@@ -1,4 +1,4 @@
-"""write a scenario module that runs and says that it is unfinished, and its page
+"""write the start of a new scenario, and its page
 
 python -m harness new my_bug --pin deepspeed==0.19.8
 """

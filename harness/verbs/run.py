@@ -1,4 +1,4 @@
-"""run a scenario's variants, and say what they showed
+"""run a scenario's variants and print the verdict
 
     python -m harness run scenario=bf16_clip
     python -m harness run scenario=bf16_clip scenario.lr=0.5 variant=all launch=gpu seed=3

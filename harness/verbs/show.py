@@ -1,4 +1,4 @@
-"""one scenario: its story, variants, knobs, pins, shims, and the defect or the fix as a diff
+"""print one scenario: its story, variants, parameters, releases, and the edit or fix as a diff
 
 python -m harness show bf16_clip
 python -m harness show bf16_clip pins.deepspeed=0.15.4

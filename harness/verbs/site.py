@@ -1,4 +1,4 @@
-"""write a static site of what was found: bugs, releases, nights; it opens from a file
+"""write everything that was found as a static website
 
     python -m harness site --out build/site
     python -m harness site --out build/site --history nightly.sqlite --runs runs
