@@ -1,4 +1,4 @@
-"""run every night: test what is new upstream, and run our own scenarios
+r"""run every night: test what is new upstream, and run our own scenarios
 
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
