@@ -29,8 +29,8 @@ from harness.site.material import collect
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
-from tests.made_site import EVIL, NO, RUNS, YES, a_bare_site, a_history, a_site
-from tests.recording import RECORDED, Recording
+from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
+from tests.recording import FOLDER, RECORDED, Recording
 
 MOST = 3_000_000
 """Bytes of a page with its scripts."""
@@ -387,7 +387,10 @@ def test_a_picture_that_fails_spoils_no_other(
         raise KeyError("differing")
 
     monkeypatch.setattr(catalog.load("bf16_clip"), "picture", broken)
-    assert main(["site", "--out", str(tmp_path / "site"), "--runs", RUNS]) == 0
+    for name in ("bf16_clip_cpu", "warmup_first_step_cpu"):
+        shutil.copytree(FOLDER / name, tmp_path / "runs" / name)
+    runs = str(tmp_path / "runs")
+    assert main(["site", "--out", str(tmp_path / "site"), "--runs", runs]) == 0
     assert "no picture of bf16_clip: KeyError: 'differing'" in capsys.readouterr().out
     assert "The learning rate" in (tmp_path / "site/bugs/warmup_first_step.html").read_text()
 
