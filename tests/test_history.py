@@ -377,18 +377,3 @@ def test_in_a_folder_that_cannot_be_written_to_a_history_can_be_read(shared: Pat
         assert nights == 1
         assert "cannot write" in told
         assert "name another --history" in told
-
-
-def test_a_clock_that_was_set_back_is_told(tmp_path: Path) -> None:
-    with writing(tmp_path / "h.sqlite") as history:
-        history.end(begun(history, "2024-03-04"), AT)
-        with pytest.raises(Inconclusive, match="is this machine's clock right"):
-            begun(history, "2024-03-03")
-        assert len(history.nights()) == 1
-
-
-def test_a_replay_goes_forward(tmp_path: Path) -> None:
-    with writing(tmp_path / "h.sqlite") as history:
-        history.end(begun(history, "2024-03-04", Kind.REPLAY), AT)
-        with pytest.raises(UserError, match="go forward, or name another file"):
-            begun(history, "2024-03-03", Kind.REPLAY)

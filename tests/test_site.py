@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -322,18 +321,6 @@ def test_what_is_not_there_is_a_mistake_and_makes_nothing(
     assert main(["site", "--out", "site", *words]) == 2
     assert told in complaint(capsys)
     assert not os.listdir(tmp_path)
-
-
-def test_a_history_of_a_newer_schema_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history = a_history(tmp_path / "nights.sqlite")
-    with sqlite3.connect(history) as db:
-        db.execute("pragma user_version = 99")
-    db.close()
-    assert main(["site", "--out", str(tmp_path / "site"), "--history", str(history)]) == 2
-    assert "has schema 99" in complaint(capsys)
-    assert not (tmp_path / "site").exists()
 
 
 def test_the_history_in_the_working_directory_is_taken(
