@@ -1,6 +1,7 @@
 # make run       set up, and run a first bug (the README's first command)
 # make test      set up, and pass the tests (the README's second command)
 # make scenarios every scenario, buggy and fixed, on the CPU
+# make slow      the tests that take more than about 8 s each
 # make test-ci   what CI runs besides make test: see .ci/run
 # make test-all  hours: every variant, 50,000 damaged run folders, mutations, 200 faults
 # make docker    build the container, run nightlies in it and check them
@@ -17,7 +18,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit scenarios browser fuzz test-ci test-all docker setup bench clean
+.PHONY: run test lint unit slow scenarios browser fuzz test-ci test-all docker setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -30,7 +31,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(PYTEST) -m "not scenario and not browser and not cold"
+	$(PYTEST) -m "not scenario and not browser and not cold and not slow"
+
+slow: $(READY)
+	$(PYTEST) -m "slow and not cold"
 
 # Buggy and fixed of every scenario, and one of each other kind of variant: a control, a reference on
 # one rank, a fix that fails, a release before the bug, a newer one that still has it, another trigger.
@@ -46,7 +50,7 @@ browser: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --count 2000
 
-test-ci: test scenarios browser fuzz
+test-ci: test slow scenarios browser fuzz
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"

@@ -179,11 +179,17 @@ def _record(line: str) -> dict[str, Any]:
         return {}  # the line that is being written just now
 
 
+def trial(run: Path) -> dict[str, Any]:
+    """What the verdict.json of a run of one variant says of its trial."""
+    first: dict[str, Any] = json.loads((run / VERDICT_FILE).read_text())["trials"][0]
+    return first
+
+
 def outcome(place: Place) -> tuple[str, str]:
     """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
-    verdict = json.loads((place.folder() / VERDICT_FILE).read_text())
-    assert verdict["verdict"] == verdict["trials"][0]["outcome"]
-    return verdict["verdict"], verdict["trials"][0]["reason"]
+    verdict, buggy = json.loads((place.folder() / VERDICT_FILE).read_text()), trial(place.folder())
+    assert verdict["verdict"] == buggy["outcome"]
+    return buggy["outcome"], buggy["reason"]
 
 
 def fill(folder: Path) -> None:

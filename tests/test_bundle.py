@@ -74,6 +74,7 @@ def test_of_a_release_that_is_named_what_fits_comes_along(
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,14 +128,21 @@ def test_today_is_a_day_to_resolve_for() -> None:
         ("runs=' '", "runs=  names no folder: runs=DIR"),
     ],
 )
+def test_a_value_beyond_its_bounds_is_a_mistake(override: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        composed(override)
+    assert str(caught.value).startswith(told)
+
+
 @pytest.mark.parametrize(
     "command",
-    ["run", "run --multirun", "run scenario=all", "matrix pins.deepspeed=0.15.4", "check"],
-)
-def test_a_value_beyond_its_bounds_is_refused_before_anything_starts(
+    [
+        "run seed=-1", "run --multirun jobs=0", "run scenario=all runs=", "check date=9999-01-01",
+        "matrix pins.deepspeed=0.15.4 seed=-1",
+    ],
+)  # fmt: skip
+def test_every_command_refuses_such_a_value_before_anything_starts(
     command: str,
-    override: str,
-    told: str,
     tmp_path: Path,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,9 +153,9 @@ def test_a_value_beyond_its_bounds_is_refused_before_anything_starts(
     words = command.split()
     if "scenario=all" not in words:
         words.append("scenario=bf16_clip")
-    assert main([*words, override]) == 2
+    assert main(words) == 2
     complaint = capsys.readouterr().err
-    assert complaint.startswith(f"harness: {told}")
+    assert complaint.startswith(f"harness: {command.split()[-1]}")
     assert complaint.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -11,34 +11,42 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.__main__ import EXCEPTION, fuzz, report
+from tests.fuzz.base import Base, bases
+from tests.fuzz.faults import process_died
 
-COUNT = 60
+COUNT = 24
 
 
-def test_nothing_wrong_is_told_of_spoilt_runs(tmp_path: Path) -> None:
-    told, wrong = fuzz(0, COUNT, tmp_path)
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
+    return bases(tmp_path_factory.mktemp("bases"))
+
+
+def test_nothing_wrong_is_told_of_spoilt_runs(tmp_path: Path, known: list[Base]) -> None:
+    told, wrong = fuzz(0, COUNT, known, tmp_path)
     assert wrong == []
     assert told["reproduced"] < COUNT / 2, "most faults spoil what was reproduced"
     assert told["inconclusive"] + told["refused in one line"] > COUNT / 3
 
 
 def test_the_audit_sees_a_grading_that_believes_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: list[Base]
 ) -> None:
     """Exits are not looked at: a process that died is believed."""
     monkeypatch.setattr("harness.trial.proof._check_exit", lambda _: None)
-    _, wrong = fuzz(0, COUNT, tmp_path)
+    monkeypatch.setattr("tests.fuzz.__main__.spoil", lambda *spoilt: (process_died(*spoilt), False))
+    _, wrong = fuzz(0, 3, known, tmp_path)
     assert any("a process died" in each for each in wrong)
 
 
 def test_an_exception_of_grading_is_told_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: list[Base]
 ) -> None:
     def fail(_: object) -> None:
         raise ZeroDivisionError("by 0")
 
     monkeypatch.setattr("tests.fuzz.__main__.grade", fail)
-    told, wrong = fuzz(0, 1, tmp_path)
+    told, wrong = fuzz(0, 1, known, tmp_path)
     assert told == {EXCEPTION: 1}
     assert "ZeroDivisionError: by 0" in wrong[0]
 

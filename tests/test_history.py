@@ -108,6 +108,7 @@ with writing(Path(sys.argv[1])) as history:
     for number in range(100_000):
         history.keep_answer(night, "deepspeed", f"0.{number}", cell(f"0.{number}", YES))
         print(number, flush=True)
+        time.sleep(0.002)  # between two transactions a reader has its turn
 """
 
 
@@ -141,7 +142,7 @@ def test_what_a_killed_writer_left_half_done_is_undone_by_who_reads(tmp_path: Pa
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_was_told(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
-    for go in range(3):
+    for go in range(2):
         with writer(file) as process:
             read_until(process, 20)
             os.kill(process.pid, signal.SIGKILL)
@@ -376,18 +377,3 @@ def test_in_a_folder_that_cannot_be_written_to_a_history_can_be_read(shared: Pat
         assert nights == 1
         assert "cannot write" in told
         assert "name another --history" in told
-
-
-def test_a_clock_that_was_set_back_is_told(tmp_path: Path) -> None:
-    with writing(tmp_path / "h.sqlite") as history:
-        history.end(begun(history, "2024-03-04"), AT)
-        with pytest.raises(Inconclusive, match="is this machine's clock right"):
-            begun(history, "2024-03-03")
-        assert len(history.nights()) == 1
-
-
-def test_a_replay_goes_forward(tmp_path: Path) -> None:
-    with writing(tmp_path / "h.sqlite") as history:
-        history.end(begun(history, "2024-03-04", Kind.REPLAY), AT)
-        with pytest.raises(UserError, match="go forward, or name another file"):
-            begun(history, "2024-03-03", Kind.REPLAY)

@@ -9,18 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.trial import leftovers, orphans
-
-ROOT = Path(__file__).parent.parent
-PATIENCE = 30
-"""Seconds to wait for what must happen; no test asserts how long a thing took."""
+from harness.trial.members import TOKEN, members
+from tests.place import PATIENCE, ROOT, within
 
 linux = pytest.mark.skipif(not orphans.LINUX, reason="Linux alone tells of a parent's death")
 
@@ -45,7 +42,6 @@ subprocess.Popen(["sh", "-c", "sleep 1001 & exec sleep 1002"], start_new_session
 print("ready", flush=True)
 time.sleep(1000)
 """
-TOKEN = "TEST_ORPHANS"
 
 
 @pytest.fixture
@@ -54,17 +50,6 @@ def token(tmp_path: Path) -> Iterator[str]:
     yield str(tmp_path)
     for process in members(str(tmp_path)):
         process.kill()
-
-
-def members(token: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TOKEN) == token and process.status() != "zombie":
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def start(token: str, *scripts: str) -> subprocess.Popen[str]:
@@ -79,23 +64,18 @@ def trial(token: str) -> subprocess.Popen[str]:
     process = start(token, HARNESS, TORCHRUN, RANK)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
-    assert until(lambda: len(members(token)) == 7)
+    within(PATIENCE, lambda: len(members(token)) == 7, "all processes of the trial")
     return process
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def named(token: str, script: str) -> list[psutil.Process]:
     """The processes that run a script, the oldest first: of torchrun's, the first is the keeper."""
     found = [p for p in members(token) if p.cmdline()[2:3] == [script]]
     return sorted(found, key=lambda process: process.create_time())
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @linux
@@ -105,15 +85,15 @@ def test_everything_below_ends_with_the_one_that_is_killed(token: str, who: str)
     killed = named(token, who)[0]
     below = killed.children(recursive=True) if who is not RANK else []
     killed.kill()
-    assert until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below[:2]))
+    within(PATIENCE, lambda: not any(map(lives, below[:2])), "the end of those below")
     if who is not TORCHRUN:  # of a keeper that is killed, what ranks started is left to the harness
-        assert until(lambda: not members(token))
+        within(PATIENCE, lambda: not members(token), "the end of all")
     process.kill()
     process.wait()
 
 
 @linux
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_keeper_leaves_as_torchrun_did_with_nothing_left_below(
     token: str, number: signal.Signals
 ) -> None:
@@ -121,11 +101,11 @@ def test_the_keeper_leaves_as_torchrun_did_with_nothing_left_below(
     _, torchrun = named(token, TORCHRUN)
     os.kill(torchrun.pid, number)
     assert process.wait(PATIENCE) != 0
-    assert until(lambda: not members(token))
+    within(PATIENCE, lambda: not members(token), "the end of all")
 
 
 @linux
-@pytest.mark.parametrize("code", [0, 1, 137])
+@pytest.mark.parametrize("code", [0, 137])
 def test_an_exit_code_comes_through_the_keeper(token: str, code: int) -> None:
     assert start(token, HARNESS, TORCHRUN, f"raise SystemExit({code})").wait(PATIENCE) == code
 

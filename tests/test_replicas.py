@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from harness.detectors.replicas import replica_differences, replicated_parameters
+from tests.group import in_group
 
 Named = list[tuple[str, Tensor]]
 NAN = float("nan")
@@ -44,22 +42,17 @@ CASES: dict[str, Callable[[int], Named]] = {
 }
 
 
-def ask(rank: int, folder: str) -> None:
+def ask(rank: int, folder: Path) -> None:
     """One rank: every case in turn, over one group; the answers go to a file."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
     answers = {name: [asdict(d) for d in replica_differences(c(rank))] for name, c in CASES.items()}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(answers))
-    dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, Any]]]]:
     """What each rank found, by case."""
     folder = tmp_path_factory.mktemp("group")
-    spawn(ask, (str(folder),), nprocs=2)
+    in_group(2, ask, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

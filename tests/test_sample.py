@@ -15,11 +15,16 @@ from tests.overlays import lent
 from tests.place import Place
 
 SAMPLE = [
-    "tied_embedding_order",  # megatron-core, four ranks
-    "tied_resume_norm",  # DeepSpeed with a defect, two ranks that save, and two that load
-    "trainer_gas_twice",  # transformers, one rank
-    "streaming_map_resume",  # datasets
     "sampler_shards",  # accelerate
+    "tied_resume_norm",  # DeepSpeed with a defect, two ranks that save, and two that load
+    *(
+        pytest.param(scenario, marks=pytest.mark.slow)
+        for scenario in (
+            "tied_embedding_order",  # megatron-core, four ranks
+            "trainer_gas_twice",  # transformers, one rank
+            "streaming_map_resume",  # datasets
+        )
+    ),
 ]
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,8 +28,8 @@ from harness.site.material import collect
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
-from tests.made_site import EVIL, NO, RUNS, YES, a_bare_site, a_history, a_site
-from tests.recording import RECORDED, Recording
+from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
+from tests.recording import FOLDER, RECORDED, Recording
 
 MOST = 3_000_000
 """Bytes of a page with its scripts."""
@@ -324,18 +323,6 @@ def test_what_is_not_there_is_a_mistake_and_makes_nothing(
     assert not os.listdir(tmp_path)
 
 
-def test_a_history_of_a_newer_schema_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history = a_history(tmp_path / "nights.sqlite")
-    with sqlite3.connect(history) as db:
-        db.execute("pragma user_version = 99")
-    db.close()
-    assert main(["site", "--out", str(tmp_path / "site"), "--history", str(history)]) == 2
-    assert "has schema 99" in complaint(capsys)
-    assert not (tmp_path / "site").exists()
-
-
 def test_the_history_in_the_working_directory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,7 +374,10 @@ def test_a_picture_that_fails_spoils_no_other(
         raise KeyError("differing")
 
     monkeypatch.setattr(catalog.load("bf16_clip"), "picture", broken)
-    assert main(["site", "--out", str(tmp_path / "site"), "--runs", RUNS]) == 0
+    for name in ("bf16_clip_cpu", "warmup_first_step_cpu"):
+        shutil.copytree(FOLDER / name, tmp_path / "runs" / name)
+    runs = str(tmp_path / "runs")
+    assert main(["site", "--out", str(tmp_path / "site"), "--runs", runs]) == 0
     assert "no picture of bf16_clip: KeyError: 'differing'" in capsys.readouterr().out
     assert "The learning rate" in (tmp_path / "site/bugs/warmup_first_step.html").read_text()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from harness.detectors.state import (
     changes_since,
     dump_changes,
     dump_state,
+    main,
     master_copy,
     read_dump,
     state_changes,
@@ -217,20 +217,20 @@ def test_a_missing_rank_does_not_pass_for_one_that_agrees(
         read_dump(tmp_path / "after", 1)
 
 
-def test_two_dumps_are_compared_from_the_command_line(tmp_path: Path) -> None:
-    two_ranks(tmp_path / "before", 0.5)
-    two_ranks(tmp_path / "after", 1.0)
-    command = [sys.executable, "-m", "harness.detectors.state"]
-    same, other, short = (
-        subprocess.run([*command, *map(str, folders)], capture_output=True, text=True, check=False)
-        for folders in (
-            [tmp_path / "before"] * 2, [tmp_path / "before", tmp_path / "after"], [tmp_path],
-        )
-    )  # fmt: skip
-    assert (same.returncode, same.stdout) == (0, "")
-    assert other.returncode == 1
-    assert other.stdout == (
-        "rank 1: norm: 2 of 2 values differ, by up to 0.5: at [0] 0.5 before, 1 after\n"
-    )
-    assert short.returncode == 2
-    assert short.stderr.startswith("usage:")
+def test_two_dumps_are_compared_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    two_ranks(before, 0.5)
+    two_ranks(after, 1.0)
+
+    def typed(*folders: Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["state", *map(str, folders)])
+        return main(), *capsys.readouterr()
+
+    told = "rank 1: norm: 2 of 2 values differ, by up to 0.5: at [0] 0.5 before, 1 after\n"
+    assert typed(before, before) == (0, "", "")
+    assert typed(before, after) == (1, told, "")
+    code, _, usage = typed(before)
+    assert code == 2
+    assert usage.startswith("usage:")

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
 from harness.detectors.tied import tied_copies, tied_differences
 from harness.spec import Outcome, Verdict
 from harness.trial.grade import grade
 from harness.trial.records import EXIT_FILE
+from tests.group import in_group
 from tests.recording import Recording, stored_verdict
 
 NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]
@@ -55,20 +54,15 @@ CASES: dict[str, tuple[Callable[[int, dist.ProcessGroup | None], nn.Module], boo
 }
 
 
-def ask(rank: int, folder: str) -> None:
+def ask(rank: int, folder: Path) -> None:
     """One rank: every case in turn; ranks 0 and 2 hold the copies, the middle one none."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
     group = dist.new_group([0, 2])
     answers = {}
     for name, (build, masters) in CASES.items():
         module = nn.Linear(2, 2) if rank == 1 else build(rank // 2, group)
         found = tied_differences(tied_copies(module, masters))
         answers[name] = [asdict(difference) for difference in found]
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(answers))
-    dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(answers))
 
 
 Answers = list[dict[str, list[dict[str, Any]]]]
@@ -78,7 +72,7 @@ Answers = list[dict[str, list[dict[str, Any]]]]
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """What each rank found, by case."""
     folder = tmp_path_factory.mktemp("group")
-    spawn(ask, (str(folder),), nprocs=3)
+    in_group(3, ask, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)]
 
 

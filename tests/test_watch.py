@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -301,15 +300,6 @@ def test_a_clock_that_was_set_back_is_told(world: World, capsys: Capture) -> Non
     assert all("is this machine's clock right?" in line or "clock right" in line for line in err)
     with reading(FILE) as history:
         assert len(history.nights()) == 2
-
-
-def test_a_history_of_a_newer_schema_is_refused(world: World, capsys: Capture) -> None:
-    watch()
-    db = sqlite3.connect(FILE)
-    db.execute("pragma user_version = 99")
-    db.close()
-    assert watch() == 2
-    assert "has schema 99" in capsys.readouterr().err
 
 
 def test_a_replay_sees_the_index_as_it_was(world: World, capsys: Capture) -> None:

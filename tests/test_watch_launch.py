@@ -47,6 +47,7 @@ def index() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[str, str]) -> None:
     replay = ("--as-of", "2024-05-15:2024-05-22:7", "--summary", "../night.md")
     done = place.run(*WATCH, *replay, **index)
@@ -70,6 +71,7 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[s
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_a_night_that_is_told_to_end_ends_and_the_next_goes_on(
     place: Place, index: dict[str, str]
 ) -> None:

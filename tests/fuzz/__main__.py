@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
@@ -23,10 +23,12 @@ from tests.fuzz.faults import spoil
 EXCEPTION = "an exception"
 
 
-def fuzz(seed: int, count: int, place: Path) -> tuple[Counter[str], list[str]]:
-    """Spoil ``count`` copies of recorded runs, in ``place``; what was told of them, by how often,
+def fuzz(
+    seed: int, count: int, known: Sequence[Base], place: Path
+) -> tuple[Counter[str], list[str]]:
+    """Spoil ``count`` copies of ``known`` runs, in ``place``; what was told of them, by how often,
     and what should not have been told."""
-    random, known = Random(seed), bases(place / "bases")
+    random = Random(seed)
     told: Counter[str] = Counter()
     wrong: list[str] = []
     for number in range(count):
@@ -56,7 +58,7 @@ def _one(random: Random, base: Base, folder: Path) -> tuple[str, str]:
 
 def _job(job: tuple[int, int]) -> tuple[Counter[str], list[str]]:
     with tempfile.TemporaryDirectory(prefix="fuzz.") as place:
-        return fuzz(*job, Path(place))
+        return fuzz(*job, bases(Path(place) / "bases"), Path(place))
 
 
 def main(arguments: list[str]) -> int:
