@@ -39,7 +39,7 @@ class Case(NamedTuple):
     """What the reason contains."""
 
     def __str__(self) -> str:
-        return "-".join(str(part) for part in (*self[:4], self.change.__name__))
+        return "-".join(str(part) for part in (*self[:4], self.says))
 
 
 Row = tuple[str, str, int | None, str, Change, str]
@@ -48,63 +48,51 @@ Row = tuple[str, str, int | None, str, Change, str]
 
 def to(**facts: Any) -> Change:
     """Set facts to these values."""
-
-    def change(record: dict[str, Any]) -> None:
-        record.update(facts)
-
-    change.__name__ = ",".join(f"{name}={str(value)[:40]!r}" for name, value in facts.items())
-    return change
+    return lambda record: record.update(facts)
 
 
 def gone(name: str) -> Change:
     """Remove a fact."""
-
-    def change(record: dict[str, Any]) -> None:
-        del record[name]
-
-    change.__name__ = f"{name}_gone"
-    return change
+    return lambda record: record.pop(name)
 
 
-def within(name: str, change_: Change) -> Change:
+def more(name: str, by: float) -> Change:
+    return lambda record: record.update({name: record[name] + by})
+
+
+def times(name: str, by: float) -> Change:
+    return lambda record: record.update({name: record[name] * by})
+
+
+def at(name: str, index: int, value: float) -> Change:
+    """Set one entry of a fact that is a list."""
+    return lambda record: record[name].__setitem__(index, value)
+
+
+def within(name: str, change: Change) -> Change:
     """The same of a fact that has names itself, or of the first of several that have."""
-
-    def change(record: dict[str, Any]) -> None:
-        inner = record[name]
-        change_(inner[0] if isinstance(inner, list) else inner)
-
-    change.__name__ = f"{name}_{change_.__name__}"
-    return change
+    return lambda record: change(
+        record[name][0] if isinstance(record[name], list) else record[name]
+    )
 
 
 def without(name: str, inner: str) -> Change:
     return within(name, gone(inner))
 
 
-def during(change_: Change, steps: range) -> Change:
+def during(change: Change, steps: range) -> Change:
     """The same of some steps."""
-
-    def change(record: dict[str, Any]) -> None:
-        if record["step"] in steps:
-            change_(record)
-
-    change.__name__ = f"during_{steps.start}_to_{steps.stop - 1}_{change_.__name__}"
-    return change
+    return lambda record: change(record) if record["step"] in steps else None
 
 
-def later(change_: Change, than: int = 3) -> Change:
+def later(change: Change, than: int = 3) -> Change:
     """The same of the steps after one."""
-    return during(change_, range(than + 1, 10**6))
+    return during(change, range(than + 1, 10**6))
 
 
-def nth(kind: str, number: int, change_: Change) -> Change:
+def nth(kind: str, number: int, change: Change) -> Change:
     """The same of one record of a kind, counted from 0, or from -1 backwards."""
-
-    def change(records: list[dict[str, Any]]) -> None:
-        change_(of(records, kind)[number])
-
-    change.__name__ = f"{kind}_{number}_{change_.__name__}"
-    return change
+    return lambda records: change(of(records, kind)[number])
 
 
 def less(kind: str, number: int | None = None) -> Change:
@@ -114,7 +102,6 @@ def less(kind: str, number: int | None = None) -> Change:
         for record in of(records, kind) if number is None else [of(records, kind)[number]]:
             records.remove(record)
 
-    change.__name__ = f"less_{kind}"
     return change
 
 

@@ -8,15 +8,17 @@ from tests.tampering.changes import (
     RECORDS,
     Case,
     Row,
+    at,
     during,
     gone,
     later,
     less,
     recorded,
+    times,
     to,
     within,
     without,
-)
+)  # fmt: skip
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 OF_A_COPY = ("own", "sum", "applied", "buffered", "parted", "applied_parted", "left_parted")
@@ -29,30 +31,6 @@ def threefold(record: dict[str, Any]) -> None:
     """Three times each gradient, and a tolerance that would let it pass."""
     record.update(gradient=1e6 * record["gradient"], grad_norm=None)
     record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
-
-
-def often_skipped(record: dict[str, Any]) -> None:
-    record["skipped"] *= 10**6
-
-
-def normed(record: dict[str, Any]) -> None:
-    record["grad_norm"] = record["gradient"]
-
-
-def moved(record: dict[str, Any]) -> None:
-    record["values"][0] += 1.0
-
-
-def lone(record: dict[str, Any]) -> None:
-    record["apart"][7] = 1.0
-
-
-def healed(record: dict[str, Any]) -> None:
-    record["apart"][260] = 0.0
-
-
-def lesser(record: dict[str, Any]) -> None:
-    record["apart"][257] = 0.5
 
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
@@ -93,7 +71,11 @@ TIED: list[Row] = [
     ("tied_grad_reduce", "fixed", 1, "step", to(sum=1e3), "sum is not alike on ranks 0 and 1"),
     ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, and"),
     ("tied_grad_reduce", "control", 0, "step", to(got={}), "got has 0 names"),
-    ("tied_grad_reduce", "control", 0, "step", later(normed), "norm is not told of, as it is else"),
+    (
+        "tied_grad_reduce", "control", 0, "step",
+        later(lambda step: step.update(grad_norm=step["gradient"])),
+        "norm is not told of, as it is else",
+    ),
     ("tied_grad_reduce", "control", None, "step", threefold, "where its parts on all ranks have"),
     ("tied_grad_reduce", "fixed", 1, "step", to(gradient=1e3), "where its parts on all ranks"),
     (
@@ -180,9 +162,15 @@ ROTARY: list[Row] = [
         "rope_zero_init", "fixed", 0, "logits", within("greatest", to(**{"300": 1.0})),
         "greatest is 1, and first is None",
     ),
-    ("rope_zero_init", "fixed", 0, "logits", lone, "not from position None on are they apart"),
-    ("rope_zero_init", "buggy", 0, "logits", healed, "not 63 of them are apart"),
-    ("rope_zero_init", "buggy", 0, "logits", lesser, "greatest is 1.70508, and is told otherwise"),
+    (
+        "rope_zero_init", "fixed", 0, "logits", at("apart", 7, 1.0),
+        "not from position None on are they apart",
+    ),
+    ("rope_zero_init", "buggy", 0, "logits", at("apart", 260, 0.0), "not 63 of them are apart"),
+    (
+        "rope_zero_init", "buggy", 0, "logits", at("apart", 257, 0.5),
+        "greatest is 1.70508, and is told otherwise",
+    ),
     ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
     ("rope_zero_init", "fixed", 0, "logits", to(after=5), "is None, after 5 and differing 0"),
     ("rope_zero_init", "fixed", 0, "logits", to(parameters=5), "the logits has other parameters"),
@@ -225,7 +213,7 @@ OVERFLOW: list[Row] = [
         )
     ),
     (
-        "fp16_overflow_stage0", "buggy", None, "step", often_skipped,
+        "fp16_overflow_stage0", "buggy", None, "step", times("skipped", 10**6),
         "the count of skipped steps went from 0 to 1000000",
     ),
     (
@@ -314,8 +302,14 @@ EMBEDDING: list[Row] = [
     ),
     ("tied_embedding_training", "fixed", 0, "step", to(plain_loss=9.0), "its plain_loss is not"),
     ("tied_embedding_training", "fixed", 3, "weight", to(values=[0.1]), "of another size"),
-    ("tied_embedding_training", "buggy", 1, "weight", moved, "is not that of its replicas"),
-    ("tied_embedding_training", "buggy", 2, "weight", moved, "is not as far from the first stage"),
+    (
+        "tied_embedding_training", "buggy", 1, "weight", at("values", 0, 9.0),
+        "is not that of its replicas",
+    ),
+    (
+        "tied_embedding_training", "buggy", 2, "weight", at("values", 0, 9.0),
+        "is not as far from the first stage",
+    ),
 ]  # fmt: skip
 
 ALL = [

@@ -24,14 +24,6 @@ def missing_rank(folder: Path) -> None:
     Recording(folder.parent).forget_digests(folder.name)
 
 
-def unfinished_rank_too(folder: Path) -> None:
-    shutil.copy(folder / RANK_1, folder / f"{RANK_1}.part")
-
-
-def rank_too_many(folder: Path) -> None:
-    shutil.copy(folder / RANK_1, folder / "rank_2.jsonl")
-
-
 def changed_file(folder: Path) -> None:
     text = (folder / RANK_1).read_text()
     (folder / RANK_1).write_text(text.replace('"loss": ', '"loss":  ', 1))
@@ -42,37 +34,9 @@ def fifo(folder: Path) -> None:
     os.mkfifo(folder / RANK_1)
 
 
-def link(folder: Path) -> None:
-    (folder / RANK_1).symlink_to((folder / RANK_1).rename(folder / "elsewhere"))
-
-
 def endless(folder: Path) -> None:
     with (folder / RANK_1).open("r+b") as file:
         file.truncate(10 << 30)  # sparse: it takes no room
-
-
-def linked_folder(folder: Path) -> None:
-    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
-
-
-def no_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def no_exit(folder: Path) -> None:
-    (folder / EXIT_FILE).unlink()
-
-
-def half_an_exit(folder: Path) -> None:
-    (folder / EXIT_FILE).write_text('{"code": 0,')
-
-
-def no_list_of_how_it_was_made(folder: Path) -> None:
-    (folder / code.MADE_FILE).unlink()
-
-
-def no_lists(folder: Path) -> None:
-    shutil.rmtree(folder.parent / code.LISTS)
 
 
 def list_with_a_file_twice(folder: Path) -> None:
@@ -101,52 +65,8 @@ def code_twice(folder: Path) -> None:
     file.write_text(file.read_text().replace('"code": ', '"code": 9, "code": ', 1))
 
 
-def cleared(lines: list[Any]) -> None:
-    lines.clear()
-
-
-def cut_off(lines: list[str]) -> None:
-    del lines[-3:]
-
-
-def cut_within_a_line(lines: list[str]) -> None:
-    lines[-1] = lines[-1][:-8]
-
-
-def no_json(lines: list[str]) -> None:
-    lines[1] = "\udcff\x00\n"
-
-
-def no_record(lines: list[str]) -> None:
-    lines.insert(0, "[1, 2]\n")
-
-
-def nested(lines: list[str]) -> None:
-    lines[:] = ["[" * 20_000 + "\n"]
-
-
-def lost_line(lines: list[str]) -> None:
-    del lines[3]
-
-
 def loss_twice(lines: list[str]) -> None:
     lines[2] = lines[2].replace('"loss": ', '"loss": 9, "loss": ', 1)
-
-
-def of_another_rank(record: dict[str, Any]) -> None:
-    record["rank"] = 0
-
-
-def step_twice(records: list[dict[str, Any]]) -> None:
-    records.insert(4, dict(records[3]))
-
-
-def one_process(records: list[dict[str, Any]]) -> None:
-    records[0]["pid"] = 4711
-
-
-def site_elsewhere(record: dict[str, Any]) -> None:
-    record["modules"]["deepspeed"]["file"] = "/elsewhere/site/deepspeed/__init__.py"
 
 
 def in_another_order(folder: Path) -> None:
@@ -154,7 +74,7 @@ def in_another_order(folder: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()), indent=7, sort_keys=True))
 
 
-def listed(change: Change, name: str) -> Change:
+def listed(change: Change) -> Change:
     """Change the list of the files that each rank loaded, and let it be made just so."""
 
     def tamper(folder: Path) -> None:
@@ -167,7 +87,6 @@ def listed(change: Change, name: str) -> Change:
         with changing(folder / code.MADE_FILE) as made:
             made["loaded"] = {"0": proof["loaded"], "1": proof["loaded"]}
 
-    tamper.__name__ = name
     return tamper
 
 
@@ -175,27 +94,43 @@ EXIT = "not the record of an exit: "
 
 FILES: list[tuple[int | None, str, Change, str]] = [
     (None, FOLDER, missing_rank, "rank 1 left no complete records"),
-    (None, FOLDER, unfinished_rank_too, "rank_1.jsonl is there twice, finished and unfinished"),
-    (None, FOLDER, rank_too_many, "rank_2.jsonl is of no rank of this trial"),
+    (
+        None, FOLDER, lambda folder: shutil.copy(folder / RANK_1, folder / f"{RANK_1}.part"),
+        "rank_1.jsonl is there twice, finished and unfinished",
+    ),
+    (
+        None, FOLDER, lambda folder: shutil.copy(folder / RANK_1, folder / "rank_2.jsonl"),
+        "rank_2.jsonl is of no rank of this trial",
+    ),
     (None, FOLDER, changed_file, "rank 1: its records are not those that it left at its end"),
     (None, FOLDER, fifo, "rank_1.jsonl: is no regular file"),
-    (None, FOLDER, link, "rank_1.jsonl: is a symbolic link"),
+    (
+        None, FOLDER,
+        lambda folder: (folder / RANK_1).symlink_to((folder / RANK_1).rename(folder / "x")),
+        "rank_1.jsonl: is a symbolic link",
+    ),
     (None, FOLDER, endless, "rank_1.jsonl: has 10737418240 bytes"),
-    (None, FOLDER, linked_folder, "is a link"),
-    (None, FOLDER, no_folder, "this trial never ended"),
-    (None, FOLDER, no_exit, "has no exit.json"),
-    (None, FOLDER, half_an_exit, "exit.json"),
+    (
+        None, FOLDER, lambda folder: folder.symlink_to(folder.rename(f"{folder}_elsewhere")),
+        "is a link",
+    ),
+    (None, FOLDER, shutil.rmtree, "this trial never ended"),
+    (None, FOLDER, lambda folder: (folder / EXIT_FILE).unlink(), "has no exit.json"),
+    (None, FOLDER, lambda folder: (folder / EXIT_FILE).write_text('{"code": 0,'), "exit.json"),
     (None, FOLDER, code_twice, "exit.json: has the key 'code' twice in one object"),
-    (None, FOLDER, no_list_of_how_it_was_made, "made.json"),
-    (None, FOLDER, no_lists, ".json: No such file or directory"),
+    (None, FOLDER, lambda folder: (folder / code.MADE_FILE).unlink(), "made.json"),
+    (
+        None, FOLDER, lambda folder: shutil.rmtree(folder.parent / code.LISTS),
+        ".json: No such file or directory",
+    ),
     (None, FOLDER, list_with_a_file_twice, f"has the key '{FILE}' twice in one object"),
     (None, FOLDER, list_that_was_changed, ".json is not what it was when it was written"),
     (
-        None, FOLDER, listed(dict.clear, "empty_list"),
+        None, FOLDER, listed(dict.clear),
         "rank 0: its list of loaded files has no deepspeed/__init__",
     ),
     (
-        None, FOLDER, listed(to(**{FILE: "0" * 64}), "list_with_another"),
+        None, FOLDER, listed(to(**{FILE: "0" * 64})),
         f"loaded files has no {FILE} as",
     ),
     (None, FOLDER, seed_twice, "run.json: has the key 'seed' twice in one object"),
@@ -203,22 +138,34 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         None, FOLDER, seed_that_the_ranks_never_read,
         "exit.json is of another run.json: one of the two was changed",
     ),
-    (1, "lines", cleared, "rank 1: its records are cut off after 0 lines"),
-    (1, "lines", cut_off, "rank 1: its records are cut off"),
-    (1, "lines", cut_within_a_line, "rank 1: its records are cut off"),
-    (1, "lines", no_json, "rank 1: line 2 of its records is not JSON"),
-    (1, "lines", no_record, "rank 1: line 1 of its records is no record"),
-    (1, "lines", nested, "rank 1: line 1 of its records is nested too deep"),
-    (1, "lines", lost_line, "rank 1: line 4 of its records was not written there"),
+    (1, "lines", list.clear, "rank 1: its records are cut off after 0 lines"),
+    (1, "lines", list.pop, "rank 1: its records are cut off"),
+    (1, "lines", lambda lines: lines.append(lines.pop()[:-8]), "rank 1: its records are cut off"),
+    (
+        1, "lines", lambda lines: lines.insert(1, "\udcff\x00\n"),
+        "rank 1: line 2 of its records is not JSON",
+    ),
+    (
+        1, "lines", lambda lines: lines.insert(0, "[1, 2]\n"),
+        "rank 1: line 1 of its records is no record",
+    ),
+    (
+        1, "lines", lambda lines: lines.insert(0, "[" * 20_000 + "\n"),
+        "rank 1: line 1 of its records is nested too deep",
+    ),
+    (1, "lines", lambda lines: lines.pop(3), "rank 1: line 4 of its records was not written there"),
     (1, "lines", loss_twice, "rank 1: line 3 of its records has the key 'loss' twice in one"),
-    (1, "phases", of_another_rank, "of its records is not of this rank"),
+    (1, "phases", to(rank=0), "of its records is not of this rank"),
     (1, "begin", to(variant="other"), "rank 1: its records are of the variant other, and not of"),
     (1, "begin", to(pid=[4711]), "rank 1 did not say who it is"),
-    (None, RECORDS, one_process, "ranks 0 and 1 say that they were one process"),
+    (None, "begin", to(pid=4711), "ranks 0 and 1 say that they were one process"),
     (0, "begin", within("promised", to(steps={})), "rank 0 promised other records"),
     (0, RECORDS, less("step", -1), "rank 0: step 10 of 'step' was promised, and never came"),
     (0, "end", to(records=5), "where it says it wrote 5"),
-    (1, RECORDS, step_twice, "rank 1: step 2 of 'step', where step 3 of 'step' is due"),
+    (
+        1, RECORDS, lambda records: records.insert(4, dict(records[3])),
+        "rank 1: step 2 of 'step', where step 3 of 'step' is due",
+    ),
     (1, "step", to(kind="stop"), "rank 1: a record of kind 'stop' that was not promised"),
     (1, "step", to(no_fact={}), "rank 1: step 1 of 'step': no_fact was not promised"),
     (1, "step", gone("differing"), "rank 1: step 1 of 'step': differing is missing"),
@@ -227,7 +174,10 @@ FILES: list[tuple[int | None, str, Change, str]] = [
     (0, "step", to(grad_norm=-1.0), "rank 0: step 1 of 'step': grad_norm is -1.0, and below 0"),
     (1, RECORDS, less("upstream"), "rank 1: its records do not begin and end as a rank's do"),
     (1, "upstream", to(loaded="0" * 32), "is damaged: rank 1 loaded a file of upstream not as it"),
-    (1, "upstream", site_elsewhere, "rank 1 loaded deepspeed from /elsewhere/"),
+    (
+        1, "upstream", within("modules", within("deepspeed", to(file="/elsewhere/site/x.py"))),
+        "rank 1 loaded deepspeed from /elsewhere/",
+    ),
     (
         1, "upstream", within("modules", gone("megatron-core")),
         "rank 1 loaded megatron-core from nowhere",
@@ -268,10 +218,6 @@ def trial(change: Change) -> Change:
     return within("trials", within("buggy", change))
 
 
-def renamed(run: dict[str, Any]) -> None:
-    run["trials"]["bugged"] = run["trials"].pop("buggy")
-
-
 def beyond_its_bounds(run: dict[str, Any]) -> None:
     for each in (run, *run["trials"].values()):
         each["params"] = {**each["params"], "steps": 0}
@@ -309,7 +255,10 @@ CATALOGUED: list[tuple[Change, str]] = [
     (trial(to(params={})), "buggy: its params: {}"),
     (trial(to(modules={})), "buggy: its modules: {}"),
     (trial(to(also=1)), "buggy: also was not promised"),
-    (renamed, "this catalogue has no bugged"),
+    (
+        within("trials", lambda trials: trials.update(bugged=trials.pop("buggy"))),
+        "this catalogue has no bugged",
+    ),
     (trial(within("overlay", gone("lock"))), "buggy: overlay lock is missing"),
     (trial(within("overlay", to(site="/elsewhere"))), "its overlay is not where it belongs"),
     (locked(MEGATRON), "buggy: its lock has no deepspeed, and its pins 0.19.8"),
@@ -336,8 +285,8 @@ CATALOGUED: list[tuple[Change, str]] = [
 ALL = [
     *(Case("bf16_clip", "buggy", *row) for row in FILES),
     *(Case("bf16_clip", "buggy", None, RUN_FILE, *row) for row in CATALOGUED),
-    Case("tied_resume_norm", "fixed/resume", None, FOLDER, no_exit, "has no exit.json"),
-    Case("tied_resume_norm", "fixed/resume", 1, "lines", cut_off, "rank 1: its records are cut"),
+    Case("tied_resume_norm", "fixed/resume", None, FOLDER, shutil.rmtree, "has no exit.json"),
+    Case("tied_resume_norm", "fixed/resume", 1, "lines", list.pop, "rank 1: its records are cut"),
 ]
 
 SYMPTOM = "12 of 15 replicated parameters differ"
