@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.spec import RunResult, TrialResult
 from harness.trial.code import MADE_FILE
-from harness.trial.grade import grade
+from harness.trial.grade import grade, grade_trial, run_of
 from harness.trial.records import (
     BEGIN,
     CHAIN,
@@ -44,7 +44,8 @@ class Recording:
         return grade(self.folder)
 
     def trial(self, variant: str) -> TrialResult:
-        return next(trial for trial in self.grade().trials if trial.variant == variant)
+        """The result of one trial; nothing else but run.json is read."""
+        return grade_trial(run_of(self.folder), self.folder, variant)[0]
 
     def rank_file(self, variant: str, rank: int = 1) -> Path:
         return self.folder / variant / f"rank_{rank}.jsonl"
@@ -58,15 +59,24 @@ class Recording:
     @contextmanager
     def run(self) -> Iterator[dict[str, Any]]:
         """The content of run.json, to be changed in place; sealed."""
-        with _changing(self.folder / RUN_FILE) as run:
+        with changing(self.folder / RUN_FILE) as run:
             yield run
         seal(self.folder)
 
     @contextmanager
     def exit(self, variant: str) -> Iterator[dict[str, Any]]:
         """The content of a trial's exit.json, to be changed in place."""
-        with _changing(self.folder / variant / EXIT_FILE) as exit_:
+        with changing(self.folder / variant / EXIT_FILE) as exit_:
             yield exit_
+
+    @contextmanager
+    def lines(self, variant: str, rank: int) -> Iterator[list[str]]:
+        """The lines of a rank's file, to be changed in place; exit.json gets its new digest."""
+        file = self.rank_file(variant, rank)
+        lines = file.read_text().splitlines(keepends=True)
+        yield lines
+        file.write_text("".join(lines), errors="surrogateescape")
+        self.forget_digests(variant)
 
     @contextmanager
     def records(self, variant: str, rank: int = 0) -> Iterator[list[dict[str, Any]]]:
@@ -76,11 +86,13 @@ class Recording:
         """
         file = self.rank_file(variant, rank)
         records = read(file)
+        before = len(records)
         yield records
-        if records and records[-1]["kind"] == END:
+        if len(records) != before and records and records[-1]["kind"] == END:
             records[-1]["records"] = len(records) - 1
         write(file, records)
-        seal(self.folder)
+        if (file.parent / EXIT_FILE).is_file():
+            self.forget_digests(variant)
 
     @contextmanager
     def record(self, variant: str, kind: str, rank: int = 0) -> Iterator[dict[str, Any]]:
@@ -138,7 +150,7 @@ def _seal_act(folder: Path, of: dict[str, Any]) -> None:
         write(path, records)
     for name, more in ((EXIT_FILE, {"records": _digests(folder)}), (MADE_FILE, {})):
         if (folder / name).is_file():
-            with _changing(folder / name) as content:
+            with changing(folder / name) as content:
                 content.update({"of": of, **more})
 
 
@@ -151,7 +163,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _changing(file: Path) -> Iterator[dict[str, Any]]:
+def changing(file: Path) -> Iterator[dict[str, Any]]:
+    """The content of a JSON file, to be changed in place."""
     content = json.loads(file.read_text())
     yield content
     file.write_text(json.dumps(content))

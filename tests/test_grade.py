@@ -11,14 +11,39 @@ from harness import catalog
 from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
 from harness.trial.grade import grade, judge
 from harness.trial.records import HOUSE, RUN_FILE
-from tests.recording import RECORDED, Recording, read, stored_verdict
+from tests.recording import FOLDER, RECORDED, Recording, read, stored_verdict
+from tests.tampering.changes import recorded
+
+STORED = {path.name.removesuffix("_cpu"): path for path in sorted(FOLDER.glob("*_cpu"))}
 
 
-def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
-    stored = stored_verdict(RECORDED)
-    graded = json.loads(json.dumps(grade(RECORDED).to_json()))
+@pytest.mark.parametrize("scenario", STORED)
+def test_a_stored_run_is_graded_as_it_was_when_it_ran(scenario: str) -> None:
+    stored = stored_verdict(STORED[scenario])
+    graded = json.loads(json.dumps(grade(STORED[scenario]).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"
+
+
+@pytest.mark.parametrize("scenario", STORED)
+def test_a_variant_is_triggered_where_it_is_meant_to_be_whatever_came_of_it(scenario: str) -> None:
+    for name, variant in catalog.scenario(scenario).variants.items():
+        exercise = catalog.load(scenario).exercised(recorded(scenario, name))
+        assert exercise.met is variant.triggers, name
+
+
+def test_a_trial_that_is_inconclusive_makes_the_run_so_and_names_the_rank_that_failed_first(
+    recording: Recording,
+) -> None:
+    failure = {"rank": 1, "message": "RuntimeError: out of luck"}
+    with recording.exit("buggy") as exit_:
+        exit_.update(code=1, failure=failure)
+    result = recording.grade()
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.exit_code == 3
+    assert result.reasons == ("buggy: rank 1 failed first: RuntimeError: out of luck",)
+    assert result.trials[0].finding is None
+    assert result.trials[0].failure == failure
 
 
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
@@ -40,16 +65,6 @@ def test_drift_alone_is_not_the_documented_symptom(recording: Recording) -> None
     assert trial.outcome is Outcome.INCONCLUSIVE
     assert "the documented check passes" in trial.reason
     assert recording.grade().exit_code == 3
-
-
-def test_a_failing_check_without_drift_is_not_the_documented_symptom(recording: Recording) -> None:
-    for rank in (0, 1):
-        with recording.records("buggy", rank) as records:
-            for record in records:
-                record.update({"differing": {}} if record["kind"] == "step" else {})
-    trial = recording.trial("buggy")
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "no drift was seen" in trial.reason
 
 
 def show_as(recording: Recording, variant: str, source: str) -> None:
@@ -99,24 +114,6 @@ def test_a_fixed_release_that_trains_unlike_one_rank_is_no_reproduction(
     assert "where one rank has" in result.reasons[0]
 
 
-def test_the_wrong_detector_is_silent_while_the_symptom_shows(recording: Recording) -> None:
-    trial = recording.trial("buggy")
-    assert trial.outcome is Outcome.SYMPTOM
-    assert list((trial.wrong_detectors or {}).values()) == [False]
-
-
-def test_the_wrong_detector_would_fire_if_the_norms_differed(recording: Recording) -> None:
-    with recording.record("buggy", "step", rank=1) as step:
-        step["grad_norm"] += 1e-3
-    assert list((recording.trial("buggy").wrong_detectors or {}).values()) == [True]
-
-
-def test_a_control_is_clean_though_its_trigger_is_off(recording: Recording) -> None:
-    trial = recording.trial("control")
-    assert trial.outcome is Outcome.CLEAN
-    assert "the trigger was off" in trial.reason
-
-
 def test_a_control_whose_trigger_was_on_is_inconclusive(recording: Recording) -> None:
     show_as(recording, "control", "fixed")
     assert recording.trial("control").outcome is Outcome.INCONCLUSIVE
@@ -146,8 +143,14 @@ def test_trials_that_cannot_be_compared_are_inconclusive(recording: Recording) -
     assert reasons == ("bf16_clip.agree cannot judge these records",)
 
 
-@pytest.mark.parametrize("name", ["plan", "detect", "wrong_detectors"])
-@pytest.mark.parametrize("fault", [ZeroDivisionError("by 0"), RecursionError(), AssertionError()])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("plan", ZeroDivisionError("by 0")),
+        ("detect", RecursionError()),
+        ("wrong_detectors", AssertionError()),
+    ],
+)
 def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(
     name: str, fault: Exception, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:

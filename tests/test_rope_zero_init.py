@@ -5,126 +5,16 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from harness.detectors.buffers import difference
-from harness.spec import Lane, Outcome, Records, Verdict
-from harness.trial.grade import grade
-from harness.trial.records import read_records
+from harness.spec import Lane, Records
 from scenarios.oracles import buffers
-from scenarios.transformers import rope_zero_init, rope_zero_init_v5
+from scenarios.transformers import rope_zero_init, rope_zero_init_v5, trainer_gas_twice
 from scenarios.transformers.rope_zero_init import DOCUMENTED
-from tests.recording import Recording, stored_verdict
-
-RECORDED = Path(__file__).parent / "recorded" / "rope_zero_init_cpu"
-CLEAN = [name for name in rope_zero_init.SCENARIO.variants if name != "buggy"]
-
-
-@pytest.fixture
-def recording(tmp_path: Path) -> Recording:
-    """A copy of the recorded run, to tamper with."""
-    return Recording(shutil.copytree(RECORDED, tmp_path / "run"))
-
-
-def test_a_stored_run_is_graded_as_it_was_when_it_ran() -> None:
-    stored = stored_verdict(RECORDED)
-    graded = json.loads(json.dumps(grade(RECORDED).to_json()))
-    assert graded == stored
-    assert graded["verdict"] == "reproduced"
-    assert [trial["variant"] for trial in graded["trials"]] == ["buggy", *CLEAN]
-
-
-@pytest.mark.parametrize("name", ["cos_cached", "sin_cached"])
-@pytest.mark.parametrize(
-    ("fact", "value"),
-    [
-        ("mismatched", 329319),
-        ("greatest", 1.9921875),
-        ("place", [1148, 3]),
-        ("relative", 8319.0),
-        ("relative_place", [3657, 12]),
-    ],
-)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_other_figures_than_the_documented_are_inconclusive(
-    recording: Recording, name: str, fact: str, value: Any, rank: int
-) -> None:
-    with recording.record("buggy", "buffers", rank) as record:
-        next(d for d in record["differing"] if d["name"].endswith(name))[fact] = value
-    trial = recording.trial("buggy")
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert f"{fact.replace('_', ' ')} is " in trial.reason
-    assert "is documented" in trial.reason
-    assert recording.grade().exit_code == 3
-
-
-def without_one_difference(records: list[dict[str, Any]]) -> None:
-    next(r for r in records if r["kind"] == "buffers")["differing"].pop()
-
-
-def with_one_too_many(records: list[dict[str, Any]]) -> None:
-    bf16, fp32, _ = (r for r in records if r["kind"] == "buffers")
-    fp32["differing"].append(bf16["differing"][0])
-
-
-def diverging_at(position: int | None) -> Callable[[list[dict[str, Any]]], None]:
-    def tamper(records: list[dict[str, Any]]) -> None:
-        next(r for r in records if r["kind"] == "logits")["first"] = position
-
-    return tamper
-
-
-def equal_again(records: list[dict[str, Any]]) -> None:
-    next(r for r in records if r["kind"] == "logits")["differing"] -= 1
-
-
-def other_weights(records: list[dict[str, Any]]) -> None:
-    next(r for r in records if r["kind"] == "logits")["unequal_parameters"] = ["lm_head.weight"]
-
-
-def no_logits(records: list[dict[str, Any]]) -> None:
-    records[:] = [record for record in records if record["kind"] != "logits"]
-
-
-@pytest.mark.parametrize(
-    "tamper",
-    [
-        without_one_difference,
-        with_one_too_many,
-        diverging_at(256),
-        diverging_at(258),
-        diverging_at(None),
-        equal_again,
-        other_weights,
-    ],
-)
-def test_half_of_the_symptom_is_inconclusive(
-    recording: Recording, tamper: Callable[[list[dict[str, Any]]], None]
-) -> None:
-    with recording.records("buggy") as records:
-        tamper(records)
-    assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
-
-
-def test_buffers_without_logits_are_inconclusive(recording: Recording) -> None:
-    for rank in (0, 1):
-        with recording.records("buggy", rank) as records:
-            no_logits(records)
-    assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
-
-
-def test_a_gpus_figures_are_not_those_of_a_cpu(recording: Recording) -> None:
-    for rank in (0, 1):
-        with recording.records("buggy", rank) as records:
-            for record in records:
-                record.update({"lane": "gpu"} if record["kind"] == "buffers" else {})
-    assert recording.trial("buggy").outcome is Outcome.INCONCLUSIVE
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_report() -> None:
@@ -145,84 +35,10 @@ def test_a_gpus_own_rounding_is_no_finding_and_nan_is() -> None:
     assert buffers.beyond(rounding(0.0, "torch.float16"), 2**-7)
 
 
-NOT_AT_WORK: list[tuple[str, Any, str]] = [
-    ("sharded", 20, "rank 1, bf16: zero.Init sharded 20 of 21 parameters"),
-    (
-        "casts", {"arange": "float32", "ones": "bfloat16"},
-        "rank 1, bf16: torch.arange, asked for float32, gave float32",
-    ),
-    ("compared", {}, "rank 1, bf16: the model has no buffer"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("variant", [name for name in CLEAN if name != "control"])
-@pytest.mark.parametrize(("fact", "value", "why"), NOT_AT_WORK, ids=str)
-def test_a_clean_trial_without_zero_init_at_work_is_not_exercised(
-    recording: Recording, variant: str, fact: str, value: Any, why: str
-) -> None:
-    with recording.record(variant, "buffers", rank=1) as record:
-        record[fact] = value
-    assert recording.trial(variant).outcome is Outcome.INCONCLUSIVE
-    exercise = rope_zero_init.exercised(read_records(recording.folder / variant, 2))
-    assert (exercise.met, exercise.text) == (False, why)
-
-
-def test_positions_that_bf16_can_hold_exercise_nothing(recording: Recording) -> None:
-    for rank in (0, 1):
-        with recording.record("fixed", "logits", rank) as logits:
-            logits["tokens"] = 257
-    assert "tokens is 257, and not 320" in recording.trial("fixed").reason
-    exercise = rope_zero_init.exercised(read_records(recording.folder / "fixed", 2))
-    assert (exercise.met, exercise.text) == (False, "the logits of 257 tokens were compared")
-
-
-def test_equal_logits_of_other_weights_prove_nothing(recording: Recording) -> None:
-    with recording.records("fixed", rank=1) as records:
-        other_weights(records)
-    trial = recording.trial("fixed")
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "the weights are not the reference's: lm_head.weight" in trial.reason
-
-
-@pytest.mark.parametrize("variant", rope_zero_init.SCENARIO.variants)
-def test_the_trigger_is_met_whatever_came_of_it(recording: Recording, variant: str) -> None:
-    exercise = rope_zero_init.exercised(read_records(recording.folder / variant, 2))
-    assert exercise.met is (variant != "control")
-    assert "zero.Init sharded" in exercise.text
-
-
-@pytest.mark.parametrize("scenario", [rope_zero_init, rope_zero_init_v5])
-def test_nothing_recorded_is_nothing_found_and_nothing_exercised(scenario: Any) -> None:
-    assert scenario.detect(Records({})) is None
-    assert scenario.exercised(Records({})).text == "no model was built"
-
-
-def test_the_finding_tells_each_buffer_once(recording: Recording) -> None:
-    finding = recording.trial("buggy").finding
-    assert finding is not None
-    assert (finding.magnitude, finding.unit) == (2.0, "from the reference")
-    assert finding.message.splitlines()[0] == (
-        "bf16 model.layers.0.self_attn.rotary_emb.cos_cached: 329320 of 524288 elements (62.8%) "
-        "differ, by up to 2 at (1148, 2), relatively by up to 8320 at (3657, 11)"
-    )
-    assert len(finding.message.splitlines()) == 5  # cosines, sines in bf16 and fp16, and the logits
-
-
-def test_both_wrong_detectors_are_silent_while_the_symptom_shows(recording: Recording) -> None:
-    assert list((recording.trial("buggy").wrong_detectors or {}).values()) == [False, False]
-
-
-def test_a_wrong_buffer_of_the_fixed_release_is_no_reproduction(recording: Recording) -> None:
-    for rank in (0, 1):
-        source = recording.rank_file("buggy", rank).read_text().splitlines()
-        seen = [json.loads(line) for line in source]
-        with recording.records("fixed", rank) as records:
-            own = [r for r in records if r["kind"] not in ("buffers", "logits")]
-            shown = [r for r in seen if r["kind"] in ("buffers", "logits")]
-            records[:] = [*own[:2], *shown, *own[2:]]
-    result = recording.grade()
-    assert result.verdict is Verdict.NOT_REPRODUCED
-    assert "fixed: symptom, expected clean" in result.reasons
+@pytest.mark.parametrize("module", [rope_zero_init, rope_zero_init_v5, trainer_gas_twice])
+def test_nothing_recorded_is_nothing_found_and_not_triggered(module: Any) -> None:
+    assert module.detect(Records({})) is None
+    assert not module.exercised(Records({}))
 
 
 def turned(name: str, mismatched: int, elements: int, dtypes: tuple[str, str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.spec import Outcome, Records
+from harness.spec import Records
 from scenarios.oracles import begun, stepped
-from tests.recording import FOLDER, Recording
 
 Step = Callable[[Any, nn.Module], None]
 """What an engine does with its optimizer and its module, whose gradients are there."""
@@ -236,128 +234,3 @@ def test_a_gradient_that_overflows_for_plain_torch_too_says_nothing() -> None:
     began = begin(never)
     began.of("begun")[0]["gradient"] = "inf"
     assert list(begun.untrue(began)) == []
-
-
-# What grading makes of recorded runs whose ranks say something else.
-
-
-@pytest.fixture
-def recorded(tmp_path: Path) -> Callable[[str], Recording]:
-    """A copy of a scenario's recorded run, to tamper with."""
-
-    def of(scenario: str) -> Recording:
-        return Recording(shutil.copytree(FOLDER / f"{scenario}_cpu", tmp_path / scenario))
-
-    return of
-
-
-Tamper = Callable[[dict[str, Any]], None]
-
-
-def less_of_a_gradient(step: dict[str, Any]) -> None:
-    next(iter(step["got"].values()))[1] *= 0.9
-
-
-def a_step_astray(step: dict[str, Any]) -> None:
-    step["strayed"][next(iter(step["strayed"]))] = 0.5
-
-
-def a_stale_weight(step: dict[str, Any]) -> None:
-    step["stale"] = [next(iter(step["got"]))]
-
-
-@pytest.mark.parametrize("tamper", [less_of_a_gradient, a_step_astray, a_stale_weight])
-@pytest.mark.parametrize(
-    ("scenario", "place"),
-    [
-        ("bf16_clip", "buggy"), ("bf16_clip", "fixed"), ("tied_resume_norm", "buggy/train"),
-        ("tied_resume_norm", "fixed/resume"),
-    ],
-)  # fmt: skip
-def test_one_step_astray_makes_a_trial_inconclusive(
-    scenario: str, place: str, tamper: Tamper, recorded: Callable[[str], Recording]
-) -> None:
-    run = recorded(scenario)
-    with run.record(place, "step", 0) as step:
-        tamper(step)
-    trial = run.trial(place.partition("/")[0])
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert trial.finding is not None
-    assert trial.finding.ranks == (0,)
-
-
-def test_a_rank_that_clipped_is_not_the_documented_symptom(
-    recorded: Callable[[str], Recording],
-) -> None:
-    run = recorded("bf16_clip")
-    for rank in (0, 1):
-        with run.record("buggy", "step", rank) as step:
-            share = step["got"]["3.input_layernorm.weight"]
-            share[1] = 1.0 if rank == 0 else share[1]
-    assert run.trial("buggy").outcome is Outcome.INCONCLUSIVE, "rank 0 must clip"
-
-
-def test_a_step_of_buggy_that_is_right_is_not_the_documented_symptom(
-    recorded: Callable[[str], Recording],
-) -> None:
-    run = recorded("clip_max_for_min")
-    with run.record("buggy", "step") as step:
-        step["ratio"] = step["clipping"] / step["gradient"]
-    assert run.trial("buggy").outcome is Outcome.INCONCLUSIVE
-
-
-@pytest.mark.parametrize("variant", ["buggy", "fixed"])
-def test_a_pipelines_loss_must_be_plain_torchs(
-    variant: str, recorded: Callable[[str], Recording]
-) -> None:
-    run = recorded("pipeline_gas_twice")
-    for rank in (0, 1):
-        with run.record(variant, "step", rank) as step:
-            step["loss"] /= 2
-    trial = run.trial(variant)
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "the loss of step 1 is" in trial.reason
-
-
-def another_weight(step: dict[str, Any]) -> None:
-    step["weights"] += 1
-
-
-def another_rate(step: dict[str, Any]) -> None:
-    step["lr"] *= 2
-
-
-def another_scale(step: dict[str, Any]) -> None:
-    step["loss_scale"] /= 4
-
-
-@pytest.mark.parametrize("variant", ["buggy", "fixed"])
-@pytest.mark.parametrize(
-    ("tamper", "told"),
-    [
-        (another_weight, "the weights are not those of rank 0"),
-        (another_rate, "the next rate is"),
-        (another_scale, "was taken: the scale went"),
-    ],
-)
-def test_fp16_is_held_to_its_rules_on_each_rank(
-    variant: str, tamper: Tamper, told: str, recorded: Callable[[str], Recording]
-) -> None:
-    run = recorded("fp16_overflow")
-    with run.records(variant, 1) as records:
-        tamper([record for record in records if record["kind"] == "step"][4])
-    trial = run.trial(variant)
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert told in trial.reason
-
-
-@pytest.mark.parametrize("variant", ["buggy", "fixed"])
-def test_fp16_must_begin_as_plain_torch_does(
-    variant: str, recorded: Callable[[str], Recording]
-) -> None:
-    run = recorded("fp16_overflow")
-    with run.record(variant, "begun", 1) as first:
-        first["got"] *= 2
-    trial = run.trial(variant)
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "rank 1, step 1: the optimizer got" in trial.reason

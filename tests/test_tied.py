@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.detectors.tied import tied_copies, tied_differences
-from harness.spec import Outcome, Verdict
-from harness.trial.grade import grade
-from harness.trial.records import EXIT_FILE
 from tests.group import in_group
-from tests.recording import Recording, stored_verdict
 
 NAMES = ["tied_modules.embed.word.weight", "tied_modules.embed.bias"]
 
@@ -113,107 +108,3 @@ def test_a_partitioned_master_copy_is_refused(mapping: object) -> None:
     vars(vars(module)["tied_comms"]["embed"]["module"].word.weight)["_hp_mapping"] = mapping
     with pytest.raises(ValueError, match=f"no whole fp32 copy of {NAMES[0]}"):
         list(tied_copies(module, masters=True))
-
-
-# A run in two acts, made with ``run scenario=tied_resume_norm``; made neutral as bf16_clip's was.
-
-RECORDED = Path(__file__).parent / "recorded" / "tied_resume_norm_cpu"
-NORM = "tied_modules.embed.word_embeddings.norm.weight"
-
-
-@pytest.fixture
-def resumed(tmp_path: Path) -> Recording:
-    """A copy of the recorded run, to tamper with; a trial of it is named like ``buggy/resume``."""
-    return Recording(shutil.copytree(RECORDED, tmp_path / "run"))
-
-
-def test_a_stored_run_in_two_acts_is_graded_as_it_was_when_it_ran() -> None:
-    stored = stored_verdict(RECORDED)
-    graded = json.loads(json.dumps(grade(RECORDED).to_json()))
-    assert graded == stored
-    assert graded["verdict"] == "reproduced"
-
-
-def test_the_buggy_trial_shows_the_figures_of_the_report(resumed: Recording) -> None:
-    finding = resumed.trial("buggy").finding
-    assert finding is not None
-    assert finding.parameters == (NORM,)
-    assert finding.ranks == (1,)
-    assert "0.99609 before, 1 after, as initialised" in finding.message
-
-
-def without_exit(run: Recording, place: str) -> None:
-    (run.folder / place / EXIT_FILE).unlink()
-
-
-def without_the_act(run: Recording, place: str) -> None:
-    shutil.rmtree(run.folder / place)
-
-
-def without_a_rank(run: Recording, place: str) -> None:
-    run.rank_file(place).unlink()
-
-
-def without_its_end(run: Recording, place: str) -> None:
-    file = run.rank_file(place)
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-
-
-def with_a_crash(run: Recording, place: str) -> None:
-    with run.exit(place) as exit_:
-        exit_["code"] = 1
-
-
-def with_another_release(run: Recording, place: str) -> None:
-    with run.record(place, "upstream", 1) as proof:
-        proof["modules"]["deepspeed"]["version"] = "0.19.7"
-
-
-@pytest.mark.parametrize("place", ["buggy/train", "buggy/resume", "fixed/train", "fixed/resume"])
-@pytest.mark.parametrize(
-    "tamper",
-    [
-        without_exit, without_the_act, without_a_rank, without_its_end, with_a_crash,
-        with_another_release,
-    ],
-)  # fmt: skip
-def test_an_act_with_this_is_inconclusive(
-    tamper: Callable[[Recording, str], None], place: str, resumed: Recording
-) -> None:
-    tamper(resumed, place)
-    assert resumed.grade().verdict is Verdict.INCONCLUSIVE
-    trial = resumed.trial(place.partition("/")[0])
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert trial.finding is None
-
-
-def test_a_change_that_is_no_reset_is_not_the_documented_symptom(resumed: Recording) -> None:
-    with resumed.record("buggy/resume", "loaded", 1) as loaded:
-        loaded["changed"][0]["reset"] = False
-    trial = resumed.trial("buggy")
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "not the documented symptom" in trial.reason
-
-
-def test_a_change_on_another_rank_too_is_not_the_documented_symptom(resumed: Recording) -> None:
-    with resumed.record("buggy/resume", "loaded", 1) as last:
-        changed = last["changed"]
-    with resumed.record("buggy/resume", "loaded", 0) as first:
-        first["changed"] = changed
-    assert resumed.trial("buggy").outcome is Outcome.INCONCLUSIVE
-
-
-def test_nothing_but_initial_values_saved_is_not_exercised(resumed: Recording) -> None:
-    with resumed.record("fixed/resume", "loaded", 1) as loaded:
-        loaded["trained"].remove(NORM)
-    trial = resumed.trial("fixed")
-    assert trial.outcome is Outcome.INCONCLUSIVE
-    assert "not exercised" in trial.reason
-
-
-def test_a_master_copy_that_changed_is_seen(resumed: Recording) -> None:
-    with resumed.record("buggy/resume", "loaded", 1) as last:
-        change = last["changed"][0] | {"name": "2.norm.bias (fp32)", "reset": False}
-    with resumed.record("fixed/resume", "loaded", 1) as last:
-        last["changed"] = [change]
-    assert resumed.trial("fixed").outcome is Outcome.INCONCLUSIVE

@@ -59,8 +59,3 @@ def test_another_size_or_direction_is_not_the_documented_update(changed: dict[st
     found = trainer_gas_twice.detect(trained(0.5, **changed))
     assert found is not None
     assert not found.documented
-
-
-def test_nothing_recorded_is_nothing_found_and_nothing_exercised() -> None:
-    assert trainer_gas_twice.detect(Records({})) is None
-    assert not trainer_gas_twice.exercised(Records({}))

@@ -1,0 +1,184 @@
+"""Changes of recorded evidence, and how a case of the tables is applied."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.spec import Inconclusive, Outcome, Records
+from harness.trial.proof import merged
+from harness.trial.records import RUN_FILE, read_json, read_records
+from tests.recording import FOLDER, Recording, changing
+
+Change = Callable[[Any], Any]
+"""Changes one thing in place: a record, all records or all lines of a rank, the content of a JSON
+file, or the files in a folder."""
+
+RECORDS, FOLDER_OF_LAUNCH = "records", "folder"
+
+
+class Case(NamedTuple):
+    """One change of the evidence of one trial."""
+
+    scenario: str
+    place: str
+    """The trial, or the trial and its launch: ``buggy/resume``."""
+    rank: int | None
+    """The rank whose records are changed; None for all of them."""
+    what: str
+    """What the change gets: each record of this kind; ``records``, all of a rank; the content of
+    ``run.json``, ``exit.json`` or ``made.json``; ``lines``, those of a rank's file; or ``folder``,
+    that of the launch. Digests are made anew after a change, except of ``exit.json``, ``made.json``
+    and ``folder``."""
+    change: Change
+    says: str
+    """What the reason contains."""
+
+    def __str__(self) -> str:
+        return "-".join(str(part) for part in (*self[:4], self.says))
+
+
+Row = tuple[str, str, int | None, str, Change, str]
+"""A case as a table writes it."""
+
+
+def to(**facts: Any) -> Change:
+    """Set facts to these values."""
+    return lambda record: record.update(facts)
+
+
+def gone(name: str) -> Change:
+    """Remove a fact."""
+    return lambda record: record.pop(name)
+
+
+def more(name: str, by: float) -> Change:
+    return lambda record: record.update({name: record[name] + by})
+
+
+def times(name: str, by: float) -> Change:
+    return lambda record: record.update({name: record[name] * by})
+
+
+def at(name: str, index: int, value: float) -> Change:
+    """Set one entry of a fact that is a list."""
+    return lambda record: record[name].__setitem__(index, value)
+
+
+def within(name: str, change: Change) -> Change:
+    """The same of a fact that has names itself, or of the first of several that have."""
+    return lambda record: change(
+        record[name][0] if isinstance(record[name], list) else record[name]
+    )
+
+
+def without(name: str, inner: str) -> Change:
+    return within(name, gone(inner))
+
+
+def during(change: Change, steps: range) -> Change:
+    """The same of some steps."""
+    return lambda record: change(record) if record["step"] in steps else None
+
+
+def later(change: Change, than: int = 3) -> Change:
+    """The same of the steps after one."""
+    return during(change, range(than + 1, 10**6))
+
+
+def nth(kind: str, number: int, change: Change) -> Change:
+    """The same of one record of a kind, counted from 0, or from -1 backwards."""
+    return lambda records: change(of(records, kind)[number])
+
+
+def less(kind: str, number: int | None = None) -> Change:
+    """Remove the records of a kind, or one of them."""
+
+    def change(records: list[dict[str, Any]]) -> None:
+        for record in of(records, kind) if number is None else [of(records, kind)[number]]:
+            records.remove(record)
+
+    return change
+
+
+def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["kind"] == kind]
+
+
+def copy(case: Case, folder: Path) -> Recording:
+    """A copy of what is recorded of the trial of a case, and of nothing else of its run."""
+    recorded, trial = FOLDER / f"{case.scenario}_cpu", case.place.partition("/")[0]
+    shutil.copytree(recorded / trial, folder / "run" / trial)
+    shutil.copytree(recorded / "loaded", folder / "run" / "loaded")
+    shutil.copy(recorded / RUN_FILE, folder / "run")
+    return Recording(folder / "run")
+
+
+def tamper(run: Recording, case: Case) -> None:
+    """Change the evidence in a run's folder as a case says."""
+    place = run.folder / case.place
+    ranks = range(len(list(place.glob("rank_*.jsonl"))))
+    if case.what == RUN_FILE:
+        with run.run() as content:
+            case.change(content)
+    elif case.what.endswith(".json"):
+        with changing(place / case.what) as content:
+            case.change(content)
+    elif case.what == FOLDER_OF_LAUNCH:
+        case.change(place)
+    elif case.what == "lines":
+        for rank in ranks if case.rank is None else [case.rank]:
+            with run.lines(case.place, rank) as lines:
+                case.change(lines)
+    else:
+        for rank in ranks if case.rank is None else [case.rank]:
+            with run.records(case.place, rank) as records:
+                change_records(records, case)
+
+
+def change_records(records: list[dict[str, Any]], case: Case) -> None:
+    for target in [records] if case.what == RECORDS else of(records, case.what):
+        case.change(target)
+
+
+def graded(case: Case, folder: Path) -> tuple[Outcome, str]:
+    """What grading makes of the trial of a case once its evidence was changed, and why."""
+    run = copy(case, folder)
+    tamper(run, case)
+    try:
+        trial = run.trial(case.place.partition("/")[0])
+    except Inconclusive as error:  # run.json is not believed, and no trial of it graded
+        return Outcome.INCONCLUSIVE, str(error)
+    return trial.outcome, trial.reason
+
+
+@cache
+def recorded(scenario: str, trial: str) -> Records:
+    """The records of a trial of a recorded run; not to be changed."""
+    folder = FOLDER / f"{scenario}_cpu"
+    told = read_json(folder / RUN_FILE)["trials"][trial]
+    acts = {act: read_records(folder / trial / act, told["ranks"]) for act in told["acts"]}
+    return merged(acts)
+
+
+def changed(case: Case) -> Records:
+    """The records of the trial of a case, changed; without a look at their plan.
+
+    A place that names a scenario, ``fp16_overflow:buggy``, is one of that scenario's run.
+    """
+    scenario, _, trial = case.place.rpartition(":")
+    by_rank = recorded(scenario or case.scenario, trial).by_rank
+    records = {rank: deepcopy(list(theirs)) for rank, theirs in by_rank.items()}
+    for rank in records if case.rank is None else [case.rank]:
+        change_records(records[rank], case)
+    return Records(records)
+
+
+def trials(case: Case) -> dict[str, Records]:
+    """The records of all trials of a scenario's run, changed in one."""
+    told = read_json(FOLDER / f"{case.scenario}_cpu" / RUN_FILE)["trials"]
+    return {**{name: recorded(case.scenario, name) for name in told}, case.place: changed(case)}

@@ -1,0 +1,302 @@
+"""Changes of a run's folder and its files: of run.json, the exits, and the files of the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from harness.trial import code
+from harness.trial.records import EXIT_FILE, RUN_FILE
+from tests.recording import Recording, changing
+from tests.tampering.changes import FOLDER_OF_LAUNCH as FOLDER
+from tests.tampering.changes import RECORDS, Case, Change, gone, less, to, within
+
+FILE = "deepspeed/runtime/bf16_optimizer.py"
+RANK_1 = "rank_1.jsonl"
+MEGATRON = "megatron-core==0.16.1"
+
+
+def missing_rank(folder: Path) -> None:
+    (folder / RANK_1).unlink()
+    Recording(folder.parent).forget_digests(folder.name)
+
+
+def changed_file(folder: Path) -> None:
+    text = (folder / RANK_1).read_text()
+    (folder / RANK_1).write_text(text.replace('"loss": ', '"loss":  ', 1))
+
+
+def fifo(folder: Path) -> None:
+    (folder / RANK_1).unlink()
+    os.mkfifo(folder / RANK_1)
+
+
+def endless(folder: Path) -> None:
+    with (folder / RANK_1).open("r+b") as file:
+        file.truncate(10 << 30)  # sparse: it takes no room
+
+
+def list_with_a_file_twice(folder: Path) -> None:
+    for file in (folder.parent / code.LISTS).glob("*.json"):
+        file.write_text(file.read_text().replace(f'"{FILE}"', f'"{FILE}": "", "{FILE}"', 1))
+
+
+def list_that_was_changed(folder: Path) -> None:
+    for file in (folder.parent / code.LISTS).glob("*.json"):
+        with changing(file) as listed:
+            listed["one_more.py"] = "0" * 64
+
+
+def seed_twice(folder: Path) -> None:
+    file = folder.parent / RUN_FILE
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1, "seed": 0', 1))
+
+
+def seed_that_the_ranks_never_read(folder: Path) -> None:
+    with changing(folder.parent / RUN_FILE) as run:
+        run["seed"] += 1
+
+
+def code_twice(folder: Path) -> None:
+    file = folder / EXIT_FILE
+    file.write_text(file.read_text().replace('"code": ', '"code": 9, "code": ', 1))
+
+
+def loss_twice(lines: list[str]) -> None:
+    lines[2] = lines[2].replace('"loss": ', '"loss": 9, "loss": ', 1)
+
+
+def in_another_order(folder: Path) -> None:
+    file = folder.parent / RUN_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=7, sort_keys=True))
+
+
+def listed(change: Change) -> Change:
+    """Change the list of the files that each rank loaded, and let it be made just so."""
+
+    def tamper(folder: Path) -> None:
+        run = Recording(folder.parent)
+        for rank in (0, 1):
+            with run.record(folder.name, "upstream", rank) as proof:
+                files = code.files(run.folder, proof["loaded"])
+                change(files)
+                proof["loaded"] = code.keep(run.folder, files)
+        with changing(folder / code.MADE_FILE) as made:
+            made["loaded"] = {"0": proof["loaded"], "1": proof["loaded"]}
+
+    return tamper
+
+
+EXIT = "not the record of an exit: "
+
+FILES: list[tuple[int | None, str, Change, str]] = [
+    (None, FOLDER, missing_rank, "rank 1 left no complete records"),
+    (
+        None, FOLDER, lambda folder: shutil.copy(folder / RANK_1, folder / f"{RANK_1}.part"),
+        "rank_1.jsonl is there twice, finished and unfinished",
+    ),
+    (
+        None, FOLDER, lambda folder: shutil.copy(folder / RANK_1, folder / "rank_2.jsonl"),
+        "rank_2.jsonl is of no rank of this trial",
+    ),
+    (None, FOLDER, changed_file, "rank 1: its records are not those that it left at its end"),
+    (None, FOLDER, fifo, "rank_1.jsonl: is no regular file"),
+    (
+        None, FOLDER,
+        lambda folder: (folder / RANK_1).symlink_to((folder / RANK_1).rename(folder / "x")),
+        "rank_1.jsonl: is a symbolic link",
+    ),
+    (None, FOLDER, endless, "rank_1.jsonl: has 10737418240 bytes"),
+    (
+        None, FOLDER, lambda folder: folder.symlink_to(folder.rename(f"{folder}_elsewhere")),
+        "is a link",
+    ),
+    (None, FOLDER, shutil.rmtree, "this trial never ended"),
+    (None, FOLDER, lambda folder: (folder / EXIT_FILE).unlink(), "has no exit.json"),
+    (None, FOLDER, lambda folder: (folder / EXIT_FILE).write_text('{"code": 0,'), "exit.json"),
+    (None, FOLDER, code_twice, "exit.json: has the key 'code' twice in one object"),
+    (None, FOLDER, lambda folder: (folder / code.MADE_FILE).unlink(), "made.json"),
+    (
+        None, FOLDER, lambda folder: shutil.rmtree(folder.parent / code.LISTS),
+        ".json: No such file or directory",
+    ),
+    (None, FOLDER, list_with_a_file_twice, f"has the key '{FILE}' twice in one object"),
+    (None, FOLDER, list_that_was_changed, ".json is not what it was when it was written"),
+    (
+        None, FOLDER, listed(dict.clear),
+        "rank 0: its list of loaded files has no deepspeed/__init__",
+    ),
+    (
+        None, FOLDER, listed(to(**{FILE: "0" * 64})),
+        f"loaded files has no {FILE} as",
+    ),
+    (None, FOLDER, seed_twice, "run.json: has the key 'seed' twice in one object"),
+    (
+        None, FOLDER, seed_that_the_ranks_never_read,
+        "exit.json is of another run.json: one of the two was changed",
+    ),
+    (1, "lines", list.clear, "rank 1: its records are cut off after 0 lines"),
+    (1, "lines", list.pop, "rank 1: its records are cut off"),
+    (1, "lines", lambda lines: lines.append(lines.pop()[:-8]), "rank 1: its records are cut off"),
+    (
+        1, "lines", lambda lines: lines.insert(1, "\udcff\x00\n"),
+        "rank 1: line 2 of its records is not JSON",
+    ),
+    (
+        1, "lines", lambda lines: lines.insert(0, "[1, 2]\n"),
+        "rank 1: line 1 of its records is no record",
+    ),
+    (
+        1, "lines", lambda lines: lines.insert(0, "[" * 20_000 + "\n"),
+        "rank 1: line 1 of its records is nested too deep",
+    ),
+    (1, "lines", lambda lines: lines.pop(3), "rank 1: line 4 of its records was not written there"),
+    (1, "lines", loss_twice, "rank 1: line 3 of its records has the key 'loss' twice in one"),
+    (1, "phases", to(rank=0), "of its records is not of this rank"),
+    (1, "begin", to(variant="other"), "rank 1: its records are of the variant other, and not of"),
+    (1, "begin", to(pid=[4711]), "rank 1 did not say who it is"),
+    (None, "begin", to(pid=4711), "ranks 0 and 1 say that they were one process"),
+    (0, "begin", within("promised", to(steps={})), "rank 0 promised other records"),
+    (0, RECORDS, less("step", -1), "rank 0: step 10 of 'step' was promised, and never came"),
+    (0, "end", to(records=5), "where it says it wrote 5"),
+    (
+        1, RECORDS, lambda records: records.insert(4, dict(records[3])),
+        "rank 1: step 2 of 'step', where step 3 of 'step' is due",
+    ),
+    (1, "step", to(kind="stop"), "rank 1: a record of kind 'stop' that was not promised"),
+    (1, "step", to(no_fact={}), "rank 1: step 1 of 'step': no_fact was not promised"),
+    (1, "step", gone("differing"), "rank 1: step 1 of 'step': differing is missing"),
+    (0, "step", to(grad_norm=float("nan")), "of its records holds NaN, which is no number"),
+    (0, "step", to(grad_norm="inf"), "rank 0: step 1 of 'step': grad_norm is 'inf', and no number"),
+    (0, "step", to(grad_norm=-1.0), "rank 0: step 1 of 'step': grad_norm is -1.0, and below 0"),
+    (1, RECORDS, less("upstream"), "rank 1: its records do not begin and end as a rank's do"),
+    (1, "upstream", to(loaded="0" * 32), "is damaged: rank 1 loaded a file of upstream not as it"),
+    (
+        1, "upstream", within("modules", within("deepspeed", to(file="/elsewhere/site/x.py"))),
+        "rank 1 loaded deepspeed from /elsewhere/",
+    ),
+    (
+        1, "upstream", within("modules", gone("megatron-core")),
+        "rank 1 loaded megatron-core from nowhere",
+    ),
+    (
+        1, "upstream", within("modules", within("deepspeed", to(version="0.19.7"))),
+        "rank 1 ran deepspeed 0.19.7, not 0.19.8",
+    ),
+    (
+        1, "upstream", within("files", within(FILE, to(sha256="0" * 64))),
+        f"rank 1 ran another {FILE}",
+    ),
+    (
+        1, "upstream", within("files", within(FILE, to(path=f"/elsewhere/{FILE}"))),
+        f"rank 1 ran another {FILE}",
+    ),
+    (1, "upstream", within("files", to(**{FILE: None})), f"rank 1 never loaded {FILE}"),
+    (
+        None, EXIT_FILE, to(code=1, failure={"rank": 1, "message": "RuntimeError: out of luck"}),
+        "rank 1 failed first: RuntimeError: out of luck",
+    ),
+    (None, EXIT_FILE, to(code=-9), "torchrun left with exit code -9"),
+    (None, EXIT_FILE, to(timed_out=True), "ended at its deadline"),
+    (None, EXIT_FILE, to(survivors=[4711]), "processes (4711,) would not end"),
+    (None, EXIT_FILE, to(interrupted=True), "interrupted"),
+    (None, EXIT_FILE, within("of", to(variant="a")), "exit.json is of the variant a, and not of"),
+    (None, EXIT_FILE, to(code=False), f"{EXIT}code is False"),
+    (None, EXIT_FILE, to(timed_out=0), f"{EXIT}timed_out is 0"),
+    (None, EXIT_FILE, to(survivors=None), f"{EXIT}survivors is None"),
+    (None, EXIT_FILE, to(seconds="long"), f"{EXIT}seconds is 'long'"),
+    (None, EXIT_FILE, to(also=1), f"{EXIT}also was not promised"),
+    (None, "made.json", to(also=1), "made.json is not what it should be: also was not promised"),
+    (None, "made.json", within("of", to(variant="a")), "made.json is of the variant a, and not of"),
+]  # fmt: skip
+
+
+def trial(change: Change) -> Change:
+    return within("trials", within("buggy", change))
+
+
+def beyond_its_bounds(run: dict[str, Any]) -> None:
+    for each in (run, *run["trials"].values()):
+        each["params"] = {**each["params"], "steps": 0}
+
+
+def of_another_commit(run: dict[str, Any]) -> None:
+    run["source"] = {"commit": "0123456789abcdef", "dirty": False}
+    run["trials"]["buggy"]["expect"] = "clean"
+
+
+def of_no_commit(run: dict[str, Any]) -> None:
+    run["source"] = {"commit": None, "dirty": None}
+    run["trials"]["buggy"]["expect"] = "clean"
+
+
+def locked(*lines: str) -> Change:
+    return trial(within("overlay", to(lock=list(lines))))
+
+
+NONE_OF_THIS = "its parameters or pins are none of this catalogue"
+EDITED = {"filter_for_clipping_too": "0" * 32}
+
+CATALOGUED: list[tuple[Change, str]] = [
+    (trial(to(expect="clean")), 'buggy: its expect: "clean", where the catalogue has "symptom"'),
+    (trial(to(triggers=False)), "buggy: its triggers: false"),
+    (trial(to(triggers="yes")), "buggy: triggers is 'yes'"),
+    (trial(to(ranks=1)), "buggy: its ranks: 1, where the catalogue has 2"),
+    (trial(to(acts=["", ""])), "buggy: its acts"),
+    (trial(to(defects=EDITED)), "buggy: its defects"),
+    (trial(to(pins={"deepspeed": "0.19.8"})), "buggy: its pins"),
+    (trial(to(files={})), "buggy: not the files with the bug"),
+    (trial(to(files={"x.py": "0" * 64})), "buggy: not the files with the bug"),
+    (trial(to(watched=[])), "buggy: its watched: []"),
+    (trial(to(shims=[])), "buggy: its shims: []"),
+    (trial(to(params={})), "buggy: its params: {}"),
+    (trial(to(modules={})), "buggy: its modules: {}"),
+    (trial(to(also=1)), "buggy: also was not promised"),
+    (
+        within("trials", lambda trials: trials.update(bugged=trials.pop("buggy"))),
+        "this catalogue has no bugged",
+    ),
+    (trial(within("overlay", gone("lock"))), "buggy: overlay lock is missing"),
+    (trial(within("overlay", to(site="/elsewhere"))), "its overlay is not where it belongs"),
+    (locked(MEGATRON), "buggy: its lock has no deepspeed, and its pins 0.19.8"),
+    (locked("deepspeed==0.19.7 \\", MEGATRON), "its lock has deepspeed 0.19.7, and its pins"),
+    (locked("deepspeed==0.19.8", "deepspeed==0.19.7", MEGATRON), "0.19.8, 0.19.7, and its"),
+    (within("params", to(momentum=0.9)), NONE_OF_THIS),
+    (to(pins={"numpy": "2"}), "no pin 'numpy' in this scenario"),
+    (beyond_its_bounds, NONE_OF_THIS),
+    (to(scenario="bf16_clap"), "this catalogue has no scenario 'bf16_clap'"),
+    (to(scenario=[]), "scenario is [], and no text"),
+    (to(lane="tpu"), "lane is 'tpu', and not cpu or gpu"),
+    (to(seed="0"), "seed is '0', and no whole number"),
+    (to(trials={}), "names no trial"),
+    (to(trials=[]), "trials is [], and nothing by name"),
+    (to(pins={"deepspeed": "0.18.0"}), "its pins"),
+    (to(installed=True), "its pins"),
+    (to(format="2"), "is not the record of a run"),
+    (to(format=1), "has an older format"),
+    (to(format=99), "has format 99, and this version reads 2"),
+    (of_another_commit, "another catalogue, that of commit 0123456789ab"),
+    (of_no_commit, "it names no commit"),
+]
+
+ALL = [
+    *(Case("bf16_clip", "buggy", *row) for row in FILES),
+    *(Case("bf16_clip", "buggy", None, RUN_FILE, *row) for row in CATALOGUED),
+    Case("tied_resume_norm", "fixed/resume", None, FOLDER, shutil.rmtree, "has no exit.json"),
+    Case("tied_resume_norm", "fixed/resume", 1, "lines", list.pop, "rank 1: its records are cut"),
+]
+
+SYMPTOM = "12 of 15 replicated parameters differ"
+HASHED = (
+    "deepspeed==0.19.8 \\",
+    "    --hash=sha256:0a",
+    "Megatron_Core==0.16.1 ; python_full_version >= '3.10'",
+)
+BELIEVED = [
+    Case("bf16_clip", "buggy", None, RUN_FILE, locked(*HASHED), SYMPTOM),
+    Case("bf16_clip", "buggy", None, FOLDER, in_another_order, SYMPTOM),
+]
+"""A lock has hashes and markers; the order of names and white space mean nothing."""

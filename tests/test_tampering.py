@@ -1,0 +1,57 @@
+"""Evidence that was changed is not believed: the tables of cases are in ``tests/tampering``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness import catalog
+from harness.spec import Outcome
+from tests.tampering import facts, findings, folder
+from tests.tampering.changes import Case, changed, graded, recorded, trials
+
+
+def module(case: Case) -> ModuleType:
+    return catalog.load(case.scenario)
+
+
+@pytest.mark.parametrize("case", [*folder.ALL, *facts.ALL], ids=str)
+def test_a_trial_whose_evidence_was_changed_is_inconclusive(case: Case, tmp_path: Path) -> None:
+    outcome, reason = graded(case, tmp_path)
+    assert outcome is Outcome.INCONCLUSIVE
+    assert case.says in reason
+
+
+@pytest.mark.parametrize("case", [*folder.BELIEVED, *findings.BELIEVED], ids=str)
+def test_a_trial_that_may_be_so_comes_out_as_expected(case: Case, tmp_path: Path) -> None:
+    outcome, reason = graded(case, tmp_path)
+    assert outcome is not Outcome.INCONCLUSIVE
+    assert case.says in reason
+
+
+@pytest.mark.parametrize("case", findings.DOUBTED, ids=str)
+def test_a_finding_that_differs_in_this_is_not_the_documented_symptom(case: Case) -> None:
+    found = module(case).detect(changed(case))
+    assert found is not None
+    assert not found.documented
+    assert case.says in found.message
+
+
+@pytest.mark.parametrize("case", findings.UNEXERCISED, ids=str)
+def test_a_trial_that_differs_in_this_was_not_triggered(case: Case) -> None:
+    exercise = module(case).exercised(changed(case))
+    assert not exercise.met
+    assert case.says in exercise.text
+
+
+@pytest.mark.parametrize("case", findings.DISAGREEING, ids=str)
+def test_trials_of_which_one_differs_in_this_disagree(case: Case) -> None:
+    assert any(case.says in reason for reason in module(case).agree(trials(case)))
+
+
+@pytest.mark.parametrize("case", findings.FIRING, ids=str)
+def test_an_insufficient_check_misses_the_bug_and_finds_this(case: Case) -> None:
+    assert module(case).wrong_detectors(recorded(case.scenario, case.place))[case.says] is False
+    assert module(case).wrong_detectors(changed(case))[case.says] is True
