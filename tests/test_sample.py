@@ -15,16 +15,11 @@ from tests.overlays import lent
 from tests.place import Place
 
 SAMPLE = [
-    "sampler_shards",  # accelerate
     "tied_resume_norm",  # DeepSpeed with a defect, two ranks that save, and two that load
-    *(
-        pytest.param(scenario, marks=pytest.mark.slow)
-        for scenario in (
-            "tied_embedding_order",  # megatron-core, four ranks
-            "trainer_gas_twice",  # transformers, one rank
-            "streaming_map_resume",  # datasets
-        )
-    ),
+    "tied_embedding_order",  # megatron-core, four ranks
+    "trainer_gas_twice",  # transformers, one rank
+    "streaming_map_resume",  # datasets
+    "sampler_shards",  # accelerate
 ]
 
 
