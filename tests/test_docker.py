@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,9 @@ from tests.place import hear_signals
 ROOT = Path(__file__).parent.parent
 WORKFLOW = ROOT / ".github" / "workflows" / "nightly.yml"
 
-STAND_IN = f"""#!{sys.executable}
+STAND_IN = f"""#!/bin/sh
+'''exec' {shlex.quote(sys.executable)} "$0" "$@"
+' '''
 import json, os, signal, sys, time
 verb, told = sys.argv[3], os.environ["TOLD"]
 kept = ("HARNESS_RUNS", "SSL_CERT_FILE", "PIP_CERT")
@@ -39,7 +42,8 @@ if os.environ.get("LINGERS") == verb:
     time.sleep(60)
 sys.exit(int(os.environ.get(verb.upper(), 0)))
 """
-"""Python in its place: writes down what it was asked, and ends as TOLD by the environment."""
+"""Python in its place: writes down what it was asked, and ends as TOLD by the environment. A shell
+starts it, and reads the quotes as nothing: the path of Python may contain a space."""
 
 
 class Nights:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -266,7 +267,9 @@ def test_a_run_folder_that_is_deleted_is_one_line(place: Place) -> None:
 def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
     bare: Place, words: str, redirection: str, code: int
 ) -> None:
-    line = f"{sys.executable} -m harness {words} {redirection}; exit ${{PIPESTATUS[0]}}"
+    line = (
+        f"{shlex.quote(sys.executable)} -m harness {words} {redirection}; exit ${{PIPESTATUS[0]}}"
+    )
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
                    "HARNESS_RUNS": str(bare.runs), "HARNESS_CACHE": str(bare.cache)}  # fmt: skip
     done = subprocess.run(

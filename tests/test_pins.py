@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -359,3 +361,18 @@ def test_a_platform_is_a_linux_one() -> None:
 def test_a_distribution_is_imported_as_its_module() -> None:
     assert pins.import_name("megatron-core") == "megatron.core"
     assert pins.import_name("some-thing") == "some_thing"
+
+
+def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking: list[int] = []
+
+    def look() -> str:
+        looking.append(1)
+        time.sleep(0.02)
+        found = "uv" * len(looking)
+        looking.pop()
+        return found
+
+    monkeypatch.setattr("uv.find_uv_bin", look)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: pins.uv_binary(), range(4))) == {"uv"}

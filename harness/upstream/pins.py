@@ -388,12 +388,10 @@ class _no_base:
 
 
 def _uv(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> str:
-    from uv import find_uv_bin
-
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, DS_BUILD_OPS="0", PYTHONPATH=path)
     with subprocess.Popen(
-        [find_uv_bin(), *arguments], env=environment, text=True,
+        [uv_binary(), *arguments], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         _running[process] = threading.get_ident()
@@ -407,6 +405,18 @@ def _uv(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> s
     if process.returncode:
         raise _explained(complaints, pins)
     return out
+
+
+_finding = threading.Lock()
+
+
+def uv_binary() -> str:
+    """The path of uv. Overlays are made in threads, and sysconfig, which uv asks for its name, fills
+    its table without a lock: a second thread got None."""
+    from uv import find_uv_bin
+
+    with _finding:
+        return find_uv_bin()
 
 
 _running: dict[subprocess.Popen[str], int] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -276,7 +277,7 @@ def _reader_leaves(case: Case) -> None:
 
 
 def _in_a_shell(case: Case, redirection: str) -> None:
-    run = f"{sys.executable} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
+    run = f"{shlex.quote(sys.executable)} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
     case.begin(["bash", "-c", f"{run} {redirection}; exit ${{PIPESTATUS[0]}}"])
 
 
