@@ -411,8 +411,11 @@ _finding = threading.Lock()
 
 
 def uv_binary() -> str:
-    """The path of uv. Overlays are made in threads, and sysconfig, which uv asks for its name, fills
-    its table without a lock: a second thread got None."""
+    """The path of uv.
+
+    Overlays are made in threads. sysconfig, which uv needs for it, fills its table without a lock,
+    and a second thread got None.
+    """
     from uv import find_uv_bin
 
     with _finding:

@@ -277,7 +277,8 @@ def _reader_leaves(case: Case) -> None:
 
 
 def _in_a_shell(case: Case, redirection: str) -> None:
-    run = f"{shlex.quote(sys.executable)} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
+    python = shlex.quote(sys.executable)
+    run = f"{python} -m harness run scenario={case.scenario} launch=cpu {DEADLINE}"
     case.begin(["bash", "-c", f"{run} {redirection}; exit ${{PIPESTATUS[0]}}"])
 
 
