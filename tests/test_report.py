@@ -27,6 +27,7 @@ from harness.report import (
     terminal,
 )
 from harness.spec import Finding, Outcome, RunResult, TrialResult, Verdict
+from tests.another_user import needs_root
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -199,7 +200,9 @@ def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
     assert last_lines(tmp_path, LOST, most=1) == ["last words"]
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "link", "folder", "link above"])
+@pytest.mark.parametrize(
+    "kind", ["fifo", pytest.param("device", marks=needs_root), "link", "folder", "link above"]
+)
 def test_what_is_no_plain_file_is_not_read_as_a_log(tmp_path: Path, kind: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     write_logs(elsewhere, 1, stderr="secret\n")
