@@ -20,9 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where scenarios run: on GPUs where there are enough (auto), or as said",
     )
     group.addoption(
-        "--jobs", type=int, default=None,
+        "--jobs",
+        type=int,
+        default=None,
         help="how many run side by side (default: one on the CPU, as many as there are GPUs)",
-    )  # fmt: skip
+    )
     group.addoption(
         "--runs", type=Path, default=None, help="where run folders are kept (default: a temporary)"
     )

@@ -1,9 +1,9 @@
 """Which scenarios there are. Imports no torch, no Hydra and no upstream, so listing is quick.
 
-Every public module in a folder of an upstream, ``scenarios/deepspeed/``, is one scenario: there is
-no second list, and its name is the module's. Such a module holds ``Params``, ``SCENARIO``,
-``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md. A module that cannot be used
-spoils its own scenario and no other.
+Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
+scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
+``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md. A
+module that cannot be used affects its own scenario and no other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ from harness.plain import complaint
 from harness.spec import HarnessError, Scenario, UserError
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
-SHARED = ("workloads", "oracles")
-"""The folders that hold no scenarios, but what several of them train and judge by."""
-
-
-LOCKS = ROOT / "scenarios" / "locks"
-"""A folder for each scenario, with the lock files of its overlays."""
+COMMON = "common"
+"""The folder with models and oracles that three or more scenarios share."""
+MODULE = "scenario"
 
 
 class BrokenScenario(HarnessError):
@@ -40,25 +37,32 @@ class BrokenScenario(HarnessError):
 
 @cache
 def places() -> dict[str, str]:
-    """The module of each scenario by its name, sorted: ``scenarios.deepspeed.bf16_clip``."""
-    return {name: modules[0] for name, modules in _found().items()}
+    """The module of each scenario, by name: ``scenarios.deepspeed.bf16_clip.scenario``. Sorted."""
+    return {
+        name: f"scenarios.{found[0].parent.name}.{name}.{MODULE}"
+        for name, found in _found().items()
+    }
 
 
 @cache
-def _found() -> dict[str, list[str]]:
-    """Every module that would be the scenario of a name: more than one is a mistake."""
-    found: dict[str, list[str]] = {}
-    for folder in _public(scenarios.__path__, packages=True):
-        if folder in SHARED:
-            continue
-        for name in _public([str(Path(p) / folder) for p in scenarios.__path__], packages=False):
-            found.setdefault(name, []).append(f"scenarios.{folder}.{name}")
+def _found() -> dict[str, list[Path]]:
+    """Every folder that would be the scenario of a name: more than one is a mistake."""
+    found: dict[str, list[Path]] = {}
+    for upstream in _packages(map(Path, scenarios.__path__)):
+        if upstream.name != COMMON:
+            for folder in _packages([upstream]):
+                found.setdefault(folder.name, []).append(folder)
     return dict(sorted(found.items()))
 
 
-def _public(folders: Iterable[str], *, packages: bool) -> list[str]:
-    modules = pkgutil.iter_modules(folders)
-    return [m.name for m in modules if m.ispkg is packages and not m.name.startswith("_")]
+def _packages(folders: Iterable[Path]) -> list[Path]:
+    """The public packages in some folders."""
+    return [
+        folder / module.name
+        for folder in folders
+        for module in pkgutil.iter_modules([str(folder)])
+        if module.ispkg and not module.name.startswith("_")
+    ]
 
 
 def forget() -> None:
@@ -118,13 +122,14 @@ def _unfit(name: str, module: ModuleType) -> str:
     if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
         return "SCENARIO must be a Scenario, and Params a dataclass"
     if len(_found()[name]) > 1:
-        return f"{' and '.join(_found()[name])} have one name"
+        upstreams = [folder.parent.name for folder in _found()[name]]
+        return f"{' and '.join(upstreams)} both have a scenario of this name"
     return ""
 
 
 def _place(error: BaseException) -> str:
     """The last line of a scenario, or of what scenarios share, that an exception went through:
-    ``scenarios/deepspeed/bf16_clip.py, line 7``; empty where there is none."""
+    ``scenarios/deepspeed/bf16_clip/scenario.py, line 7``; empty where there is none."""
     lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append((error.filename, error.lineno))
@@ -143,15 +148,20 @@ def spoil(name: str, why: str) -> None:
     _spoilt[name] = why if why.startswith(own) else f"{own}: {why}"
 
 
+def folder(name: str) -> Path:
+    """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``."""
+    return _found()[name][0]
+
+
 def file(name: str) -> str:
-    """Where a scenario's module lies in the project: ``scenarios/deepspeed/bf16_clip.py``."""
+    """A scenario's module in the project: ``scenarios/deepspeed/bf16_clip/scenario.py``."""
     return f"{places()[name].replace('.', '/')}.py"
 
 
 def scenario(name: str) -> Scenario:
     """The metadata of one scenario."""
     found: Scenario = load(name).SCENARIO
-    return replace(found, locks=LOCKS / name)
+    return replace(found, locks=folder(name) / "locks")
 
 
 def story(name: str) -> str:

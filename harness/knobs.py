@@ -47,9 +47,15 @@ def knob(
     which a whole number must be one; ``about`` says what it is, to be read after its name.
     """
     bounds = {
-        "above": above, "least": least, "below": below, "most": most, "multiple": multiple,
-        "choices": choices, "unit": unit, "about": about,
-    }  # fmt: skip
+        "above": above,
+        "least": least,
+        "below": below,
+        "most": most,
+        "multiple": multiple,
+        "choices": choices,
+        "unit": unit,
+        "about": about,
+    }
     return field(default=default, metadata=bounds)
 
 
@@ -83,9 +89,12 @@ HOLDS = {
     "multiple": lambda value, bound: value % bound == 0,
 }
 WORDS = {
-    "above": "above {}", "least": "at least {}", "below": "below {}", "most": "at most {}",
+    "above": "above {}",
+    "least": "at least {}",
+    "below": "below {}",
+    "most": "at most {}",
     "multiple": "a multiple of {}",
-}  # fmt: skip
+}
 
 
 def _must(each: Field[Any]) -> str:

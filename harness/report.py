@@ -53,9 +53,13 @@ def terminal(file: TextIO | None = None) -> Terminal:
     """Where reports go: coloured and as wide as the terminal, or plain lines of any length."""
     live = file is None and sys.stdout.isatty()
     return Terminal(
-        file=file, highlight=False, soft_wrap=True, width=None if live else 10_000, markup=False,
+        file=file,
+        highlight=False,
+        soft_wrap=True,
+        width=None if live else 10_000,
+        markup=False,
         emoji=False,
-    )  # fmt: skip
+    )
 
 
 class Progress:
@@ -169,9 +173,7 @@ def print_verdict(console: Console, result: RunResult, seconds: float, folder: P
         console.print(f"  {reason.splitlines()[0]}")
 
 
-SUMMARY = (
-    "scenario", "releases", "lane", "buggy", "fixed", "others", "step", "seconds", "verdict",
-)  # fmt: skip
+SUMMARY = ("scenario", "releases", "lane", "buggy", "fixed", "others", "step", "seconds", "verdict")
 
 
 def summary(rows: list[list[str]]) -> Table:

@@ -71,7 +71,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an upstream, whose modules are scenarios, too."""
+    """The folder of one more upstream; ``made_up.scenario_module`` puts scenarios into it."""
     folder = tmp_path / "more" / "another_upstream"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -95,9 +95,21 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(affected, "FILE", tmp_path / "affected.json")
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty folders for the scenarios: what a test writes into them stays its own."""
+    real, own = catalog.folder, tmp_path / "scenarios"
 
+    def folder(name: str) -> Path:
+        found = own / real(name).parent.name / name
+        found.mkdir(parents=True, exist_ok=True)
+        return found
+
+    monkeypatch.setattr(catalog, "folder", folder)
+    return own
+
+
+@pytest.fixture
+def record(folders: Path) -> Callable[..., None]:
     def add(**answers: Answer) -> None:
         affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())
 

@@ -22,8 +22,11 @@ def in_group(ranks: int, job: Callable[[int, Path], None], folder: Path) -> None
 def _member(rank: int, ranks: int, job: Callable[[int, Path], None], folder: Path) -> None:
     torch.set_num_threads(1)  # the threads of the parent are not forked with it
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
         timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    )
     job(rank, folder)
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from harness.spec import RunResult, Verdict
 from harness.sweep.cells import Answer, Cell
 from harness.sweep.history import Change, Kind, writing
 from harness.upstream.index import Release
-from tests.recording import FOLDER, RECORDED
+from tests.recording import RECORDED, all_recorded
 
 EVIL = "<script>alert(1)</script>"
 """What must be shown as text, wherever it comes from."""
@@ -20,16 +20,30 @@ EVIL = "<script>alert(1)</script>"
 LAST = {"bf16_clip": RECORDED}
 
 YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
-DAYS = {"4.30.0": "2023-06-08", "4.36.2": "2023-12-18", "4.38.2": "2024-03-01",
-        "5.15.0": "2026-02-10", "5.15.1": "2026-02-17", "5.23.0": "2026-11-02"}  # fmt: skip
+DAYS = {
+    "4.30.0": "2023-06-08",
+    "4.36.2": "2023-12-18",
+    "4.38.2": "2024-03-01",
+    "5.15.0": "2026-02-10",
+    "5.15.1": "2026-02-17",
+    "5.23.0": "2026-11-02",
+}
 
 
 def a_cell(scenario: str, version: str, answer: Answer, reason: str = "because") -> Cell:
     """A scenario's answer of a release of transformers."""
     return Cell(
-        scenario, {"transformers": version, "deepspeed": "0.19.8"}, answer, reason, "cpu",
-        "3.11.7", "2.13.0", "2026-11-21", 12.0, 0 if answer is YES else None,
-    )  # fmt: skip
+        scenario,
+        {"transformers": version, "deepspeed": "0.19.8"},
+        answer,
+        reason,
+        "cpu",
+        "3.11.7",
+        "2.13.0",
+        "2026-11-21",
+        12.0,
+        0 if answer is YES else None,
+    )
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
@@ -48,10 +62,20 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
         asked = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
         history.keep_answer(replay, "transformers", "5.15.1", asked)
         told = f"transformers 5.15.1 has it again {EVIL}"
-        history.keep_changes(replay, [
-            Change("now affected", "rope_zero_init", "transformers", "5.15.1", "not affected",
-                   "affected", told),
-        ])  # fmt: skip
+        history.keep_changes(
+            replay,
+            [
+                Change(
+                    "now affected",
+                    "rope_zero_init",
+                    "transformers",
+                    "5.15.1",
+                    "not affected",
+                    "affected",
+                    told,
+                )
+            ],
+        )
         history.end(replay, "2026-11-20T02:00:00")
         night = history.begin(Kind.NIGHT, "2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
@@ -64,14 +88,11 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
     return file
 
 
-RUNS = str(FOLDER)
-"""The recorded runs of all scenarios, as an argument of ``--runs``."""
-
-
 def a_site(folder: Path) -> Path:
     """A site of the recorded runs and a small history, made in a folder."""
+    runs = all_recorded(folder / "runs")
     history, out = a_history(folder / "nights.sqlite"), folder / "site"
-    assert main(["site", "--out", str(out), "--history", str(history), "--runs", RUNS]) == 0
+    assert main(["site", "--out", str(out), "--history", str(history), "--runs", str(runs)]) == 0
     return out
 
 

@@ -62,6 +62,13 @@ class Upstream:
         return RunResult(asked.scenario, Verdict.UNJUDGED, (), (trial,)), folder
 
 
+def scenario_module(upstream: Path, name: str, text: str) -> None:
+    """Make the folder of a scenario whose module has this text."""
+    (upstream / name).mkdir()
+    (upstream / name / "__init__.py").touch()
+    (upstream / name / "scenario.py").write_text(text)
+
+
 def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
     """Stands in for ``index.releases``: every package has these releases, as nobody knows when."""
     found = [Release("up", each, "", each == yanked) for each in sorted(versions, key=Version)]
@@ -70,5 +77,13 @@ def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
 
 def cell(release: str, answer: Answer) -> Cell:
     told = {"transformers": release.removeprefix("v"), "deepspeed": "0.13.3"}
-    return Cell("rope_zero_init", told, answer, f"because of {release}\nand", "cpu", "3.11.7",
-                "2.13.0", "2026-11-21")  # fmt: skip
+    return Cell(
+        "rope_zero_init",
+        told,
+        answer,
+        f"because of {release}\nand",
+        "cpu",
+        "3.11.7",
+        "2.13.0",
+        "2026-11-21",
+    )

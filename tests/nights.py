@@ -24,8 +24,17 @@ YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
 
 
 def cell(version: str, answer: Answer, scenario: str = SCENARIO, package: str = PACKAGE) -> Cell:
-    return Cell(scenario, {package: version}, answer, f"because of {version}\nand", "cpu", "3.11.7",
-                "2.13.0", "2024-03-01", 1.5)  # fmt: skip
+    return Cell(
+        scenario,
+        {package: version},
+        answer,
+        f"because of {version}\nand",
+        "cpu",
+        "3.11.7",
+        "2.13.0",
+        "2024-03-01",
+        1.5,
+    )
 
 
 def asked(
@@ -53,10 +62,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.day = "2024-03-04"
-        self.releases = [
-            release("0.13.0", "2024-01-10"),
-            release("0.13.1", "2024-01-23"),
-        ]
+        self.releases = [release("0.13.0", "2024-01-10"), release("0.13.1", "2024-01-23")]
         self.answers: dict[str, Answer | Exception] = {}
         """Of releases: those not named are not affected."""
         self.fault: Fault | None = None

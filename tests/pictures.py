@@ -15,7 +15,7 @@ from harness.site.material import collect
 from harness.site.pages import pages
 from harness.site.place import put
 from tests.chromium import executable
-from tests.recording import FOLDER
+from tests.recording import all_recorded
 
 OUT = ROOT / "docs" / "pictures"
 WIDE, PHONE = (1080, 720), (360, 740)
@@ -36,7 +36,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         site = Path(folder) / "site"
-        put(site, pages(collect(None, [FOLDER], print)))
+        put(site, pages(collect(None, [all_recorded(Path(folder) / "runs")], print)))
         browser = started.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
         for name, (file, part, (width, height), scheme) in SHOTS.items():
             page = browser.new_page(viewport={"width": width, "height": height})

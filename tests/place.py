@@ -56,11 +56,15 @@ class Place:
         if not self.warm and arguments[0] == "run":
             arguments = (*arguments, "launch.warm=false")
         return subprocess.Popen(
-            [*through, sys.executable, "-m", "harness", *arguments], cwd=self.cwd,
-            env=os.environ | ours | environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*through, sys.executable, "-m", "harness", *arguments],
+            cwd=self.cwd,
+            env=os.environ | ours | environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             preexec_fn=hear_signals,
-        )  # fmt: skip
+        )
 
     def run(self, *arguments: str, through: Sequence[str] = (), **environment: str) -> Ended:
         return ended(self.start(*arguments, through=through, **environment))

@@ -1,4 +1,5 @@
-"""Keep runs for the tests: ``python -m tests.record RUN ...`` makes tests/recorded/SCENARIO_LANE.
+"""Keep runs for the tests: ``python -m tests.record RUN ...`` makes the folder
+``recorded`` of the run's scenario.
 
 Left out are logs, checkpoints and upstream's text, and of the lists of loaded files all but what
 grading looks for; paths, host and environment are made neutral, and the digests made anew for that.
@@ -13,12 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness import catalog
 from harness.trial import code
 from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream.overlay import SITE as SITE_FOLDER
-from tests.recording import FOLDER, read, seal, write
+from tests.recording import read, seal, write
 
 SITE = "/overlays/{}/site-packages"
 
@@ -26,9 +28,9 @@ SITE = "/overlays/{}/site-packages"
 def main(runs: list[str]) -> None:
     for run in map(Path, runs):
         told = json.loads((run / RUN_FILE).read_text())
-        out = FOLDER / f"{told['scenario']}_{told['lane']}"
+        out = catalog.folder(told["scenario"]) / "recorded"
         keep(run, out)
-        print(out.name, grade(out).verdict)
+        print(told["scenario"], grade(out).verdict)
 
 
 def keep(run: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recorded runs to tamper with: what real runs on the CPU left, less their logs and checkpoints.
+"""Recorded runs to tamper with: real runs on the CPU, without their logs and checkpoints.
 
 Made with ``python -m tests.record``. A change of a file as such is seen by its digests. To see what
 grading makes of *records* that say something else, a change is ``sealed``: the digests are made
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import catalog
 from harness.spec import RunResult, TrialResult
 from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade, grade_trial, run_of
@@ -30,8 +32,21 @@ from harness.trial.records import (
     link,
 )
 
-FOLDER = Path(__file__).parent / "recorded"
-RECORDED = FOLDER / "bf16_clip_cpu"
+
+def recorded() -> dict[str, Path]:
+    """The recorded run of each scenario that has one, by the scenario's name."""
+    folders = {name: catalog.folder(name) / "recorded" for name in catalog.names()}
+    return {name: folder for name, folder in folders.items() if folder.is_dir()}
+
+
+RECORDED = recorded()["bf16_clip"]
+
+
+def all_recorded(folder: Path) -> Path:
+    """A folder of run folders: a copy of every recorded run."""
+    for name, run in recorded().items():
+        shutil.copytree(run, folder / name)
+    return folder
 
 
 class Recording:
@@ -136,9 +151,15 @@ def _identity(run: dict[str, Any], variant: str, act: str) -> dict[str, Any]:
     """Of an act, as far as a run.json that may have been spoilt still tells it."""
     trial = run["trials"][variant]
     of = Identity(
-        run["run"], digest(run), run["scenario"], variant, act, run["seed"],
-        digest(trial.get("params")), trial.get("ranks"),
-    )  # fmt: skip
+        run["run"],
+        digest(run),
+        run["scenario"],
+        variant,
+        act,
+        run["seed"],
+        digest(trial.get("params")),
+        trial.get("ranks"),
+    )
     return asdict(of)
 
 

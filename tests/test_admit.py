@@ -121,12 +121,11 @@ def test_repeats_that_saw_it_at_other_steps_say_so(
 
 
 def test_without_a_page_that_is_up_to_date_it_stays_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+    monkeypatch: pytest.MonkeyPatch, folders: Path, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
     paged = admit._paged
     assert admitted(monkeypatch, {}, paged=paged)[0] == 1
-    assert "docs/scenarios/bf16_clip.md: python -m harness pages" in capsys.readouterr().out
+    assert "README.md: python -m harness pages bf16_clip" in capsys.readouterr().out
 
 
 def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +151,9 @@ def refuse(name: str, *_: object) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: Capture,
-    words: list[str],
-    told: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], told: str
 ) -> None:
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
     monkeypatch.setattr(pins, "released", refuse)
     assert main(words) == 2
     error = capsys.readouterr().err
@@ -185,7 +180,6 @@ def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A scenario that was just written, in a folder of its own, and its page."""
     monkeypatch.setattr(scenarios, "__path__", [str(tmp_path / "scenarios")])
-    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
     monkeypatch.setattr(pages, "BUGS", tmp_path / "README.md")
     monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
     (tmp_path / "scenarios").mkdir()
@@ -200,9 +194,9 @@ def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
         module = catalog.load(written)
     finally:
         catalog.forget()
-        sys.modules.pop("scenarios.made_up.my_bug", None)
-    assert (tmp_path / "scenarios" / "made_up" / "my_bug.py").is_file()
-    assert "UNFINISHED" in (tmp_path / "pages" / "my_bug.md").read_text()
+        sys.modules.pop("scenarios.made_up.my_bug.scenario", None)
+    assert (tmp_path / "scenarios" / "made_up" / "my_bug" / "scenario.py").is_file()
+    assert "UNFINISHED" in (tmp_path / "scenarios" / "made_up" / "my_bug" / "README.md").read_text()
     assert module.SCENARIO.pins == {"made-up": "0.19.8"}
     finding = module.detect(Records({0: []}))
     assert not finding.documented
@@ -220,8 +214,12 @@ def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
     def typed(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "harness", *words],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     assert typed("new", "my_bug").returncode == 0
     done = typed("run", "scenario=my_bug", "launch=cpu")

@@ -35,14 +35,14 @@ def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
 def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)
-    assert [f["answer"] for f in affected.load()["rope_zero_init"]] == ["affected"]
+    assert [f["answer"] for f in affected.of("rope_zero_init")] == ["affected"]
     record(v4_36_2=NO)
-    assert [f["answer"] for f in affected.load()["rope_zero_init"]] == ["not affected"]
+    assert [f["answer"] for f in affected.of("rope_zero_init")] == ["not affected"]
 
 
 def test_what_is_recorded_alike_shares_a_row(record: Recording) -> None:
     record(v4_36_2=YES, v4_4_0=YES, v4_38_2=NO, v4_39_0=UNCLEAR)
-    text = affected.section("rope_zero_init", affected.load()["rope_zero_init"])
+    text = affected.section("rope_zero_init", affected.of("rope_zero_init"))
     assert text.startswith("## Affected releases\n")
     assert "| 4.4.0, 4.36.2 | **affected** | deepspeed 0.13.3 | cpu |" in text
     assert "| because of v4.39.0 |" in text
@@ -55,11 +55,12 @@ def test_what_a_scenario_no_longer_covers_goes(
     narrowed = replace(catalog.scenario("rope_zero_init"), releases="transformers>=4.38")
     monkeypatch.setattr(catalog, "scenario", lambda _: narrowed)
     record(v4_39_0=NO)
-    facts = affected.load()["rope_zero_init"]
+    facts = affected.of("rope_zero_init")
     assert [fact["pins"]["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
 
 
 def test_the_pages_show_what_the_file_holds() -> None:
-    for name, facts in affected.load().items():
-        text = (pages.FOLDER / f"{name}.md").read_text()
-        assert affected.section(name, facts) in text, f"{name}: python -m harness matrix --record"
+    for name in catalog.names():
+        text = (catalog.folder(name) / pages.PAGE).read_text()
+        facts = affected.of(name)
+        assert not facts or affected.section(name, facts) in text, f"python -m harness pages {name}"

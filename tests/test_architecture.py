@@ -24,8 +24,7 @@ def room(module: str) -> str:
     """The room that a module is in: its folder, or itself right under harness/."""
     first, *rest = module.split(".")
     if first == "scenarios":
-        shared = rest[:1] in (["workloads"], ["oracles"])
-        return f"scenarios.{rest[0]}" if shared else "scenarios"
+        return "scenarios.common" if rest[:1] == ["common"] else "scenarios"
     return f"harness.{rest[0]}" if rest else first
 
 
@@ -85,19 +84,32 @@ def test_imports_go_down(name: str) -> None:
         ("harness.apex", set()),
         ("harness.facts", set()),
         ("harness.pictures", set()),
-        ("scenarios.oracles", {"harness.detectors", "harness.facts", "harness.pictures",
-                               "harness.spec"}),
-        ("scenarios", {"harness.detectors", "harness.facts", "harness.knobs", "harness.pictures",
-                       "harness.spec", "scenarios.oracles", "scenarios.workloads"}),
+        (
+            "scenarios.common",
+            {"harness.detectors", "harness.facts", "harness.pictures", "harness.spec"},
+        ),
+        (
+            "scenarios",
+            {
+                "harness.apex",
+                "harness.detectors",
+                "harness.facts",
+                "harness.knobs",
+                "harness.pictures",
+                "harness.spec",
+                "scenarios.common",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_lower_rooms_know_little(name: str, rooms: set[str]) -> None:
     assert below()[name] <= rooms
 
 
 def test_only_the_config_imports_hydra() -> None:
-    users = {module(f) for f in FILES if "import hydra" in f.read_text() or "from hydra" in
-             f.read_text()}  # fmt: skip
+    users = {
+        module(f) for f in FILES if "import hydra" in f.read_text() or "from hydra" in f.read_text()
+    }
     assert users == {"harness.config"}
 
 

@@ -154,9 +154,15 @@ KEY = overlay.key(STACK)
 
 def manifest(**changes: Any) -> bytes:
     told = {
-        "format": overlay.FORMAT, "key": KEY, "stack": {}, "defects": [], "packages": {},
-        "lock": "", "diff": "", "files": {"up/same.py": [len(CONTENT), NAME]},
-    }  # fmt: skip
+        "format": overlay.FORMAT,
+        "key": KEY,
+        "stack": {},
+        "defects": [],
+        "packages": {},
+        "lock": "",
+        "diff": "",
+        "files": {"up/same.py": [len(CONTENT), NAME]},
+    }
     return json.dumps(told | changes).encode()
 
 

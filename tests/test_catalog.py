@@ -25,6 +25,7 @@ from harness.spec import (
     affected,
     unaffected,
 )
+from tests.made_up import scenario_module
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -48,25 +49,23 @@ def test_what_a_scenario_and_its_variants_name_exists(name: str) -> None:
         assert {defect.upstream for defect in variant.defects} <= set(told.pins)
 
 
-def test_a_module_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
-    (more_scenarios / "another.py").write_text("")
+def test_a_folder_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
+    scenario_module(more_scenarios, "another", "")
     assert "another" in catalog.names()
-    assert catalog.file("another") == "scenarios/another_upstream/another.py"
+    assert catalog.file("another") == "scenarios/another_upstream/another/scenario.py"
 
 
-def test_private_modules_and_packages_are_no_scenarios(more_scenarios: Path) -> None:
-    (more_scenarios / "_private.py").write_text("")
-    (more_scenarios / "package").mkdir()
-    (more_scenarios / "package" / "__init__.py").write_text("")
-    assert not {"copies", "regression", "workloads", "oracles"} & set(catalog.names())
-    assert not {"_private", "package"} & set(catalog.names())
+def test_private_folders_and_modules_are_no_scenarios(more_scenarios: Path) -> None:
+    scenario_module(more_scenarios, "_private", "")
+    (more_scenarios / "module.py").write_text("")
+    assert not {"copies", "regression", "common", "_private", "module"} & set(catalog.names())
 
 
 BROKEN = {
     "def run(ctx): pass\n": "it lacks Params, SCENARIO, plan, detect, exercised",
-    "x = 1\nif x\n    pass\n": "another_upstream/broken.py, line 2: SyntaxError: expected ':'",
+    "x = 1\nif x\n    pass\n": "broken/scenario.py, line 2: SyntaxError: expected ':'",
     "import nothing_of_that_name\n": "line 1: ModuleNotFoundError: No module named 'nothing_of",
-    "\n\nassert 1 == 2, 'a\\nb'\n": "broken.py, line 3: AssertionError: a b",
+    "\n\nassert 1 == 2, 'a\\nb'\n": "scenario.py, line 3: AssertionError: a b",
     "import sys\nsys.exit('gone')\n": "line 2: SystemExit: gone",
     "Params = SCENARIO = plan = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
 }
@@ -77,7 +76,7 @@ BROKEN = {
 def test_a_broken_module_spoils_its_own_scenario_alone(
     more_scenarios: Path, text: str, told: str
 ) -> None:
-    (more_scenarios / "broken.py").write_text(text)
+    scenario_module(more_scenarios, "broken", text)
     assert "broken" in catalog.names()
     assert catalog.sound() == tuple(name for name in catalog.names() if name != "broken")
     assert list(catalog.broken()) == ["broken"]
@@ -85,26 +84,29 @@ def test_a_broken_module_spoils_its_own_scenario_alone(
         catalog.load("broken")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("scenarios/another_upstream/broken.py")
+    assert str(caught.value).startswith("scenarios/another_upstream/broken/scenario.py")
     assert catalog.scenario("bf16_clip").subject == "deepspeed"
 
 
 def test_two_scenarios_of_one_name_are_both_named_and_neither_is_used(more_scenarios: Path) -> None:
-    (more_scenarios / "bf16_clip.py").write_text("")
+    scenario_module(more_scenarios, "bf16_clip", "")
     assert list(catalog.broken()) == ["bf16_clip"]
-    for folder in ("another_upstream", "deepspeed"):
-        assert f"scenarios.{folder}.bf16_clip" in catalog.broken()["bf16_clip"]
+    assert "deepspeed and another_upstream both" in catalog.broken()["bf16_clip"]
 
 
 def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:
     told = a_scenario(buggy=affected(), fixed=unaffected("2.0"), other=affected("3.0", "a third"))
     assert [told.pins_of(v) for v in told.variants] == [{}, {"up": "2.0"}, {"up": "3.0"}]
     assert [told.about(v) for v in told.variants] == [
-        "up 1.0 as published", "up 2.0 as published", "a third",
-    ]  # fmt: skip
+        "up 1.0 as published",
+        "up 2.0 as published",
+        "a third",
+    ]
     assert [v.expect for v in told.variants.values()] == [
-        Outcome.SYMPTOM, Outcome.CLEAN, Outcome.SYMPTOM,
-    ]  # fmt: skip
+        Outcome.SYMPTOM,
+        Outcome.CLEAN,
+        Outcome.SYMPTOM,
+    ]
 
 
 def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() -> None:
@@ -115,7 +117,7 @@ def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() ->
 @pytest.mark.parametrize("name", catalog.names())
 def test_a_scenario_lies_in_the_folder_of_its_upstream(name: str) -> None:
     told, file = catalog.scenario(name), ROOT / catalog.file(name)
-    assert file.parent.name == next(iter(told.pins), "torch").replace("-", "_")
+    assert file.parent.parent.name == next(iter(told.pins), "torch").replace("-", "_")
     if not told.defects and told.pins:
         assert told.watched, "the file with the bug is named nowhere: Scenario.files"
 

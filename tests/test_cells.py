@@ -89,12 +89,11 @@ def test_another_question_is_not_answered_from_the_store(
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
-    files = {
-        f.name
-        for f in catalog.sources("scenarios.transformers.rope_zero_init", "harness.trial.grade")
-    }
-    assert {"rope_zero_init.py", "rope.py", "buffers.py", "grade.py", "records.py"} <= files
-    assert "bf16_clip.py" not in files
+    paths = catalog.sources(catalog.places()["rope_zero_init"], "harness.trial.grade")
+    files = {f"{path.parent.name}/{path.name}" for path in paths}
+    own = {f"rope_zero_init/{name}.py" for name in ("scenario", "models", "buffers")}
+    assert own | {"trial/grade.py", "trial/records.py"} <= files
+    assert "bf16_clip/scenario.py" not in files
     assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 
 
@@ -128,9 +127,12 @@ def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
 
 
 QUESTION = {
-    "scenario": "rope_zero_init", "pins": dict(cell("4.36.2", YES).pins), "lane": "cpu",
-    "seed": 0, "code": "digest",
-}  # fmt: skip
+    "scenario": "rope_zero_init",
+    "pins": dict(cell("4.36.2", YES).pins),
+    "lane": "cpu",
+    "seed": 0,
+    "code": "digest",
+}
 
 
 def test_a_stored_answer_is_that_to_the_same_question(cache: Path) -> None:
@@ -341,13 +343,19 @@ def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
     upstream: Upstream, tmp_path: Path, capsys: Capture
 ) -> None:
     files = ["--csv", str(tmp_path / "cells.csv"), "--json", str(tmp_path / "cells.json")]
-    assert main([*SWEEP[:2], "pins.transformers=4.37.2,4.38.2", "pins.deepspeed=0.13.3,0.19.8",
-                 *files]) == 0  # fmt: skip
+    assert (
+        main(
+            [*SWEEP[:2], "pins.transformers=4.37.2,4.38.2", "pins.deepspeed=0.13.3,0.19.8", *files]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert r"transformers \ deepspeed" in out
     rows = [line.split() for line in out.partition(r"\ deepspeed")[2].splitlines()[1:3]]
-    assert rows == [["4.37.2", "affected", "affected"],
-                    ["4.38.2", "not", "affected", "not", "affected"]]  # fmt: skip
+    assert rows == [
+        ["4.37.2", "affected", "affected"],
+        ["4.38.2", "not", "affected", "not", "affected"],
+    ]
     lines = (tmp_path / "cells.csv").read_text().splitlines()
     assert lines[0].startswith("transformers,deepspeed,answer,step,seconds,lane,python,torch,date")
     assert lines[1].startswith("4.37.2,0.13.3,affected,0,1.5,cpu,3.11.7,2.13.0,")

@@ -59,16 +59,19 @@ def test_a_flip_across_a_silent_release_is_seen() -> None:
     silent = [asked("1.0", NO), asked("1.1", UNCLEAR)]
     (change,) = changes.of_releases([asked("1.2", YES, 2)], silent, {}, DAY)
     assert (change.kind, change.before, change.after) == (
-        "now affected", "not affected", "affected"
-    )  # fmt: skip
+        "now affected",
+        "not affected",
+        "affected",
+    )
     assert "which 1.0 had not" in change.told
 
 
 def test_releases_of_one_night_are_compared_with_each_other() -> None:
     tonight = [asked("1.2", NO, 2), asked("1.1", YES, 2)]
     assert kinds(tonight, [asked("1.0", NO)]) == {
-        "1.1": "now affected", "1.2": "no longer affected"
-    }  # fmt: skip
+        "1.1": "now affected",
+        "1.2": "no longer affected",
+    }
 
 
 def test_a_release_that_stays_silent_is_told_once() -> None:
@@ -83,9 +86,7 @@ def test_a_release_that_was_silent_itself_answers_again() -> None:
 
 
 def test_scenarios_and_packages_are_never_compared_with_each_other() -> None:
-    others = [
-        asked("1.0", NO, scenario="rope_zero_init"), asked("1.0", NO, package="transformers")
-    ]  # fmt: skip
+    others = [asked("1.0", NO, scenario="rope_zero_init"), asked("1.0", NO, package="transformers")]
     assert kinds([asked("2.0", YES, 2)], others) == {}
 
 
@@ -94,10 +95,14 @@ def test_what_got_worse_is_told_so_that_a_person_can_act() -> None:
     scenario = catalog.scenario(SCENARIO)
     assert changes.worse([change]) == [change]
     for word in (
-        "deepspeed 2.0 (2024-03-01)", "which 1.0 had not", scenario.title,
-        f"Only with {scenario.trigger}", scenario.remedy, f"Since the night of {DAY}",
+        "deepspeed 2.0 (2024-03-01)",
+        "which 1.0 had not",
+        scenario.title,
+        f"Only with {scenario.trigger}",
+        scenario.remedy,
+        f"Since the night of {DAY}",
         f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=2.0",
-    ):  # fmt: skip
+    ):
         assert word in change.told
     assert "\n" not in change.told
 
@@ -117,13 +122,16 @@ def test_a_release_that_no_longer_answers_says_why() -> None:
         ([Verdict.REPRODUCED], Verdict.NOT_REPRODUCED, "no longer reproduces"),
         ([Verdict.NOT_REPRODUCED], Verdict.NOT_REPRODUCED, None),
         ([Verdict.NOT_REPRODUCED], Verdict.REPRODUCED, "reproduces again"),
-        ([Verdict.REPRODUCED, Verdict.INCONCLUSIVE], Verdict.NOT_REPRODUCED,
-         "no longer reproduces"),
+        (
+            [Verdict.REPRODUCED, Verdict.INCONCLUSIVE],
+            Verdict.NOT_REPRODUCED,
+            "no longer reproduces",
+        ),
         ([Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE], Verdict.NOT_REPRODUCED, None),
         ([Verdict.REPRODUCED], Verdict.INCONCLUSIVE, None),
         ([Verdict.REPRODUCED], Verdict.UNSUPPORTED, None),
     ],
-)  # fmt: skip
+)
 def test_a_scenario_of_ours_is_compared_with_the_last_night_that_said_something(
     before: list[Verdict], now: Verdict, kind: str | None
 ) -> None:
@@ -136,13 +144,17 @@ def test_a_scenario_of_ours_is_compared_with_the_last_night_that_said_something(
 
 def test_a_release_that_was_yanked_since_is_told_for_each_scenario_that_it_answered() -> None:
     before = indexed([release("1.0", "2024-01-01"), release("1.1", "2024-02-01", yanked=True)])
-    now = [release("1.0", "2024-01-01", True), release("1.1", "2024-02-01", True),
-           release("1.2", "2024-03-01", True)]  # fmt: skip
+    now = [
+        release("1.0", "2024-01-01", True),
+        release("1.1", "2024-02-01", True),
+        release("1.2", "2024-03-01", True),
+    ]
     told = [asked("1.0", YES), asked("1.0", NO, scenario="bf16_clip"), asked("1.1", YES)]
     found = changes.of_yanked(now, before, told)
     assert [(c.kind, c.scenario, c.version, c.before) for c in found] == [
-        ("yanked", "bf16_clip", "1.0", "not affected"), ("yanked", SCENARIO, "1.0", "affected")
-    ]  # fmt: skip
+        ("yanked", "bf16_clip", "1.0", "not affected"),
+        ("yanked", SCENARIO, "1.0", "affected"),
+    ]
     assert not changes.worse(found)
 
 

@@ -26,10 +26,24 @@ def test_some_faults_come_out_as_documented(tmp_path: Path) -> None:
     words = [word for kind in SOME for word in ("--kind", kind)]
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--faults", str(len(SOME)), "--seed", "7",
-         "--scenario", "sampler_shards", "--out", str(out), *words],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tests.chaos",
+            "--faults",
+            str(len(SOME)),
+            "--seed",
+            "7",
+            "--scenario",
+            "sampler_shards",
+            "--out",
+            str(out),
+            *words,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((out / "faults.json").read_text())
     assert sorted(one["kind"] for one in told) == sorted(SOME)

@@ -11,7 +11,7 @@ from harness import config
 from harness.__main__ import main
 from harness.config import LaunchConfig, RunConfig, compose, quoted
 from harness.spec import UserError
-from scenarios.deepspeed.bf16_clip import Params
+from scenarios.deepspeed.bf16_clip.scenario import Params
 
 
 def composed(*overrides: str) -> RunConfig:
@@ -31,9 +31,13 @@ def test_without_overrides_everything_is_as_the_files_say(runs: Path) -> None:
 
 def test_an_override_reaches_its_place_in_its_type() -> None:
     asked = composed(
-        "scenario.gradient_clipping=1", "scenario.steps=3", "seed=7", "date=2024-02-29",
-        "runs=here", "launch.timeout=9",
-    )  # fmt: skip
+        "scenario.gradient_clipping=1",
+        "scenario.steps=3",
+        "seed=7",
+        "date=2024-02-29",
+        "runs=here",
+        "launch.timeout=9",
+    )
     assert asked.params == Params(gradient_clipping=1.0, steps=3)
     assert isinstance(asked.params.gradient_clipping, float)
     assert (asked.seed, asked.date, asked.launch.timeout) == (7, "2024-02-29", 9.0)
@@ -137,10 +141,13 @@ def test_a_value_beyond_its_bounds_is_a_mistake(override: str, told: str) -> Non
 @pytest.mark.parametrize(
     "command",
     [
-        "run seed=-1", "run --multirun jobs=0", "run scenario=all runs=", "check date=9999-01-01",
+        "run seed=-1",
+        "run --multirun jobs=0",
+        "run scenario=all runs=",
+        "check date=9999-01-01",
         "matrix pins.deepspeed=0.15.4 seed=-1",
     ],
-)  # fmt: skip
+)
 def test_every_command_refuses_such_a_value_before_anything_starts(
     command: str,
     tmp_path: Path,

@@ -16,7 +16,7 @@ from harness.machine import cache_folder
 from harness.spec import Defect
 from harness.upstream import defect, overlay, pins
 from harness.upstream.defect import DefectError
-from scenarios.deepspeed.bf16_clip import DEFECT
+from scenarios.deepspeed.bf16_clip.scenario import DEFECT
 
 pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
 

@@ -12,8 +12,7 @@ from harness import catalog
 from harness.files import ROOT
 from harness.verbs import detector_table
 from harness.verbs.detector_table import DETECTORS
-
-RECORDED = Path(__file__).parent / "recorded"
+from tests.recording import recorded
 
 
 def test_each_detector_is_used_by_the_scenarios_that_are_said_to_be_its() -> None:
@@ -27,7 +26,7 @@ def test_each_detector_is_used_by_the_scenarios_that_are_said_to_be_its() -> Non
 @pytest.fixture
 def rows(tmp_path: Path) -> dict[str, str]:
     for run in ("bf16_clip", "fp16_overflow", "rope_zero_init"):
-        shutil.copytree(RECORDED / f"{run}_cpu", tmp_path / run)
+        shutil.copytree(recorded()[run], tmp_path / run)
     costs = dict.fromkeys(DETECTORS, 0.002) | {"training step": 0.1}
     page = detector_table.page(detector_table.newest(tmp_path), costs)
     return {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}

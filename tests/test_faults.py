@@ -270,12 +270,20 @@ def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
     line = (
         f"{shlex.quote(sys.executable)} -m harness {words} {redirection}; exit ${{PIPESTATUS[0]}}"
     )
-    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
-                   "HARNESS_RUNS": str(bare.runs), "HARNESS_CACHE": str(bare.cache)}  # fmt: skip
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HARNESS_RUNS": str(bare.runs),
+        "HARNESS_CACHE": str(bare.cache),
+    }
     done = subprocess.run(
-        ["bash", "-c", line], cwd=bare.cwd, env=os.environ | environment, text=True,
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        ["bash", "-c", line],
+        cwd=bare.cwd,
+        env=os.environ | environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     assert (done.returncode, done.stderr) == (code, "")
     if words.startswith("run"):
         assert json.loads((bare.folder() / VERDICT_FILE).read_text())["verdict"] == "unsupported"
@@ -285,9 +293,13 @@ def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
 def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "harness", "list"], cwd=bare.cwd, stdout=full, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "harness", "list"],
+            cwd=bare.cwd,
+            stdout=full,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+        )
     assert done.returncode == ExitCode.INCONCLUSIVE
     assert (
         Ended(3, "", done.stderr).complaint == "no room on the disk: free some; --debug shows where"
@@ -489,13 +501,24 @@ def test_a_disk_that_fills_up_mid_run_is_inconclusive(
 
 
 SOMEBODY_ELSES = {
-    "RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
-    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "GROUP_RANK": "1", "ROLE_RANK": "1",
-    "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "theirs",
-    "PET_NNODES": "2", "PET_MAX_RESTARTS": "3", "PET_NODE_RANK": "1",
-    "DS_ACCELERATOR": "cuda", "PYTHONSAFEPATH": "", "PYTHONWARNINGS": "error",
+    "RANK": "1",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "192.0.2.1",
+    "MASTER_PORT": "29500",
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "theirs",
+    "PET_NNODES": "2",
+    "PET_MAX_RESTARTS": "3",
+    "PET_NODE_RANK": "1",
+    "DS_ACCELERATOR": "cuda",
+    "PYTHONSAFEPATH": "",
+    "PYTHONWARNINGS": "error",
     "HARNESS_TRIAL": "theirs",
-}  # fmt: skip
+}
 """What a run finds around it that is itself started by a rank of another job, on a cluster."""
 
 

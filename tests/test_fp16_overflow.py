@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from harness import spec
-from scenarios.deepspeed import fp16_overflow, fp16_overflow_stage0
-from scenarios.oracles import loss_scale
-from scenarios.oracles.loss_scale import expected_skips, overflowed
-from tests.tampering.changes import Case, changed, during, recorded
+from scenarios.deepspeed.fp16_overflow import loss_scale
+from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
+from scenarios.deepspeed.fp16_overflow.loss_scale import expected_skips, overflowed
+from scenarios.deepspeed.fp16_overflow_stage0 import scenario as fp16_overflow_stage0
+from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave
 
 Records = list[dict[str, Any]]
@@ -18,13 +19,13 @@ Records = list[dict[str, Any]]
 
 def test_the_trigger_is_the_overflow_whatever_came_of_it() -> None:
     for variant, met in (("buggy", True), ("fixed", True), ("control", False)):
-        text = overflowed(recorded("fp16_overflow", variant)).text
+        text = overflowed(recorded_trial("fp16_overflow", variant)).text
         assert ("passed 65504 at step" in text) is met
         assert "nan" not in text
 
 
 def test_the_warning_comes_when_the_headroom_is_low() -> None:
-    finding = fp16_overflow.detect(recorded("fp16_overflow", "buggy"))
+    finding = fp16_overflow.detect(recorded_trial("fp16_overflow", "buggy"))
     assert finding is not None
     assert "43 steps before the first nan" in finding.message
     sudden = during(leave(all=3.0), range(92))
@@ -35,7 +36,7 @@ def test_the_warning_comes_when_the_headroom_is_low() -> None:
 
 
 def test_to_the_silent_sibling_the_exception_is_the_cure() -> None:
-    raised = recorded("fp16_overflow", "buggy")
+    raised = recorded_trial("fp16_overflow", "buggy")
     assert fp16_overflow_stage0.detect(raised) is None
     assert "layer 0 scores passed 65504 at step 89" in fp16_overflow_stage0.exercised(raised).text
     assert fp16_overflow_stage0.wrong_detectors(raised)["the run ends with an exception"]
@@ -43,9 +44,11 @@ def test_to_the_silent_sibling_the_exception_is_the_cure() -> None:
 
 def scaler(initial: float, minimum: float, hysteresis: int, consecutive: bool = False) -> Any:
     return {
-        "initial": initial, "minimum": minimum, "hysteresis": hysteresis,
+        "initial": initial,
+        "minimum": minimum,
+        "hysteresis": hysteresis,
         "consecutive": consecutive,
-    }  # fmt: skip
+    }
 
 
 def history(pattern: str, scale: float) -> Records:
@@ -89,11 +92,17 @@ def test_steps_before_the_first_that_is_taken_need_not_have_a_gradient_norm() ->
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"precision": "fp8"}, {"zero_stage": 3}, {"lr": 0.0}, {"lr": 1e-5}, {"steps": 0},
-        {"sequences": 3}, {"min_loss_scale": 8192.0}, {"gradient_clipping": -1.0},
+        {"precision": "fp8"},
+        {"zero_stage": 3},
+        {"lr": 0.0},
+        {"lr": 1e-5},
+        {"steps": 0},
+        {"sequences": 3},
+        {"min_loss_scale": 8192.0},
+        {"gradient_clipping": -1.0},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_knobs_that_make_no_sense_are_refused(module: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"scenario\."):
         module.Params(**knobs)

@@ -11,10 +11,10 @@ from harness import catalog
 from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
 from harness.trial.grade import grade, judge
 from harness.trial.records import HOUSE, RUN_FILE
-from tests.recording import FOLDER, RECORDED, Recording, read, stored_verdict
-from tests.tampering.changes import recorded
+from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
+from tests.tampering.changes import recorded_trial
 
-STORED = {path.name.removesuffix("_cpu"): path for path in sorted(FOLDER.glob("*_cpu"))}
+STORED = recorded()
 
 
 @pytest.mark.parametrize("scenario", STORED)
@@ -28,7 +28,7 @@ def test_a_stored_run_is_graded_as_it_was_when_it_ran(scenario: str) -> None:
 @pytest.mark.parametrize("scenario", STORED)
 def test_a_variant_is_triggered_where_it_is_meant_to_be_whatever_came_of_it(scenario: str) -> None:
     for name, variant in catalog.scenario(scenario).variants.items():
-        exercise = catalog.load(scenario).exercised(recorded(scenario, name))
+        exercise = catalog.load(scenario).exercised(recorded_trial(scenario, name))
         assert exercise.met is variant.triggers, name
 
 
@@ -123,10 +123,7 @@ def test_a_control_with_the_symptom_spoils_the_reproduction() -> None:
     seen = {"buggy": Outcome.SYMPTOM, "fixed": Outcome.CLEAN, "control": Outcome.SYMPTOM}
     meant = {**seen, "control": Outcome.CLEAN}
     trials = [TrialResult(v, outcome, meant[v], "") for v, outcome in seen.items()]
-    assert judge(trials, list) == (
-        Verdict.NOT_REPRODUCED,
-        ("control: symptom, expected clean",),
-    )
+    assert judge(trials, list) == (Verdict.NOT_REPRODUCED, ("control: symptom, expected clean",))
     assert judge(trials[:2], list) == (Verdict.REPRODUCED, ())
 
 

@@ -32,8 +32,20 @@ def made(file: Path) -> Path:
         history.keep_answer(night, "deepspeed", "0.13.2", cell("0.13.2", YES))
         result = RunResult(SCENARIO, Verdict.REPRODUCED, (), ())
         history.keep_verdict(night, result, 2.5, Path("runs/one"))
-        history.keep_changes(night, [Change("now affected", SCENARIO, "deepspeed", "0.13.2",
-                                            "not affected", "affected", "it has it")])  # fmt: skip
+        history.keep_changes(
+            night,
+            [
+                Change(
+                    "now affected",
+                    SCENARIO,
+                    "deepspeed",
+                    "0.13.2",
+                    "not affected",
+                    "affected",
+                    "it has it",
+                )
+            ],
+        )
         history.end(night, "2024-03-04T02:10:00Z")
     return file
 
@@ -41,15 +53,20 @@ def made(file: Path) -> Path:
 def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
     with reading(made(tmp_path / "h.sqlite")) as history:
         (night,) = history.nights()
-        assert (night.kind, night.day, night.ended) == (Kind.NIGHT, "2024-03-04",
-                                                        "2024-03-04T02:10:00Z")  # fmt: skip
+        assert (night.kind, night.day, night.ended) == (
+            Kind.NIGHT,
+            "2024-03-04",
+            "2024-03-04T02:10:00Z",
+        )
         assert night.facts == {"cpus": 2}
         assert [r.version for r in history.releases("deepspeed")] == ["0.13.2", "0.13.3"]
         assert history.releases("transformers") == []
         (answer,) = history.answers()
         assert (answer.package, answer.version, answer.cell) == (
-            "deepspeed", "0.13.2", cell("0.13.2", YES)
-        )  # fmt: skip
+            "deepspeed",
+            "0.13.2",
+            cell("0.13.2", YES),
+        )
         (own,) = history.verdicts(night.id, SCENARIO)
         assert (own.verdict, own.seconds, own.run) == ("reproduced", 2.5, "runs/one")
         assert own.result["exit_code"] == 0
@@ -73,8 +90,14 @@ def test_what_is_kept_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
 
 
 def test_known_is_the_newest_certain_answer_else_the_newest() -> None:
-    told = [asked("1", YES, 1), asked("1", UNCLEAR, 2), asked("2", UNCLEAR, 1), asked("2", NO, 2),
-            asked("3", UNCLEAR, 1), asked("3", UNCLEAR, 3)]  # fmt: skip
+    told = [
+        asked("1", YES, 1),
+        asked("1", UNCLEAR, 2),
+        asked("2", UNCLEAR, 1),
+        asked("2", NO, 2),
+        asked("3", UNCLEAR, 1),
+        asked("3", UNCLEAR, 3),
+    ]
     found = {key[2]: (one.night, one.cell.answer) for key, one in newest(told).items()}
     assert found == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
@@ -327,10 +350,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     db.close()
     before = file.read_bytes()
     for opened in (reading, writing):
-        with (
-            pytest.raises(UserError, match="is no history of ours: name another"),
-            opened(file),
-        ):
+        with pytest.raises(UserError, match="is no history of ours: name another"), opened(file):
             pass
     assert file.read_bytes() == before
 

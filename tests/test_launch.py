@@ -135,7 +135,7 @@ SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal
         (SIGNALLED, ""),
         ("no reason", ""),
     ],
-)  # fmt: skip
+)
 def test_why_torchrun_itself_failed_is_in_its_log(log: str, reason: str, stand_in: StandIn) -> None:
     done = stand_in.launch(f"import sys\nprint({log!r})\nsys.exit(1)")
     assert (done["reason"], done["failure"]) == (reason, None)

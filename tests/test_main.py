@@ -21,6 +21,7 @@ from harness.spec import RunResult, Verdict
 from harness.sweep import suite
 from harness.verbs import check, pages, verbs
 from harness.verbs.check import Checked
+from tests.made_up import scenario_module
 from tests.recording import RECORDED, Recording, stored_verdict
 
 Capture = pytest.CaptureFixture[str]
@@ -158,8 +159,9 @@ def test_an_interrupted_run_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Cap
 def test_a_sweep_that_was_refused_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, runs: Path
 ) -> None:
-    monkeypatch.setattr(suite, "run", lambda config: (RunResult("bf16_clip", Verdict.REPRODUCED,
-                                                                (), ()), Path()))  # fmt: skip
+    monkeypatch.setattr(
+        suite, "run", lambda config: (RunResult("bf16_clip", Verdict.REPRODUCED, (), ()), Path())
+    )
     assert main(["run", "--multirun", BUG, "scenario.lr=-1,-2"]) == 2
     assert not runs.exists()
     assert main(["run", "--multirun", BUG, "scenario.lr=-1,1"]) == 2
@@ -241,11 +243,11 @@ def test_a_cache_that_cannot_be_made_is_named(
 @pytest.fixture
 def broken(more_scenarios: Path) -> str:
     """The name of a scenario whose module has a mistake in its third line."""
-    (more_scenarios / "broken.py").write_text("\n\nassert False, 'half done'\n")
+    scenario_module(more_scenarios, "broken", "\n\nassert False, 'half done'\n")
     return "broken"
 
 
-LINE = "broken.py, line 3: AssertionError: half done"
+LINE = "broken/scenario.py, line 3: AssertionError: half done"
 
 
 def test_a_broken_scenario_is_told_and_the_others_work(
@@ -297,12 +299,15 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     good = (ROOT / catalog.file("warmup_first_step")).read_text()
     assert "knob(" in good
     wrong = "class Params(Knobs):\n    lr: float = knob(-1.0, above=0, about='')\n"
-    (more_scenarios / "beyond.py").write_text(f"{good}\n\n@dataclass\n{wrong}")
+    scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{wrong}")
     catalog.forget()
     monkeypatch.setattr(suite, "run", lambda c: (RunResult("", Verdict.REPRODUCED, (), ()), Path()))
     assert main(RUN) == 0
     assert main(["run", "scenario=beyond"]) == 3
-    assert "beyond.py: ValueError: scenario.lr=-1.0: must be above 0" in capsys.readouterr().err
+    assert (
+        "beyond/scenario.py: ValueError: scenario.lr=-1.0: must be above 0"
+        in capsys.readouterr().err
+    )
 
 
 def test_check_of_the_others_goes_on_and_is_inconclusive(
@@ -318,19 +323,16 @@ def test_check_of_the_others_goes_on_and_is_inconclusive(
 
 
 def test_pages_are_written_of_the_others(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    broken: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     readme = tmp_path / "README.md"
-    rows = "| [`broken`](scenarios/broken.md) | torch | a \\| b |\n| [`gone`](x) | y | z |\n"
+    link = "../scenarios/another_upstream/broken/README.md"
+    rows = f"| [`broken`]({link}) | torch | a \\| b |\n| [`gone`](x) | y | z |\n"
     readme.write_text(f"{pages.TABLE}\n{rows}{pages.TABLE_END}\n")
     monkeypatch.setattr(pages, "BUGS", readme)
-    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
     assert main(["pages"]) == 3
-    assert (
-        f"not that of broken: scenarios/another_upstream/{LINE}"
-        in capsys.readouterr().out.replace(f"broken.py: {tmp_path}/more/another_upstream/", "")
-    )
-    assert (tmp_path / "pages" / "bf16_clip.md").is_file()
+    assert f"not that of broken: scenarios/another_upstream/{LINE}" in capsys.readouterr().out
+    assert (folders / "deepspeed" / "bf16_clip" / "README.md").is_file()
     assert rows.splitlines()[0] in readme.read_text()
     assert "gone" not in readme.read_text()
 
@@ -373,9 +375,12 @@ def test_what_lies_in_the_working_directory_does_not_stand_in_the_place_of_ours(
         (theirs / f"{name}.py").write_text("raise SystemExit('theirs')\n")
     (theirs / "configs" / "config.yaml").write_text("theirs: 1\n")
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *words], cwd=theirs, capture_output=True, text=True,
+        [sys.executable, "-m", "harness", *words],
+        cwd=theirs,
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    )
     assert done.returncode == (0 if words == ["list"] else 4), done.stderr
     assert "bf16_clip" in done.stdout
     assert "theirs" not in done.stdout + done.stderr

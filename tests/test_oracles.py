@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from harness.spec import Exercise, Records
-from scenarios.oracles import agree, applied, blind, copies, coverage, normaliser, schedule
-from scenarios.workloads import rates
+from scenarios.accelerate.sampler_shards import coverage
+from scenarios.common import agree, applied, blind, copies
+from scenarios.datasets.streaming_map_resume import stream
+from scenarios.deepspeed.warmup_first_step import rates, schedule
+from scenarios.transformers.trainer_gas_twice import normaliser
 
 
 def ranks(*by_rank: list[dict[str, Any]]) -> Records:
@@ -115,13 +118,13 @@ def resumed(before: list[int], after: list[int], **more: Any) -> Records:
 def test_a_resume_goes_on_with_the_next_row(
     after: list[int], documented: bool | None, told: str
 ) -> None:
-    found = coverage.skipped(resumed([0], after))
+    found = stream.skipped(resumed([0], after))
     assert (found.documented if found else None) is documented
     assert told in (found.message if found else "")
 
 
 def test_a_batch_of_rows_may_be_skipped_behind_the_end_of_a_table() -> None:
-    found = coverage.skipped(resumed([0], [4], batch=2))
+    found = stream.skipped(resumed([0], [4], batch=2))
     assert found is not None
     assert found.documented
 
@@ -139,16 +142,16 @@ def test_a_batch_of_rows_may_be_skipped_behind_the_end_of_a_table() -> None:
 def test_a_stream_that_is_wrong_in_itself_is_never_documented(
     more: dict[str, Any], told: str, after: list[int]
 ) -> None:
-    found = coverage.skipped(resumed([0], after, **more))
+    found = stream.skipped(resumed([0], after, **more))
     assert found is not None
     assert not found.documented
     assert told in found.message
 
 
 def test_a_resume_at_an_end_exercises_nothing() -> None:
-    assert coverage.resumed(resumed([0], [1, 2, 3, 4])).met
+    assert stream.resumed(resumed([0], [1, 2, 3, 4])).met
     for before in ([], [0, 1, 2, 3, 4]):
-        assert "not in the middle" in coverage.resumed(resumed(before, [])).text
+        assert "not in the middle" in stream.resumed(resumed(before, [])).text
 
 
 def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -221,9 +224,11 @@ def test_fixed_trains_as_the_reference_does(fixed: tuple[float, ...], told: list
 
 
 def test_copies_part_at_the_first_step_that_says_so() -> None:
-    steps = [{"kind": "step", "step": 1, "differing": {}},
-             {"kind": "step", "step": 2, "differing": {"a": 0.5, "b": 0.1}},
-             {"kind": "step", "step": 3, "differing": {"a": 0.7}}]  # fmt: skip
+    steps = [
+        {"kind": "step", "step": 1, "differing": {}},
+        {"kind": "step", "step": 2, "differing": {"a": 0.5, "b": 0.1}},
+        {"kind": "step", "step": 3, "differing": {"a": 0.7}},
+    ]
     parting = copies.parting(ranks(steps), "differing")
     assert parting is not None
     assert (parting.step, parting.greatest, parting.last_step) == (2, 0.5, 3)
@@ -260,8 +265,9 @@ def test_rates_are_held_against_a_formula() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     noted: list[dict[str, Any]] = []
-    rates.watch(lambda kind, step, **facts: noted.append({"kind": kind, "step": step, **facts}),
-                optimizer)  # fmt: skip
+    rates.watch(
+        lambda kind, step, **facts: noted.append({"kind": kind, "step": step, **facts}), optimizer
+    )
     for _ in range(3):
         optimizer.step()
         optimizer.param_groups[0]["lr"] /= 2

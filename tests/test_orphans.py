@@ -54,9 +54,11 @@ def token(tmp_path: Path) -> Iterator[str]:
 
 def start(token: str, *scripts: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", *scripts], env=os.environ | {TOKEN: token, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", *scripts],
+        env=os.environ | {TOKEN: token, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def trial(token: str) -> subprocess.Popen[str]:
@@ -141,13 +143,20 @@ def half_made(tmp_path: Path) -> list[Path]:
     """What a run that was killed can leave; beside it lies what nobody may touch."""
     other = "20261121-033325-bf16_clip-000000"
     made = [
-        f".{RUN}.ab12_x9z/run.json", f"{RUN}/.verdict.json.ab12_x9z",
-        f"{RUN}/buggy/.exit.json.ab12_x9z", f"{RUN}/fixed/save/.exit.json.ab12_x9z",
-    ]  # fmt: skip
+        f".{RUN}.ab12_x9z/run.json",
+        f"{RUN}/.verdict.json.ab12_x9z",
+        f"{RUN}/buggy/.exit.json.ab12_x9z",
+        f"{RUN}/fixed/save/.exit.json.ab12_x9z",
+    ]
     theirs = [
-        ".git/config", ".notes.ab12_x9z", f"{RUN}/run.json", f"{RUN}/buggy/rank_0.jsonl.part",
-        f"{other}/.verdict.json.ab12_x9z", f"{other}/verdict.json", "20261121/.verdict.json.x",
-    ]  # fmt: skip
+        ".git/config",
+        ".notes.ab12_x9z",
+        f"{RUN}/run.json",
+        f"{RUN}/buggy/rank_0.jsonl.part",
+        f"{other}/.verdict.json.ab12_x9z",
+        f"{other}/verdict.json",
+        "20261121/.verdict.json.x",
+    ]
     for name in made + theirs:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -12,16 +12,15 @@ from harness.verbs import pages
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for pages, and a table of bugs, of the test's own."""
-    monkeypatch.setattr(pages, "FOLDER", tmp_path / "pages")
     monkeypatch.setattr(pages, "BUGS", tmp_path / "bugs.md")
     return tmp_path
 
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
-    text = (pages.FOLDER / f"{name}.md").read_text()
+    text = (catalog.folder(name) / pages.PAGE).read_text()
     assert text == pages.page(name), "python -m harness pages"
 
 
@@ -49,7 +48,7 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
 
 def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> None:
     pages.write(["device_math"])
-    page = own / "pages" / "device_math.md"
+    page = own / "scenarios" / "torch" / "device_math" / "README.md"
     mine = f"{pages.BY_HAND}\n## Mine\n\nAnd not the code's.\n{pages.END}"
     page.write_text(page.read_text().replace(f"{pages.BY_HAND}\n{pages.END}", mine) + "astray\n")
     pages.write(["device_math"])
@@ -66,7 +65,7 @@ def test_the_table_is_replaced_and_nothing_else(own: Path) -> None:
     assert text.endswith("\n\nafter\n")
     assert "stale" not in text
     for name in catalog.names():
-        assert text.count(f"(scenarios/{name}.md)") == 1
+        assert text.count(f"/{name}/README.md)") == 1
 
 
 def test_a_page_of_no_scenario_is_a_mistake(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,10 +270,19 @@ def test_a_release_that_is_spelt_otherwise_is_named_before_anything_is_made(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"released": 5}', '{"released": "soon"}', '{"released": "20241108"}',
-     "\xff", "[" * 100_000],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"released": 5}',
+        '{"released": "soon"}',
+        '{"released": "20241108"}',
+        "\xff",
+        "[" * 100_000,
+    ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_a_day_that_was_kept_and_is_none_is_named_and_asked_again(
     uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

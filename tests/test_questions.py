@@ -64,8 +64,12 @@ def test_a_release_of_the_very_day_of_the_first_night_is_not_missed() -> None:
 
 
 def test_what_never_got_a_certain_answer_is_asked_again() -> None:
-    told = [asked("0.13.0", UNCLEAR), asked("0.13.1", UNCLEAR), asked("0.13.1", NO, 2),
-            asked("0.13.3", NO, 2)]  # fmt: skip
+    told = [
+        asked("0.13.0", UNCLEAR),
+        asked("0.13.1", UNCLEAR),
+        asked("0.13.1", NO, 2),
+        asked("0.13.3", NO, 2),
+    ]
     assert ask(told, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
 
 
@@ -102,8 +106,10 @@ def test_after_a_record_what_appeared_since_it_is_asked_and_the_newest() -> None
 
 
 def test_releases_that_the_scenario_is_not_about_are_not_asked() -> None:
-    there = [release("4.57.0", "2025-01-01", package="transformers"),
-             release("5.0.0", "2026-01-01", package="transformers")]  # fmt: skip
+    there = [
+        release("4.57.0", "2025-01-01", package="transformers"),
+        release("5.0.0", "2026-01-01", package="transformers"),
+    ]
     scope = catalog.scenario("rope_zero_init_v5")
     found = questions.askable(scope, there, "2026-03-01")
     assert [r.version for r in found] == ["5.0.0"]

@@ -37,12 +37,10 @@ RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["s
 
 HOUSE_FACTS: dict[str, dict[str, Any]] = {
     "start": {"python": "3.11.7", "torch": "2.13.0", "threads": 1},
-    "upstream": {
-        "modules": {}, "files": {}, "loaded": "0", "apex": "not installed",
-    },
+    "upstream": {"modules": {}, "files": {}, "loaded": "0", "apex": "not installed"},
     "shims": {"uses": {}},
     "phases": {"seconds": {}, "ended": 0.0},
-}  # fmt: skip
+}
 
 
 def recorder(folder: Path, rank: int, steps: int) -> Recorder:
@@ -65,8 +63,10 @@ def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
     assert [record["loss"] for record in read.of("step")] == [1.0, 2.0, 3.0]
     assert [record["loss"] for record in read.of("step", 1)] == [3.0]
     assert [(record["rank"], record["step"]) for record in read.of("step")] == [
-        (0, 1), (0, 2), (1, 1),
-    ]  # fmt: skip
+        (0, 1),
+        (0, 2),
+        (1, 1),
+    ]
 
 
 def test_the_only_record_of_a_kind_is_one_or_none(tmp_path: Path) -> None:

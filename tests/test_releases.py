@@ -112,8 +112,11 @@ def test_offline_a_single_release_is_taken_at_its_word_and_nobody_is_asked(
 ) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
     assert releases.chosen("up", "4.36.3.0, v4.36.2, 5.0.0, 5.1") == [
-        "4.36.2", "4.36.3", "5.0.0", "5.1"
-    ]  # fmt: skip
+        "4.36.2",
+        "4.36.3",
+        "5.0.0",
+        "5.1",
+    ]
     with pytest.raises(Inconclusive, match="UV_OFFLINE"):
         releases.chosen("up", "4.36:")
     assert index.asked == []

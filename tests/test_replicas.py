@@ -75,9 +75,7 @@ def test_copies_with_the_same_bits_agree(answers: Answers, case: str) -> None:
 )
 def test_one_bit_is_enough_to_differ(answers: Answers, case: str, greatest: float) -> None:
     (found,) = answers[0][case]
-    assert found == {
-        "name": "b" if case == "last bit" else "a", "ranks": [1], "greatest": greatest,
-    }  # fmt: skip
+    assert found == {"name": "b" if case == "last bit" else "a", "ranks": [1], "greatest": greatest}
 
 
 def test_a_nan_on_one_rank_is_a_difference(answers: Answers) -> None:

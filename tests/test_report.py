@@ -34,13 +34,20 @@ Capture = pytest.CaptureFixture[str]
 CLEAN = TrialResult("fixed", Outcome.CLEAN, Outcome.CLEAN, "15 of 15 [equal]", seconds=9.14)
 FOUND = Finding("they part", step=3, parameters=tuple("abcde"), ranks=(0, 1), magnitude=0.13092)
 SYMPTOM = TrialResult(
-    "buggy", Outcome.SYMPTOM, Outcome.SYMPTOM, "they part", finding=FOUND,
+    "buggy",
+    Outcome.SYMPTOM,
+    Outcome.SYMPTOM,
+    "they part",
+    finding=FOUND,
     wrong_detectors={"the norms differ": False},
-)  # fmt: skip
+)
 LOST = TrialResult(
-    "buggy", Outcome.INCONCLUSIVE, Outcome.SYMPTOM, "rank 1 failed first",
+    "buggy",
+    Outcome.INCONCLUSIVE,
+    Outcome.SYMPTOM,
+    "rank 1 failed first",
     failure={"rank": 1, "message": "no"},
-)  # fmt: skip
+)
 
 
 def test_a_trial_is_told_with_its_reason_and_time(capsys: Capture) -> None:
@@ -81,13 +88,16 @@ def test_a_finding_names_its_clock_and_its_unit(
     [
         ({"buggy": {"up": "1", "by": "3"}, "fixed": {"up": "1", "by": "3"}}, "up 1, by 3"),
         (
-            {"buggy": {"up": "1", "by": "3"}, "fixed": {"up": "2", "by": "3"},
-             "control": {"up": "1", "by": "3"}},
+            {
+                "buggy": {"up": "1", "by": "3"},
+                "fixed": {"up": "2", "by": "3"},
+                "control": {"up": "1", "by": "3"},
+            },
             "up 1 (buggy, control) / 2 (fixed), by 3",
         ),
         ({"buggy": {}, "fixed": {}}, "torch alone"),
     ],
-)  # fmt: skip
+)
 def test_releases_that_differ_say_whose_they_are(
     pins: dict[str, dict[str, str]], told: str
 ) -> None:
@@ -235,9 +245,7 @@ MARKED = "[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
 SPELT_OUT = r"[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
 
 
-def test_what_others_wrote_is_neither_markup_nor_a_command_to_the_terminal(
-    capsys: Capture,
-) -> None:
+def test_what_others_wrote_is_neither_markup_nor_a_command_to_the_terminal(capsys: Capture) -> None:
     print_trial(terminal(), replace(LOST, reason=MARKED, variant="[/b]"))
     terminal().print(table("", ["[/c]"], [[MARKED]]))
     out = capsys.readouterr().out

@@ -191,10 +191,7 @@ def test_files_that_name_each_other_without_end_are_a_mistake(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "up==4.37.2\n" * 40_000,
-        "up==4.37.2 \\\n" + f"    --hash=sha256:{'0' * 64} \\\n" * 100_000,
-    ],
+    ["up==4.37.2\n" * 40_000, "up==4.37.2 \\\n" + f"    --hash=sha256:{'0' * 64} \\\n" * 100_000],
     ids=["the same line", "hashes"],
 )
 def test_the_work_that_a_long_file_makes_grows_with_its_length(file: Path, text: str) -> None:

@@ -12,9 +12,11 @@ import torch
 
 from harness.detectors.buffers import difference
 from harness.spec import Lane, Records
-from scenarios.oracles import buffers
-from scenarios.transformers import rope_zero_init, rope_zero_init_v5, trainer_gas_twice
-from scenarios.transformers.rope_zero_init import DOCUMENTED
+from scenarios.transformers.rope_zero_init import buffers
+from scenarios.transformers.rope_zero_init import scenario as rope_zero_init
+from scenarios.transformers.rope_zero_init.scenario import DOCUMENTED
+from scenarios.transformers.rope_zero_init_v5 import scenario as rope_zero_init_v5
+from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_report() -> None:
@@ -44,31 +46,53 @@ def test_nothing_recorded_is_nothing_found_and_not_triggered(module: Any) -> Non
 def turned(name: str, mismatched: int, elements: int, dtypes: tuple[str, str]) -> dict[str, Any]:
     place = [1, 2] if name in ("cos", "sin") else [1]
     return {
-        "name": name, "dtype": f"torch.{dtypes[0]}", "expected_dtype": f"torch.{dtypes[1]}",
-        "elements": elements, "mismatched": mismatched, "greatest": 0.5, "place": place,
-        "relative": 0.25, "relative_place": place,
-    }  # fmt: skip
+        "name": name,
+        "dtype": f"torch.{dtypes[0]}",
+        "expected_dtype": f"torch.{dtypes[1]}",
+        "elements": elements,
+        "mismatched": mismatched,
+        "greatest": 0.5,
+        "place": place,
+        "relative": 0.25,
+        "relative_place": place,
+    }
 
 
 def v5(**changed: Any) -> Records:
     """Records of transformers 5.23.0 under zero.Init, as a CPU has them."""
     both = ("bfloat16", "bfloat16")
     built = {
-        "kind": "buffers", "rank": 0, "step": None, "lane": "cpu",
-        "casts": {"arange": "bfloat16", "ones": "bfloat16"}, "sharded": 21, "parameters": 21,
-        "compared": {name: [64] for name in rope_zero_init_v5.FREQUENCIES}, "parted": [],
+        "kind": "buffers",
+        "rank": 0,
+        "step": None,
+        "lane": "cpu",
+        "casts": {"arange": "bfloat16", "ones": "bfloat16"},
+        "sharded": 21,
+        "parameters": 21,
+        "compared": {name: [64] for name in rope_zero_init_v5.FREQUENCIES},
+        "parted": [],
         "reference_off": dict.fromkeys(rope_zero_init_v5.FREQUENCIES, 1e-4),
         "turned_off": {"cos": 2**-9, "sin": 2**-9},
-        "differing": [turned(name, 63, 64, ("bfloat16", "float32"))
-                      for name in rope_zero_init_v5.FREQUENCIES],
+        "differing": [
+            turned(name, 63, 64, ("bfloat16", "float32")) for name in rope_zero_init_v5.FREQUENCIES
+        ],
         "turned": [turned("cos", 396216, 524288, both), turned("sin", 405154, 524288, both)],
-    }  # fmt: skip
+    }
     answered = {
-        "kind": "logits", "rank": 0, "step": None, "tokens": 320, "parameters": 21,
-        "unequal_parameters": [], "reference": "cpu", "first": 1, "after": 319, "differing": 319,
-        "greatest": {"257": 1.5, "320": 1.57}, "reference_off": 0.01,
+        "kind": "logits",
+        "rank": 0,
+        "step": None,
+        "tokens": 320,
+        "parameters": 21,
+        "unequal_parameters": [],
+        "reference": "cpu",
+        "first": 1,
+        "after": 319,
+        "differing": 319,
+        "greatest": {"257": 1.5, "320": 1.57},
+        "reference_off": 0.01,
         "apart": [0.0] + [1.5] * 318 + [1.57],
-    }  # fmt: skip
+    }
     of_logits = {k: v for k, v in changed.items() if k not in built}
     of_buffers = {k: v for k, v in changed.items() if k in built}
     return Records({0: [built | of_buffers, answered | of_logits]})
@@ -161,9 +185,14 @@ def test_logits_are_compared_with_the_reference_that_agrees_for_longest() -> Non
     early[0, 1, 2], late[0, 3:, 0], nan[0, 2, 1] = 9.0, 0.5, math.nan
     told = buffers.diverging(ours, {"early": early, "late": late}, (3, 4, 100))
     assert told == {
-        "tokens": 6, "reference": "late", "first": 3, "after": 3, "differing": 3,
-        "greatest": {"3": 0.0, "4": 0.5, "6": 0.5}, "apart": [0.0, 0.0, 0.0, 0.5, 0.5, 0.5],
-    }  # fmt: skip
+        "tokens": 6,
+        "reference": "late",
+        "first": 3,
+        "after": 3,
+        "differing": 3,
+        "greatest": {"3": 0.0, "4": 0.5, "6": 0.5},
+        "apart": [0.0, 0.0, 0.0, 0.5, 0.5, 0.5],
+    }
     assert buffers.diverging(ours, {"same": ours}, ())["first"] is None
     assert buffers.diverging(ours, {"nan": nan}, ())["first"] == 2
 

@@ -20,9 +20,7 @@ from harness.trial.warm import Pool
 from harness.upstream.overlay import Overlay
 
 
-def test_a_file_with_the_bug_may_be_missing_of_a_release_as_published_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_file_with_the_bug_may_be_missing_of_a_release_as_published_alone(tmp_path: Path) -> None:
     scenario = catalog.scenario("tied_resume_weight")
     there, missing = sorted(defect.file for defect in scenario.defects)
     lent = Overlay("key", tmp_path / "site", "", "")

@@ -32,14 +32,30 @@ from harness.facts.shapes import (
 STEP = held({"loss": NUMBER, "drift": by_name(SIZE), "left": optional(maybe(FLAG))})
 
 RIGHT: list[tuple[Shape, Any]] = [
-    (NUMBER, -1.5), (NUMBER, 3), (SIZE, 0), (WHOLE, -3), (COUNT, 0), (TEXT, ""), (FLAG, False),
-    (MAY_OVERFLOW, "nan"), (MAY_OVERFLOW, "-inf"), (MAY_OVERFLOW, 2.0), (one_of("a", "b"), "b"),
-    (maybe(COUNT), None), (exactly(0.1), 0.1), (many(NUMBER), []), (many(NUMBER, 2), [1, 2.5]),
-    (by_name(FLAG), {}), (LINE, "3.norm.weight (fp32)"), (matching(r"\d+", "number"), "12"),
-    (many(COUNT, least=1), [0]), (by_name(COUNT, least=1), {"w": 0}), (alike(SIZE), 1.0),
+    (NUMBER, -1.5),
+    (NUMBER, 3),
+    (SIZE, 0),
+    (WHOLE, -3),
+    (COUNT, 0),
+    (TEXT, ""),
+    (FLAG, False),
+    (MAY_OVERFLOW, "nan"),
+    (MAY_OVERFLOW, "-inf"),
+    (MAY_OVERFLOW, 2.0),
+    (one_of("a", "b"), "b"),
+    (maybe(COUNT), None),
+    (exactly(0.1), 0.1),
+    (many(NUMBER), []),
+    (many(NUMBER, 2), [1, 2.5]),
+    (by_name(FLAG), {}),
+    (LINE, "3.norm.weight (fp32)"),
+    (matching(r"\d+", "number"), "12"),
+    (many(COUNT, least=1), [0]),
+    (by_name(COUNT, least=1), {"w": 0}),
+    (alike(SIZE), 1.0),
     (STEP, {"loss": 1.0, "drift": {"w": 0.5}}),
     (STEP, {"loss": 1.0, "drift": {}, "left": None}),
-]  # fmt: skip
+]
 
 WRONG: list[tuple[Shape, Any, str]] = [
     (NUMBER, math.nan, "is nan: the training diverged"),

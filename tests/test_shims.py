@@ -18,7 +18,7 @@ from harness import apex, catalog
 from harness.spec import Lane
 from harness.upstream import shims
 from harness.upstream.shims import megatron, stand_ins
-from scenarios.workloads import fused as kernels
+from scenarios.deepspeed.bf16_clip import fused as kernels
 
 
 def names(lane: Lane, **pins: str) -> set[str]:
@@ -48,9 +48,11 @@ def test_a_release_candidate_counts_as_a_release() -> None:
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
     assert gpu == {
-        "deepspeed.torch_six", "deepspeed.elastic_names", "deepspeed.flatten_helper",
+        "deepspeed.torch_six",
+        "deepspeed.elastic_names",
+        "deepspeed.flatten_helper",
         "deepspeed.whole_checkpoints",
-    }  # fmt: skip
+    }
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -77,14 +79,21 @@ def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has whatever a shim changes in torch put back after the test."""
     changed = {
         torch.cuda: (
-            "set_device", "synchronize", "reset_peak_memory_stats", "empty_cache", "Event",
-            "current_stream", "default_stream", "current_device", "FloatTensor",
+            "set_device",
+            "synchronize",
+            "reset_peak_memory_stats",
+            "empty_cache",
+            "Event",
+            "current_stream",
+            "default_stream",
+            "current_device",
+            "FloatTensor",
         ),
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
         torch.nn.Module: ("to",),
         torch.Tensor: ("to", "type", "cuda"),
         torch: ("compile", "load", *stand_ins.FACTORIES),
-    }  # fmt: skip
+    }
     for owner, attributes in changed.items():
         for name in attributes:
             monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -193,9 +202,7 @@ def test_others_see_nothing_of_megatron_cores_shims(name: str, megatron_uses: Co
     assert not any(megatron_uses.values())
 
 
-def test_the_devices_that_megatron_core_names_itself_are_kept(
-    megatron_uses: Counter[str],
-) -> None:
+def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Counter[str]) -> None:
     made = called_from("megatron.core", "torch.zeros(1, device='meta')")
     assert isinstance(made, torch.Tensor)
     assert made.device.type == "meta"

@@ -29,7 +29,7 @@ from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
-from tests.recording import FOLDER, RECORDED, Recording
+from tests.recording import RECORDED, Recording, recorded
 
 MOST = 3_000_000
 """Bytes of a page with its scripts."""
@@ -161,8 +161,13 @@ def test_without_a_history_the_nights_say_how_to_make_one(bare: Path) -> None:
 
 def test_the_nights_tell_verdicts_changes_and_one_that_was_killed(site: Path) -> None:
     text = (site / "nights.html").read_text()
-    for part in ("now affected", "2026-02-17", "(replay)", "our own: reproduced in 8 s",
-                 "2026-11-21 …"):  # fmt: skip
+    for part in (
+        "now affected",
+        "2026-02-17",
+        "(replay)",
+        "our own: reproduced in 8 s",
+        "2026-11-21 …",
+    ):
         assert part in text, part
     assert "2026-11-20 …" not in text
 
@@ -269,9 +274,12 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["_write", "_take_the_place"])
 def test_where_it_cannot_be_written_the_old_site_stays(
-    failing: str, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    bare: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out = shutil.copytree(bare, tmp_path / "site")
     before = content(out)
 
@@ -314,9 +322,12 @@ def test_a_rename_that_fails_brings_the_old_site_back(
     ],
 )
 def test_what_is_not_there_is_a_mistake_and_makes_nothing(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["site", "--out", "site", *words]) == 2
     assert told in complaint(capsys)
@@ -374,8 +385,8 @@ def test_a_picture_that_fails_spoils_no_other(
         raise KeyError("differing")
 
     monkeypatch.setattr(catalog.load("bf16_clip"), "picture", broken)
-    for name in ("bf16_clip_cpu", "warmup_first_step_cpu"):
-        shutil.copytree(FOLDER / name, tmp_path / "runs" / name)
+    for name in ("bf16_clip", "warmup_first_step"):
+        shutil.copytree(recorded()[name], tmp_path / "runs" / name)
     runs = str(tmp_path / "runs")
     assert main(["site", "--out", str(tmp_path / "site"), "--runs", runs]) == 0
     assert "no picture of bf16_clip: KeyError: 'differing'" in capsys.readouterr().out

@@ -22,9 +22,12 @@ SHOTS = ROOT / "build" / "screenshots"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 780}
 MARKS = ", ".join(f"svg .mark-{kind} path" for kind in ("rect", "symbol", "line"))
 PAGES = [
-    "index.html", "releases.html", "nights.html", "upstreams/transformers.html",
+    "index.html",
+    "releases.html",
+    "nights.html",
+    "upstreams/transformers.html",
     *(f"bugs/{name}.html" for name in catalog.names()),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +256,14 @@ def luminance(colour: str) -> float:
 def test_words_stand_out_from_their_ground(scheme: str, tab: Tab) -> None:
     tab.page.emulate_media(color_scheme=scheme)
     page = tab.open("index.html")
-    pairs = [("body", "body"), (".dim, .count", "body"), ("a.mono", "body"), (".tag", ".tag"),
-             (".affected > .sign", ".tag.affected"), (".clean > .sign", ".tag.clean")]  # fmt: skip
+    pairs = [
+        ("body", "body"),
+        (".dim, .count", "body"),
+        ("a.mono", "body"),
+        (".tag", ".tag"),
+        (".affected > .sign", ".tag.affected"),
+        (".clean > .sign", ".tag.clean"),
+    ]
     for words, ground in pairs:
         found = [
             page.evaluate(

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.spec import Records
-from scenarios.oracles import begun, stepped
+from scenarios.common import stepped
+from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 Step = Callable[[Any, nn.Module], None]
 """What an engine does with its optimizer and its module, whose gradients are there."""
@@ -126,8 +127,9 @@ def test_weights_that_are_not_their_masters_rounded_are_stale() -> None:
         vars(parameter)["_hp_mapping"] = SimpleNamespace(hp_fragment=masters[name])
     watch = stepped.Watch(SimpleNamespace(module=module, optimizer=adam(module.parameters())), adam)
     watch.begin()
-    nothing = stepped.Plain(1.0, 1.0, {n: m.view_as(module.get_parameter(n)) for n, m in
-                                       masters.items()})  # fmt: skip
+    nothing = stepped.Plain(
+        1.0, 1.0, {n: m.view_as(module.get_parameter(n)) for n, m in masters.items()}
+    )
     assert watch.facts(nothing)["stale"] == []
     masters["bias"] += 1
     assert watch.facts(nothing)["stale"] == ["bias"]

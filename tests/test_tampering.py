@@ -10,7 +10,7 @@ import pytest
 from harness import catalog
 from harness.spec import Outcome
 from tests.tampering import facts, findings, folder
-from tests.tampering.changes import Case, changed, graded, recorded, trials
+from tests.tampering.changes import Case, changed, graded, recorded_trial, trials
 
 
 def module(case: Case) -> ModuleType:
@@ -53,5 +53,6 @@ def test_trials_of_which_one_differs_in_this_disagree(case: Case) -> None:
 
 @pytest.mark.parametrize("case", findings.FIRING, ids=str)
 def test_an_insufficient_check_misses_the_bug_and_finds_this(case: Case) -> None:
-    assert module(case).wrong_detectors(recorded(case.scenario, case.place))[case.says] is False
+    of_the_bug = recorded_trial(case.scenario, case.place)
+    assert module(case).wrong_detectors(of_the_bug)[case.says] is False
     assert module(case).wrong_detectors(changed(case))[case.says] is True

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from harness.spec import Records
-from scenarios.megatron_core import tied_embedding_order, tied_embedding_training
-from scenarios.megatron_core.tied_embedding_order import embedding_first
-from scenarios.megatron_core.tied_embedding_training import never_its_own_bucket
-from scenarios.oracles import cells
+from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+from scenarios.megatron_core.tied_embedding_order import scenario as tied_embedding_order
+from scenarios.megatron_core.tied_embedding_order.scenario import embedding_first
+from scenarios.megatron_core.tied_embedding_training import scenario as tied_embedding_training
+from scenarios.megatron_core.tied_embedding_training.scenario import never_its_own_bucket
 from tests.tampering.changes import Case, changed
 
 

@@ -7,19 +7,29 @@ from typing import Any
 import pytest
 
 from harness.spec import Records
-from scenarios.transformers import trainer_gas_twice
+from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
 
 def trained(size: float, **changed: Any) -> Records:
     """Two steps of two micro-batches of one row, which applied ``size`` times the gradient."""
     steps = [
         {
-            "kind": "step", "rank": 0, "step": n, "gradient": 1.0, "applied": size, "off": 0.0,
-            "ratio": size, "micro": [size] * 2, "losses": [1.0, 2.0], "tokens": [15, 15],
-            "reference_loss": 1.5, "rows": [2 * n - 2, 2 * n - 1], "aside": 0.0,
+            "kind": "step",
+            "rank": 0,
+            "step": n,
+            "gradient": 1.0,
+            "applied": size,
+            "off": 0.0,
+            "ratio": size,
+            "micro": [size] * 2,
+            "losses": [1.0, 2.0],
+            "tokens": [15, 15],
+            "reference_loss": 1.5,
+            "rows": [2 * n - 2, 2 * n - 1],
+            "aside": 0.0,
         }
         for n in (1, 2)
-    ]  # fmt: skip
+    ]
     steps[1].update({k: v for k, v in changed.items() if k in steps[1]})
     logged = {"kind": "logged", "rank": 0, "step": None, "accumulation": 2}
     return Records({0: [*steps, {**logged, "losses": changed.get("logged", [1.5, 1.5])}]})

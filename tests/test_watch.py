@@ -14,6 +14,7 @@ from harness.sweep import affected
 from harness.sweep import changes as compared
 from harness.sweep.cells import Answer
 from harness.sweep.history import History, Kind, reading, writing
+from tests.made_up import scenario_module
 from tests.nights import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
 
 __all__ = ["world"]
@@ -26,9 +27,17 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 @pytest.fixture(autouse=True)
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded, on 2024-03-01, as every fact of a made up record."""
-    fact = {"pins": {PACKAGE: "0.13.0"}, "answer": "not affected", "reason": "why", "step": None,
-            "lane": "cpu", "python": "3.11.7", "torch": "2.13.0", "date": "2024-03-01"}  # fmt: skip
-    monkeypatch.setattr(affected, "load", lambda: {SCENARIO: [fact], "gone": [fact]})
+    fact = {
+        "pins": {PACKAGE: "0.13.0"},
+        "answer": "not affected",
+        "reason": "why",
+        "step": None,
+        "lane": "cpu",
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "date": "2024-03-01",
+    }
+    monkeypatch.setattr(affected, "of", lambda name: [fact] if name == SCENARIO else [])
 
 
 def watch(*words: str) -> int:
@@ -58,8 +67,9 @@ def test_a_history_begins_with_the_record_and_the_newest_release(
         assert tonight.ended
         assert tonight.facts["index"] is True
         assert [(a.night, a.version) for a in history.answers()] == [
-            (recorded.id, "0.13.0"), (tonight.id, "0.13.1")
-        ]  # fmt: skip
+            (recorded.id, "0.13.0"),
+            (tonight.id, "0.13.1"),
+        ]
         assert [own.verdict for own in history.verdicts()] == ["reproduced"]
     out = capsys.readouterr().out
     assert (
@@ -185,8 +195,9 @@ def test_a_release_that_was_yanked_is_told_and_its_answer_kept(
     with reading(FILE) as history:
         assert history.known(SCENARIO)[PACKAGE, "0.13.1"].cell.answer is NO
         assert {r.version: r.yanked for r in history.releases()} == {
-            "0.13.0": False, "0.13.1": True
-        }  # fmt: skip
+            "0.13.0": False,
+            "0.13.1": True,
+        }
     assert watch() == 0
     assert changes() == [("yanked", "0.13.1")]
 
@@ -251,8 +262,10 @@ def test_a_night_that_was_killed_is_gone_on_with_and_tells_all(
         assert history.nights()[-1].id == killed.id
         assert history.nights()[-1].ended
     assert changes() == [
-        ("yanked", "0.13.0"), ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
-    ]  # fmt: skip
+        ("yanked", "0.13.0"),
+        ("now affected", "0.13.2"),
+        ("no longer affected", "0.13.3"),
+    ]
 
 
 def test_our_runs_that_a_killed_night_had_done_are_not_done_again(
@@ -315,12 +328,18 @@ def test_a_replay_sees_the_index_as_it_was(world: World, capsys: Capture) -> Non
     with reading(FILE) as history:
         nights = history.nights()
         assert [n.day for n in nights] == [
-            "2024-02-05", "2024-02-12", "2024-02-19", "2024-02-26", "2024-03-04"
-        ]  # fmt: skip
+            "2024-02-05",
+            "2024-02-12",
+            "2024-02-19",
+            "2024-02-26",
+            "2024-03-04",
+        ]
         assert {n.kind for n in nights} == {Kind.REPLAY}
         found = [(nights[n - 1].day, c.kind, c.version) for n, c in history.changes()]
-        assert found == [("2024-02-12", "now affected", "0.13.2"),
-                         ("2024-02-26", "no longer affected", "0.13.3")]  # fmt: skip
+        assert found == [
+            ("2024-02-12", "now affected", "0.13.2"),
+            ("2024-02-26", "no longer affected", "0.13.3"),
+        ]
 
 
 def test_a_replay_that_was_killed_goes_on_with_the_same_command(
@@ -419,7 +438,7 @@ def test_all_scenarios_are_asked_by_default(world: World, capsys: Capture) -> No
 def test_a_broken_scenario_is_inconclusive_and_not_the_others_loss(
     world: World, more_scenarios: Path, capsys: Capture
 ) -> None:
-    (more_scenarios / "broken_one.py").write_text("import nothing_of_that_name\n")
+    scenario_module(more_scenarios, "broken_one", "import nothing_of_that_name\n")
     assert main(["watch", f"scenario={SCENARIO},broken_one"]) == 0  # World's run takes it
     assert world.versions == ["0.13.1"]
     assert set(world.ran) == {SCENARIO, "broken_one"}
@@ -441,8 +460,10 @@ def test_the_summary_has_what_got_worse_and_tables(world: World) -> None:
     )
     worse = text[text.index("### Worse") : text.index("### Releases asked")]
     assert "deepspeed 0.13.2" in worse
-    assert f"`python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2`" \
-        in worse  # fmt: skip
+    assert (
+        f"`python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2`"
+        in worse
+    )
     assert "deepspeed 0.13.3 (" not in worse
     assert f"| {SCENARIO} | deepspeed | 0.13.2 | 2024-03-04 | affected | now affected |  |" in text
     assert f"| {SCENARIO} | reproduced |" in text[text.index("### Our own record") :]

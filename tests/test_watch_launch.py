@@ -58,12 +58,14 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[s
     assert "1 scenario of ours (1 reproduced)" in tonight.out
     with reading(place.cwd.parent / "nights.sqlite") as history:
         assert [(n.kind, n.day) for n in history.nights()][:2] == [
-            (Kind.REPLAY, "2024-05-15"), (Kind.REPLAY, "2024-05-22")
-        ]  # fmt: skip
+            (Kind.REPLAY, "2024-05-15"),
+            (Kind.REPLAY, "2024-05-22"),
+        ]
         found = {version: asked.cell for (_, version), asked in history.known(SCENARIO).items()}
         assert {version: cell.answer for version, cell in found.items()} == {
-            CLEAN: NO, AFFECTED: YES
-        }  # fmt: skip
+            CLEAN: NO,
+            AFFECTED: YES,
+        }
         (own,) = history.verdicts()
         assert own.run is not None
         assert (Path(own.run) / "verdict.json").is_file()

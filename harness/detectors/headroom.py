@@ -13,7 +13,7 @@ it, and the scale of 1/sqrt(d) hides how near it was. Each rank sees its own sha
 of the heads, so alarm on any rank's reading.
 
 Source: the numbers of fp16 and bf16, IEEE 754; the threshold is measured, in
-docs/scenarios/fp16_overflow.md.
+scenarios/deepspeed/fp16_overflow/README.md.
 """
 
 from __future__ import annotations

@@ -90,9 +90,7 @@ def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 
 
 def dump_state(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    folder: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> Path:
     """Write this rank's ``state_of`` to ``folder/rank_N.pt``, whole or not at all; its path.
 
@@ -109,9 +107,7 @@ def dump_state(
 
 
 def changes_since(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    folder: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> list[Change]:
     """What of this rank's state is not as ``dump_state`` wrote it; empty where all is.
 

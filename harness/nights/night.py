@@ -84,9 +84,14 @@ def today() -> str:
 def ask_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
     """What the index says of every package that the scenarios pin, asked once."""
     lost = catalog.broken()
-    names = sorted({
-        pin for c in configs if c.scenario not in lost for pin in catalog.scenario(c.scenario).pins
-    })  # fmt: skip
+    names = sorted(
+        {
+            pin
+            for c in configs
+            if c.scenario not in lost
+            for pin in catalog.scenario(c.scenario).pins
+        }
+    )
     with Progress(console) as progress:
         progress.say(f"asking the index about {', '.join(names) or 'nothing'}")
         return dict(index.ask(names))
@@ -142,8 +147,9 @@ def keep_index(watched: Watch) -> None:
     earlier = [change for _, change in history.changes(night.id) if change.kind == changes.YANKED]
     history.keep_changes(night, [*earlier, *(c for c in yanked if c not in earlier)])
     history.keep_releases(seen)
-    watched.notes += list(dict.fromkeys(str(f) for f in watched.index.values()
-                                        if isinstance(f, Fault)))  # fmt: skip
+    watched.notes += list(
+        dict.fromkeys(str(f) for f in watched.index.values() if isinstance(f, Fault))
+    )
     if watched.notes:
         watched.notes.append("asked is what the history knows of them")
 
@@ -159,10 +165,14 @@ def choose(watched: Watch) -> None:
         question
         for config in _sound(watched.configs)
         for question in questions.to_ask(
-            config.scenario, releases, history.answers(scenario=config.scenario), nights,
-            watched.day, place(config),
+            config.scenario,
+            releases,
+            history.answers(scenario=config.scenario),
+            nights,
+            watched.day,
+            place(config),
         )
-    ]  # fmt: skip
+    ]
     watched.questions = sorted(found, key=lambda q: (q.release.package, q.release.day, q.scenario))
 
 
@@ -241,9 +251,16 @@ def told(watched: Watch) -> Told:
     before = {one.key for one in history.answers() if one.night < number}
     again = [one for one in asked if one.key in before and not one.cell.answer.certain]
     return Told(
-        night, asked, own, again, found, [*watched.notes, *watched.lost],
-        _releases(history), time.monotonic() - watched.started, _exit_code(watched, own, found),
-    )  # fmt: skip
+        night,
+        asked,
+        own,
+        again,
+        found,
+        [*watched.notes, *watched.lost],
+        _releases(history),
+        time.monotonic() - watched.started,
+        _exit_code(watched, own, found),
+    )
 
 
 def _exit_code(watched: Watch, own: Sequence[Own], found: Sequence[Change]) -> int:
@@ -299,14 +316,27 @@ def to_json(told: Told) -> dict[str, Any]:
     """A night as plain values."""
     night = told.night
     return {
-        "night": {"kind": str(night.kind), "day": night.day, "started": night.started,
-                  "ended": night.ended, "facts": dict(night.facts)},
-        "asked": [{"package": a.package, "version": a.version, **a.cell.to_json()}
-                  for a in told.asked],
-        "ours": [{"scenario": o.scenario, "verdict": o.verdict, "seconds": round(o.seconds, 2),
-                  "run": o.run} for o in told.own],
+        "night": {
+            "kind": str(night.kind),
+            "day": night.day,
+            "started": night.started,
+            "ended": night.ended,
+            "facts": dict(night.facts),
+        },
+        "asked": [
+            {"package": a.package, "version": a.version, **a.cell.to_json()} for a in told.asked
+        ],
+        "ours": [
+            {
+                "scenario": o.scenario,
+                "verdict": o.verdict,
+                "seconds": round(o.seconds, 2),
+                "run": o.run,
+            }
+            for o in told.own
+        ],
         "changes": [vars(change) for change in told.changes],
         "notes": list(told.notes),
         "seconds": round(told.seconds, 1),
         "exit_code": told.exit_code,
-    }  # fmt: skip
+    }

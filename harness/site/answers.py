@@ -1,6 +1,6 @@
 """Which releases have which bug: what each scenario said of each release, for the site's pages.
 
-Of a history the newest certain answers count; without one, ``scenarios/affected.json``.
+Of a history the newest certain answers count; without one, the scenarios' ``affected.json``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Answers:
 
 
 def recorded() -> Answers:
-    """What came with the harness: ``scenarios/affected.json``."""
+    """What came with the harness: the scenarios' ``affected.json``."""
     return Answers(tuple(map(_said, cells())))
 
 

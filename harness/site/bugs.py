@@ -77,16 +77,24 @@ class Bug:
         said = answers.of(self.name, package)
         first = Version(next(iter(said)))
         asked: list[Mapping[str, str | None]] = [
-            {"version": said.version, "day": answers.days.get((package, said.version)),
-             "answer": str(said.answer), "why": said.why}
+            {
+                "version": said.version,
+                "day": answers.days.get((package, said.version)),
+                "answer": str(said.answer),
+                "why": said.why,
+            }
             for said in said.values()
-        ]  # fmt: skip
+        ]
         others: list[Mapping[str, str | None]] = [
-            {"version": release.version, "day": release.day, "answer": "not asked",
-             "why": "yanked" if release.yanked else ""}
+            {
+                "version": release.version,
+                "day": release.day,
+                "answer": "not asked",
+                "why": "yanked" if release.yanked else "",
+            }
             for release in answers.unasked(self.name, package)
             if Version(release.version) > first
-        ]  # fmt: skip
+        ]
         yield from sorted([*asked, *others], key=lambda row: Version(str(row["version"])))
 
     @cached_property
@@ -124,6 +132,13 @@ class Bug:
     def text(self) -> str:
         """All that a search looks through, in small letters."""
         told = self.scenario
-        parts = (self.name, told.title, told.symptom, told.trigger, told.goes_wrong,
-                 *told.pins, *self.story)  # fmt: skip
+        parts = (
+            self.name,
+            told.title,
+            told.symptom,
+            told.trigger,
+            told.goes_wrong,
+            *told.pins,
+            *self.story,
+        )
         return " ".join(" ".join(parts).split()).lower()

@@ -29,8 +29,13 @@ class Chart:
     """How many panels stand beside each other where there is room."""
 
 
-def made(title: str, told: str, panels: Sequence[tuple[str, Any]], columns: Sequence[str],
-          rows: Sequence[Sequence[Any]]) -> Chart:  # fmt: skip
+def made(
+    title: str,
+    told: str,
+    panels: Sequence[tuple[str, Any]],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+) -> Chart:
     texts = tuple(tuple(map(text, row)) for row in rows[:MOST_ROWS])
     specs = tuple((name, _spec(drawn, told)) for name, drawn in panels)
     return Chart(title, told, specs, tuple(columns), texts, max(0, len(rows) - MOST_ROWS))

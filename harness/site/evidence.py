@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.files import ROOT
+from harness import catalog
 from harness.report import releases
 from harness.site.runs import Shown
 from harness.spec import BUGGY
-
-FOLDER = ROOT / "docs" / "evidence"
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,6 @@ def of_run(shown: Shown) -> Evidence:
 
 def kept(scenario: str) -> Iterator[Evidence]:
     """The evidence of a scenario that is kept with the harness, the newest first."""
-    found = []
-    for file in FOLDER.glob(f"{scenario}*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["scenario"] == scenario:
-            found.append(Evidence(file.stem, content))
+    files = (catalog.folder(scenario) / "evidence").glob("*.json")
+    found = [Evidence(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
     yield from sorted(found, key=lambda each: str(each.content["started"]), reverse=True)

@@ -42,20 +42,25 @@ def draw(picture: Grid) -> Chart:
 def _panel(picture: Grid, fields: Sequence[tuple[Any, ...]], colour: Any, words: bool) -> Any:
     across = list(dict.fromkeys(str(field[1]) for field in fields))
     down = list(dict.fromkeys(str(field[2]) for field in fields))
-    rows = [{"x": str(x), "y": str(y), "value": _value(value), "said": text(value)}
-            for _, x, y, value in fields]  # fmt: skip
+    rows = [
+        {"x": str(x), "y": str(y), "value": _value(value), "said": text(value)}
+        for _, x, y, value in fields
+    ]
     few = len(across) <= FEW_COLUMNS
     base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("x:N", sort=across, title=picture.x or None,
-                axis=alt.Axis(labelOverlap=True, labelAngle=0 if few else -60, orient="bottom")),
-        y=alt.Y("y:N", sort=down, title=picture.y or None,
-                axis=alt.Axis(labelOverlap=True)),
+        x=alt.X(
+            "x:N",
+            sort=across,
+            title=picture.x or None,
+            axis=alt.Axis(labelOverlap=True, labelAngle=0 if few else -60, orient="bottom"),
+        ),
+        y=alt.Y("y:N", sort=down, title=picture.y or None, axis=alt.Axis(labelOverlap=True)),
         tooltip=[
             alt.Tooltip("x:N", title=picture.x or "column"),
             alt.Tooltip("y:N", title=picture.y or "row"),
             alt.Tooltip("said:N", title=picture.value or "value"),
         ],
-    )  # fmt: skip
+    )
     layers = [base.mark_rect(stroke="var:--page", strokeWidth=1).encode(color=colour)]
     if few and not words:
         layers.append(_written(base, picture))
@@ -73,8 +78,9 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
     """Shades of one colour; with a legend where the values do not stand in their fields."""
     numbers = [number for value in values if (number := finite(value)) is not None]
     ends = [min(numbers, default=0.0), max(numbers, default=1.0)]
-    shades = alt.Scale(domain=ends, range=["var:--least", "var:--middle", "var:--most"],
-                       interpolate="lab")  # fmt: skip
+    shades = alt.Scale(
+        domain=ends, range=["var:--least", "var:--middle", "var:--most"], interpolate="lab"
+    )
     legend = None if written else alt.Legend(gradientLength=120, format=".3~g")
     return alt.Color("value:Q", title=None, scale=shades, legend=legend)
 
@@ -84,8 +90,7 @@ def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
     right = [word for word in words if word not in wrong]
     colours = dict(zip(right, cycle(OTHERS, right), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]
-    return alt.Color("value:N", title=None, sort=words,
-                     scale=alt.Scale(domain=words, range=shades))  # fmt: skip
+    return alt.Color("value:N", title=None, sort=words, scale=alt.Scale(domain=words, range=shades))
 
 
 def _written(base: Any, picture: Grid) -> Any:
@@ -102,8 +107,9 @@ def _written(base: Any, picture: Grid) -> Any:
 def _signed(base: Any, colour: Any) -> Any:
     """A sign for each word, for those who cannot tell the colours."""
     words = colour.to_dict()["scale"]["domain"]
-    shape = alt.Shape("value:N", title=None, sort=words,
-                      scale=alt.Scale(domain=words, range=cycle(SHAPES, words)))  # fmt: skip
+    shape = alt.Shape(
+        "value:N", title=None, sort=words, scale=alt.Scale(domain=words, range=cycle(SHAPES, words))
+    )
     return base.mark_point(filled=True, size=22, opacity=0.9).encode(
         shape=shape, color=alt.value("var:--page")
     )

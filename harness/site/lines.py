@@ -35,11 +35,16 @@ def draw(picture: Lines) -> Chart:
     levels = [*(y for *_, y in points if y is not None), *picture.limits.values()]
     decades = _decades(levels) if picture.log else None
     places = [at for _, at, _ in points]
-    x = alt.X("x:Q", scale=alt.Scale(zero=False, nice=False),
-              axis=plain_axis(picture.x, places, grid=False, tickCount=10))  # fmt: skip
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(zero=False, nice=False),
+        axis=plain_axis(picture.x, places, grid=False, tickCount=10),
+    )
     y = _upright(picture.y, decades)
-    rows = [{"name": name, "x": at, "y": _lifted(value, decades), "value": value}
-            for name, at, value in points]  # fmt: skip
+    rows = [
+        {"name": name, "x": at, "y": _lifted(value, decades), "value": value}
+        for name, at, value in points
+    ]
     drawn = alt.layer(
         *_traces(picture, rows, names, x, y), *limits(picture.limits), *_marks(picture.marks)
     ).properties(width="container", height=TALL)
@@ -53,12 +58,23 @@ def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any
     longest = max((sum(row["name"] == name for row in rows) for name in names), default=0)
     few = longest <= FEW_POINTS
     legend = alt.Undefined if few else alt.Legend(symbolType="stroke")
-    colour = alt.Color("name:N", title=None, sort=names, legend=legend,
-                       scale=alt.Scale(domain=names, range=colours(names)))  # fmt: skip
-    dash = alt.StrokeDash("name:N", title=None, sort=names, legend=legend,
-                          scale=alt.Scale(domain=names, range=cycle(DASHES, names)))  # fmt: skip
-    shape = alt.Shape("name:N", title=None, sort=names,
-                      scale=alt.Scale(domain=names, range=cycle(SHAPES, names)))  # fmt: skip
+    colour = alt.Color(
+        "name:N",
+        title=None,
+        sort=names,
+        legend=legend,
+        scale=alt.Scale(domain=names, range=colours(names)),
+    )
+    dash = alt.StrokeDash(
+        "name:N",
+        title=None,
+        sort=names,
+        legend=legend,
+        scale=alt.Scale(domain=names, range=cycle(DASHES, names)),
+    )
+    shape = alt.Shape(
+        "name:N", title=None, sort=names, scale=alt.Scale(domain=names, range=cycle(SHAPES, names))
+    )
     hover = [
         alt.Tooltip("name:N", title="line"),
         alt.Tooltip("x:Q", title=picture.x),

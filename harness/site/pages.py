@@ -48,8 +48,13 @@ def pages(material: Material) -> Files:
     """Every file of the site, by its path in it."""
     bugs = [Bug(name, material) for name in catalog.sound()]
     upstreams = material.answers.packages()
-    told = {"bugs": bugs, "upstreams": upstreams, "answers": material.answers,
-            "nights": material.nights, "material": material}  # fmt: skip
+    told = {
+        "bugs": bugs,
+        "upstreams": upstreams,
+        "answers": material.answers,
+        "nights": material.nights,
+        "material": material,
+    }
     made: dict[str, str | bytes] = {
         "index.html": _page("index", told, wrongs=_wrongs(bugs), lanes=list(Lane)),
         "releases.html": _page("releases", told, heats=[_heat(told, each) for each in upstreams]),
@@ -72,9 +77,12 @@ def _page(template: str, told: Mapping[str, Any], root: str = "", **more: Any) -
 @cache
 def _templates() -> Environment:
     made = Environment(
-        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters["prose"] = prose
     made.globals["signs"] = SIGNS
     return made
@@ -128,8 +136,9 @@ def _heat(told: Mapping[str, Any], package: str) -> Heat:
 
 def _rows(answers: Answers, package: str) -> Iterator[Mapping[str, Any]]:
     """A package's releases, the newest first, each with how it stands towards each bug."""
-    releases = {release.version: release for release in answers.releases
-                if release.package == package}  # fmt: skip
+    releases = {
+        release.version: release for release in answers.releases if release.package == package
+    }
     for version in sorted({*answers.versions(package), *releases}, key=Version, reverse=True):
         standings = {
             name: standing
@@ -154,9 +163,11 @@ def _of(standings: Mapping[str, Standing], *answers: str) -> list[tuple[str, Sta
 def _nights(material: Material) -> dict[str, Any]:
     """What the page of the nights tells: the grid of them, how long they took."""
     nights = material.nights
-    names = sorted({own.scenario for each in nights for own in each.own}
-                   | {asked.cell.scenario for each in nights for asked in each.asked}
-                   | {change.scenario for each in nights for change in each.changes})  # fmt: skip
+    names = sorted(
+        {own.scenario for each in nights for own in each.own}
+        | {asked.cell.scenario for each in nights for asked in each.asked}
+        | {change.scenario for each in nights for change in each.changes}
+    )
     took = [(_named(each), each.seconds) for each in nights]
     return {
         "grid": [(name, [_cell(each, name) for each in nights]) for name in names],

@@ -54,8 +54,12 @@ def _present(folder: Path) -> set[str]:
     """The files in a folder, and the folders with nothing in them, by their paths in it."""
     found = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
     empty = [Path(root) for root, inside, names in os.walk(folder) if not (inside or names)]
-    links = [Path(r, name) for r, inside, _ in os.walk(folder) for name in inside
-             if Path(r, name).is_symlink()]  # fmt: skip
+    links = [
+        Path(r, name)
+        for r, inside, _ in os.walk(folder)
+        for name in inside
+        if Path(r, name).is_symlink()
+    ]
     return {path.relative_to(folder).as_posix() for path in (*found, *empty, *links)} - {"."}
 
 

@@ -29,28 +29,51 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str, beside: str = 
     versions = [str(row["version"]) for row in rows]
     dated = all(row["day"] for row in rows)
     x = (
-        alt.X("day:T", title="released", scale=alt.Scale(padding=8),
-              axis=alt.Axis(grid=True, tickCount=8, labelOverlap=True))
+        alt.X(
+            "day:T",
+            title="released",
+            scale=alt.Scale(padding=8),
+            axis=alt.Axis(grid=True, tickCount=8, labelOverlap=True),
+        )
         if dated
-        else alt.X("version:N", sort=versions, title=f"{package}, oldest first",
-                   axis=alt.Axis(labelAngle=-60, labelOverlap=True))
-    )  # fmt: skip
+        else alt.X(
+            "version:N",
+            sort=versions,
+            title=f"{package}, oldest first",
+            axis=alt.Axis(labelAngle=-60, labelOverlap=True),
+        )
+    )
     drawn = (
         alt.Chart(alt.Data(values=[dict(row) for row in rows]))
         .mark_point(filled=True, size=70, opacity=0.9)
         .encode(
             x=x,
-            y=alt.Y("answer:N", sort=answers, title=None,
-                    scale=alt.Scale(domain=answers), axis=alt.Axis(grid=True)),
-            color=alt.Color("answer:N", legend=None, scale=alt.Scale(
-                domain=answers, range=[SIGNS[a][0] for a in answers])),
-            shape=alt.Shape("answer:N", legend=None, scale=alt.Scale(
-                domain=answers, range=[SIGNS[a][1] for a in answers])),
-            tooltip=[alt.Tooltip("version:N", title=package), alt.Tooltip("day:N"),
-                     alt.Tooltip("answer:N"), alt.Tooltip("why:N")],
+            y=alt.Y(
+                "answer:N",
+                sort=answers,
+                title=None,
+                scale=alt.Scale(domain=answers),
+                axis=alt.Axis(grid=True),
+            ),
+            color=alt.Color(
+                "answer:N",
+                legend=None,
+                scale=alt.Scale(domain=answers, range=[SIGNS[a][0] for a in answers]),
+            ),
+            shape=alt.Shape(
+                "answer:N",
+                legend=None,
+                scale=alt.Scale(domain=answers, range=[SIGNS[a][1] for a in answers]),
+            ),
+            tooltip=[
+                alt.Tooltip("version:N", title=package),
+                alt.Tooltip("day:N"),
+                alt.Tooltip("answer:N"),
+                alt.Tooltip("why:N"),
+            ],
         )
         .properties(width="container", height=34 * max(1, len(answers)))
-    )  # fmt: skip
+    )
     columns = (package, "released", "answer", "why")
     table = [(row["version"], row["day"] or "", row["answer"], row["why"]) for row in rows]
     told = f"{package}: {_spans(rows)}"
@@ -90,13 +113,14 @@ def durations(nights: Sequence[tuple[str, float]]) -> Chart:
         alt.Chart(alt.Data(values=rows))
         .mark_bar(color="var:--fixed", size=28 if len(rows) <= FEW_NIGHTS else alt.Undefined)
         .encode(
-            x=alt.X("night:N", sort=None, title=None,
-                    axis=alt.Axis(labelAngle=-60, labelOverlap=True)),
+            x=alt.X(
+                "night:N", sort=None, title=None, axis=alt.Axis(labelAngle=-60, labelOverlap=True)
+            ),
             y=alt.Y("minutes:Q", title="minutes"),
             tooltip=["night:N", alt.Tooltip("minutes:Q", format=".1f")],
         )
         .properties(width="container", height=160)
-    )  # fmt: skip
+    )
     longest = max((seconds for _, seconds in nights), default=0.0) / 60
     told = f"the runs of a night took up to {longest:.1f} minutes, one after another"
     table = [(name, round(seconds / 60, 1)) for name, seconds in nights]

@@ -1,7 +1,7 @@
 """Which releases were found to be affected: kept with the scenarios, and shown in their pages.
 
-``scenarios/affected.json`` holds, by scenario, a cell for each combination of releases that was
-asked: ``python -m harness matrix ... --record`` writes it. Never edited by hand.
+``affected.json`` in a scenario's folder has a fact for each combination of releases that was
+tested: ``python -m harness matrix ... --record`` writes it. Never edit it.
 """
 
 from __future__ import annotations
@@ -14,44 +14,46 @@ from typing import Any
 from packaging.version import Version
 
 from harness import catalog
-from harness.files import ROOT, write_whole, writing
+from harness.files import write_whole, writing
 from harness.sweep.cells import Answer, Cell
 from harness.upstream import pins
 
-FILE = ROOT / "scenarios" / "affected.json"
+FILE = "affected.json"
 FACTS = ("answer", "reason", "step", "lane", "python", "torch", "date")
 
 Fact = Mapping[str, Any]
 
 
 def record(cells: Iterable[Cell]) -> None:
-    """Add cells to the file, in the place of older ones of the same releases.
+    """Add cells to the files of their scenarios; they replace older ones of the same releases.
 
-    A certain answer is never replaced by an uncertain one. Of the scenarios that are recorded, what
-    they no longer cover goes.
+    A certain status is never replaced by an uncertain one. Releases that a scenario no longer
+    covers are removed from its file.
     """
-    facts = {name: list(told) for name, told in load().items()}
+    ordered = sorted(cells, key=lambda cell: cell.scenario)
+    for scenario, of_one in itertools.groupby(ordered, key=lambda cell: cell.scenario):
+        _record(scenario, of_one)
+
+
+def _record(scenario: str, cells: Iterable[Cell]) -> None:
+    facts = list(of(scenario))
     for cell in cells:
-        told = facts.setdefault(cell.scenario, [])
-        same = next((old for old in told if old["pins"] == cell.pins), None)
+        same = next((old for old in facts if old["pins"] == cell.pins), None)
         if same and Answer(same["answer"]).certain and not cell.answer.certain:
             continue
-        told[:] = [old for old in told if old is not same] + [_fact(cell)]
-        told.sort(key=_order)
-    for scenario, told in facts.items():
-        if scenario in catalog.broken():
-            continue  # what it covers cannot be read
-        scope = catalog.scenario(scenario)
-        told[:] = [fact for fact in told if pins.covers(scope, fact["pins"])]
-    with writing(FILE, "checkout"):
-        write_whole(FILE, json.dumps(dict(sorted(facts.items())), indent=1) + "\n")
+        facts = [old for old in facts if old is not same] + [_fact(cell)]
+    scope, file = catalog.scenario(scenario), catalog.folder(scenario) / FILE
+    kept = sorted((fact for fact in facts if pins.covers(scope, fact["pins"])), key=_order)
+    with writing(file, "checkout"):
+        write_whole(file, json.dumps(kept, indent=1) + "\n")
 
 
-def load() -> dict[str, list[Fact]]:
-    """The recorded facts by scenario, oldest releases first; none where there is no file."""
-    if not FILE.is_file():
-        return {}
-    found: dict[str, list[Fact]] = json.loads(FILE.read_text(encoding="utf-8"))
+def of(scenario: str) -> list[Fact]:
+    """The recorded facts of one scenario, oldest releases first; empty where there is no file."""
+    file = catalog.folder(scenario) / FILE
+    if not file.is_file():
+        return []
+    found: list[Fact] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -70,7 +72,7 @@ def known(scenario: str, package: str, version: str) -> tuple[Answer, str] | Non
 
     None where there is nothing, the neighbours differ, or it is newer than all that were asked.
     """
-    facts = [f for f in load().get(scenario, ()) if Answer(f["answer"]).certain]
+    facts = [f for f in of(scenario) if Answer(f["answer"]).certain]
     by_release: dict[Version, set[str]] = {}
     for fact in facts:
         by_release.setdefault(Version(fact["pins"][package]), set()).add(fact["answer"])
@@ -91,12 +93,14 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
     """The generated section: which releases answered what, those alike in one row."""
     package = _asked(scenario, facts)
     lines = [
-        "## Affected releases", "",
+        "## Affected releases",
+        "",
         "As released, no defect put in; each a run of its own "
-        f"(`python -m harness matrix scenario={scenario} ... --record`).", "",
+        f"(`python -m harness matrix scenario={scenario} ... --record`).",
+        "",
         f"| {package} | | with | lane | Python | torch | when | why |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    ]
     for alike, group in itertools.groupby(facts, key=lambda fact: _alike(package, fact)):
         members = list(group)
         releases = ", ".join(fact["pins"][package] for fact in members)

@@ -141,7 +141,7 @@ class Cell:
 
     @staticmethod
     def of_fact(scenario: str, fact: Mapping[str, Any]) -> Cell:
-        """The cell that a fact of ``scenarios/affected.json`` was made from, as far as it is kept
+        """The cell that a fact of ``affected.json`` was made from, as far as it is kept
         there."""
         told = {name: fact[name] for name in ("reason", "step", "lane", "python", "torch", "date")}
         return Cell(scenario, dict(fact["pins"]), Answer(fact["answer"]), **told)
@@ -329,9 +329,15 @@ def _unanswered(config: RunConfig, error: HarnessError) -> Cell:
     answer = Answer.UNSUPPORTED if unsupported else Answer.INCONCLUSIVE
     here = machine.facts()
     return Cell(
-        config.scenario, chosen_pins(config, RELEASED), answer, str(error),
-        str(_lane(config) or ""), here["python"], here["torch"], _today(),
-    )  # fmt: skip
+        config.scenario,
+        chosen_pins(config, RELEASED),
+        answer,
+        str(error),
+        str(_lane(config) or ""),
+        here["python"],
+        here["torch"],
+        _today(),
+    )
 
 
 def _cell(config: RunConfig, result: RunResult, folder: Path) -> Cell:
@@ -403,8 +409,12 @@ def _question(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
 @cache
 def code(scenario: str) -> str:
     """A digest of our own code that a scenario's answer depends on."""
-    ours = ("harness.trial.rank", "harness.trial.launch", "harness.trial.grade",
-            "harness.trial.forkserver")  # fmt: skip
+    ours = (
+        "harness.trial.rank",
+        "harness.trial.launch",
+        "harness.trial.grade",
+        "harness.trial.forkserver",
+    )
     return catalog.digest(catalog.places()[scenario], *ours)
 
 

@@ -97,9 +97,14 @@ def _change(kind: str, asked: Asked, than: Asked, releases: Releases, day: str) 
     cell = asked.cell
     told = _TOLD[kind](asked, than, releases, day)
     return Change(
-        kind, cell.scenario, asked.package, asked.version, str(than.cell.answer), str(cell.answer),
+        kind,
+        cell.scenario,
+        asked.package,
+        asked.version,
+        str(than.cell.answer),
+        str(cell.answer),
         told,
-    )  # fmt: skip
+    )
 
 
 def _now_affected(asked: Asked, than: Asked, releases: Releases, day: str) -> str:

@@ -94,7 +94,7 @@ class Kind(str, Enum):
     """What a night was."""
 
     RECORDED = "recorded"
-    """No night: the answers that came with the harness, ``scenarios/affected.json``."""
+    """No night: the answers that came with the harness, ``affected.json``."""
     NIGHT = "night"
     REPLAY = "replay"
     """A day of the past, the index seen as it was then."""
@@ -180,8 +180,9 @@ class History:
             raise self._backwards(kind, day, last)
         told = (str(kind), day, started, json.dumps(facts))
         if last and last.ended is None:
-            self._write("update night set kind=?, day=?, started=?, facts=? where id=?",
-                        (*told, last.id))  # fmt: skip
+            self._write(
+                "update night set kind=?, day=?, started=?, facts=? where id=?", (*told, last.id)
+            )
         else:
             self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", told)
         return [night for night in self.nights() if night.kind is kind][-1]
@@ -208,8 +209,10 @@ class History:
 
     def keep_answers(self, told: Iterable[Asked]) -> None:
         """Keep many answers at once: all of them, or none."""
-        rows = [(a.night, a.cell.scenario, a.package, a.version, json.dumps(a.cell.to_json()))
-                for a in told]  # fmt: skip
+        rows = [
+            (a.night, a.cell.scenario, a.package, a.version, json.dumps(a.cell.to_json()))
+            for a in told
+        ]
         with self._transaction():
             self._db.executemany("insert or replace into answer values (?, ?, ?, ?, ?)", rows)
 
@@ -217,14 +220,22 @@ class History:
         self, night: Night, result: RunResult, seconds: float, run: Path | None
     ) -> None:
         """Keep how our own buggy and fixed came out."""
-        row = (night.id, result.scenario, str(result.verdict), seconds,
-               json.dumps(result.to_json()), str(run) if run else None)  # fmt: skip
+        row = (
+            night.id,
+            result.scenario,
+            str(result.verdict),
+            seconds,
+            json.dumps(result.to_json()),
+            str(run) if run else None,
+        )
         self._write("insert or replace into verdict values (?, ?, ?, ?, ?, ?)", row)
 
     def keep_changes(self, night: Night, changes: Iterable[Change]) -> None:
         """Keep what changed on a night, in the place of what was kept of it before."""
-        rows = [(night.id, c.kind, c.scenario, c.package, c.version, c.before, c.after, c.told)
-                for c in changes]  # fmt: skip
+        rows = [
+            (night.id, c.kind, c.scenario, c.package, c.version, c.before, c.after, c.told)
+            for c in changes
+        ]
         with self._transaction():
             self._db.execute("delete from change where night=?", (night.id,))
             self._db.executemany("insert into change values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -234,8 +245,10 @@ class History:
         rows = self._db.execute(
             "select id, kind, day, started, ended, facts from night order by id"
         )
-        return [Night(n, Kind(kind), day, started, ended, json.loads(facts))
-                for n, kind, day, started, ended, facts in rows]  # fmt: skip
+        return [
+            Night(n, Kind(kind), day, started, ended, json.loads(facts))
+            for n, kind, day, started, ended, facts in rows
+        ]
 
     def releases(self, package: str | None = None) -> list[Release]:
         """The releases of a package, or of all, by the day they appeared."""
@@ -252,8 +265,10 @@ class History:
             "and (?2 is null or scenario=?2) order by night, scenario, package, rowid",
             (night, scenario),
         )
-        return [Asked(n, package, version, Cell.from_json(json.loads(cell)))
-                for n, package, version, cell in rows]  # fmt: skip
+        return [
+            Asked(n, package, version, Cell.from_json(json.loads(cell)))
+            for n, package, version, cell in rows
+        ]
 
     def known(self, scenario: str) -> dict[tuple[str, str], Asked]:
         """What is known of each release, by package and version: the newest certain answer, else
@@ -267,8 +282,10 @@ class History:
             "and (?2 is null or scenario=?2) order by night, scenario",
             (night, scenario),
         )
-        return [Own(n, name, verdict, seconds, json.loads(result), run)
-                for n, name, verdict, seconds, result, run in rows]  # fmt: skip
+        return [
+            Own(n, name, verdict, seconds, json.loads(result), run)
+            for n, name, verdict, seconds, result, run in rows
+        ]
 
     def changes(self, night: int | None = None) -> list[tuple[int, Change]]:
         """What changed, with the number of the night."""
@@ -394,25 +411,40 @@ def _is_result(value: Any) -> str:
 
 COLUMNS: Mapping[str, Mapping[str, Shape]] = {
     "night": {
-        "id": WHOLE, "kind": one_of(*map(str, Kind)), "day": _is_day, "started": LINE,
-        "ended": maybe(LINE), "facts": _as_json(by_name(ANYTHING)),
+        "id": WHOLE,
+        "kind": one_of(*map(str, Kind)),
+        "day": _is_day,
+        "started": LINE,
+        "ended": maybe(LINE),
+        "facts": _as_json(by_name(ANYTHING)),
     },
-    "release": {
-        "package": LINE, "version": _is_version, "day": _is_day, "yanked": WHOLE,
-    },
+    "release": {"package": LINE, "version": _is_version, "day": _is_day, "yanked": WHOLE},
     "answer": {
-        "night": WHOLE, "scenario": LINE, "package": LINE, "version": _is_version,
+        "night": WHOLE,
+        "scenario": LINE,
+        "package": LINE,
+        "version": _is_version,
         "cell": _as_json(_is_cell),
     },
     "verdict": {
-        "night": WHOLE, "scenario": LINE, "verdict": one_of(*map(str, Verdict)), "seconds": SIZE,
-        "result": _as_json(_is_result), "run": maybe(TEXT),
+        "night": WHOLE,
+        "scenario": LINE,
+        "verdict": one_of(*map(str, Verdict)),
+        "seconds": SIZE,
+        "result": _as_json(_is_result),
+        "run": maybe(TEXT),
     },
     "change": {
-        "night": WHOLE, "kind": LINE, "scenario": LINE, "package": maybe(LINE),
-        "version": maybe(LINE), "before": maybe(TEXT), "after": TEXT, "told": TEXT,
+        "night": WHOLE,
+        "kind": LINE,
+        "scenario": LINE,
+        "package": maybe(LINE),
+        "version": maybe(LINE),
+        "before": maybe(TEXT),
+        "after": TEXT,
+        "told": TEXT,
     },
-}  # fmt: skip
+}
 """What the tables hold: SQLite lets anything be in any column, and a disk anything in a file."""
 
 

@@ -13,7 +13,7 @@ from harness.upstream import pins
 
 
 def keep(history: History, now: str) -> None:
-    """Keep ``scenarios/affected.json`` as a night of its kind, of scenarios without any answer yet.
+    """Keep what ``affected.json`` says of scenarios without any answer yet, as a night of its kind.
 
     What was begun and killed does not count. ``now`` is the time (ISO, UTC).
     """
@@ -32,13 +32,11 @@ def keep(history: History, now: str) -> None:
 
 def cells() -> Iterator[Asked]:
     """Every recorded answer of a sound scenario, once for each package that it is about."""
-    lost = catalog.broken()
-    for scenario, facts in affected.load().items():
-        if scenario in catalog.names() and scenario not in lost:
-            for fact in facts:
-                cell = Cell.of_fact(scenario, fact)
-                for package in about(catalog.scenario(scenario), fact["pins"]):
-                    yield Asked(0, package, fact["pins"][package], cell)
+    for scenario in catalog.sound():
+        for fact in affected.of(scenario):
+            cell = Cell.of_fact(scenario, fact)
+            for package in about(catalog.scenario(scenario), fact["pins"]):
+                yield Asked(0, package, fact["pins"][package], cell)
 
 
 def about(scenario: Scenario, recorded: dict[str, str]) -> Iterable[str]:

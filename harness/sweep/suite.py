@@ -25,15 +25,7 @@ from harness import catalog, machine
 from harness.config import RunConfig
 from harness.plain import complaint
 from harness.report import summary, summary_row, terminal
-from harness.spec import (
-    ExitCode,
-    HarnessError,
-    Lane,
-    RunResult,
-    Unsupported,
-    UserError,
-    Verdict,
-)
+from harness.spec import ExitCode, HarnessError, Lane, RunResult, Unsupported, UserError, Verdict
 from harness.trial.ahead import ahead, overlays_ahead
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run

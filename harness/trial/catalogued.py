@@ -37,32 +37,47 @@ from harness.upstream.overlay import INSTALLED, SITE
 
 SHAPE = held(
     {
-        "format": WHOLE, "run": TEXT, "scenario": TEXT, "command": TEXT, "started": TEXT,
-        "lane": one_of(*(lane.value for lane in Lane)), "seed": WHOLE,
-        "params": by_name(ANYTHING), "pins": by_name(TEXT), "installed": FLAG,
-        "launch": by_name(ANYTHING), "machine": by_name(ANYTHING),
-        "environment": by_name(TEXT), "trials": by_name(by_name(ANYTHING)),
-        "source": held(
-            {"commit": maybe(TEXT), "dirty": maybe(FLAG), "unknown": optional(TEXT)}
-        ),
+        "format": WHOLE,
+        "run": TEXT,
+        "scenario": TEXT,
+        "command": TEXT,
+        "started": TEXT,
+        "lane": one_of(*(lane.value for lane in Lane)),
+        "seed": WHOLE,
+        "params": by_name(ANYTHING),
+        "pins": by_name(TEXT),
+        "installed": FLAG,
+        "launch": by_name(ANYTHING),
+        "machine": by_name(ANYTHING),
+        "environment": by_name(TEXT),
+        "trials": by_name(by_name(ANYTHING)),
+        "source": held({"commit": maybe(TEXT), "dirty": maybe(FLAG), "unknown": optional(TEXT)}),
     }
-)  # fmt: skip
+)
 TRIAL = {
-    "about": TEXT, "expect": maybe(TEXT), "triggers": FLAG, "ranks": WHOLE, "acts": many(TEXT),
-    "params": by_name(ANYTHING), "pins": by_name(TEXT), "date": TEXT, "shims": many(TEXT),
-    "modules": by_name(TEXT), "defects": by_name(TEXT), "watched": many(TEXT),
-}  # fmt: skip
+    "about": TEXT,
+    "expect": maybe(TEXT),
+    "triggers": FLAG,
+    "ranks": WHOLE,
+    "acts": many(TEXT),
+    "params": by_name(ANYTHING),
+    "pins": by_name(TEXT),
+    "date": TEXT,
+    "shims": many(TEXT),
+    "modules": by_name(TEXT),
+    "defects": by_name(TEXT),
+    "watched": many(TEXT),
+}
 UNSUPPORTED = held({**TRIAL, "unsupported": TEXT})
 LAUNCHED = held(
     {
-        **TRIAL, "files": by_name(TEXT),
+        **TRIAL,
+        "files": by_name(TEXT),
         "overlay": held(
-            {
-                "key": TEXT, "site": TEXT, "made": FLAG, "lock": many(TEXT), "diff": many(TEXT),
-            }
+            {"key": TEXT, "site": TEXT, "made": FLAG, "lock": many(TEXT), "diff": many(TEXT)}
         ),
     }
-)  # fmt: skip
+)
 
 
 def trial(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,6 +205,11 @@ def place(run: Mapping[str, Any], variant: str, act: str, rank: int) -> Place:
     """Where a rank of an act stands, by run.json."""
     told = run["trials"][variant]
     return Place(
-        catalog.load(run["scenario"]).Params(**told["params"]), run["seed"], rank, told["ranks"],
-        Lane(run["lane"]), told["pins"], act,
-    )  # fmt: skip
+        catalog.load(run["scenario"]).Params(**told["params"]),
+        run["seed"],
+        rank,
+        told["ranks"],
+        Lane(run["lane"]),
+        told["pins"],
+        act,
+    )

@@ -14,14 +14,7 @@ from pathlib import Path
 
 from harness.facts.shapes import TEXT, by_name, held
 from harness.spec import HarnessError, Inconclusive
-from harness.trial.records import (
-    IDENTITY,
-    Identity,
-    digest,
-    read_json,
-    read_records,
-    write_json,
-)
+from harness.trial.records import IDENTITY, Identity, digest, read_json, read_records, write_json
 
 MADE_FILE = "made.json"
 LISTS = "loaded"

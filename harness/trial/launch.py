@@ -131,9 +131,14 @@ def cold(
 ) -> subprocess.Popen[bytes]:
     """Start a torchrun of a trial's own, in an interpreter of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.trial.agent", *arguments], env=environment, cwd=folder,
-        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "harness.trial.agent", *arguments],
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[str]:
@@ -145,11 +150,18 @@ def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[st
     logs = run_folder / of.variant / of.act / "elastic"
     how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
-        "--standalone", "--local-addr=127.0.0.1",  # not by its host's name, which may be nobody's
-        f"--nproc-per-node={of.world_size}", "--max-restarts=0",
-        f"--monitor-interval={MONITOR_SECONDS}", f"--log-dir={logs}", "--redirects=3",
-        *how, str(run_folder), of.variant, of.act,
-    ]  # fmt: skip
+        "--standalone",
+        "--local-addr=127.0.0.1",  # not by its host's name, which may be nobody's
+        f"--nproc-per-node={of.world_size}",
+        "--max-restarts=0",
+        f"--monitor-interval={MONITOR_SECONDS}",
+        f"--log-dir={logs}",
+        "--redirects=3",
+        *how,
+        str(run_folder),
+        of.variant,
+        of.act,
+    ]
 
 
 def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
@@ -287,8 +299,9 @@ def _exits(log: Path) -> list[tuple[int, int]]:
         return []
     found = re.findall(
         r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)",
-        log.read_text(errors="replace"), re.MULTILINE,
-    )  # fmt: skip
+        log.read_text(errors="replace"),
+        re.MULTILINE,
+    )
     return [(int(rank), int(code)) for rank, code in found]
 
 

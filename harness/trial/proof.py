@@ -155,7 +155,7 @@ def asked(
     except HarnessError:
         raise
     except Exception as error:
-        where = f"{module.__name__.rpartition('.')[2]}.{name}"
+        where = f"{module.__name__.split('.')[-2]}.{name}"
         raise Inconclusive(
             f"{where} cannot judge these records: {type(error).__name__}: {error}"
         ) from error

@@ -57,22 +57,33 @@ LARGEST = 64 << 20
 """The most bytes that a file of a run folder may have, to be read: the largest known has 2 MB."""
 
 IDENTITY = {
-    "format": COUNT, "run": TEXT, "run_json": TEXT, "scenario": TEXT, "variant": TEXT, "act": TEXT,
-    "seed": WHOLE, "params": TEXT, "world_size": COUNT,
-}  # fmt: skip
+    "format": COUNT,
+    "run": TEXT,
+    "run_json": TEXT,
+    "scenario": TEXT,
+    "variant": TEXT,
+    "act": TEXT,
+    "seed": WHOLE,
+    "params": TEXT,
+    "world_size": COUNT,
+}
 _VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
 ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION}
 """What ``start`` has on the lane of GPUs, and on no other."""
 HOUSE: Mapping[str, Kind] = {
     BEGIN: Kind(
         {
-            **IDENTITY, "pid": COUNT, "host": alike(LINE),
+            **IDENTITY,
+            "pid": COUNT,
+            "host": alike(LINE),
             "promised": held({"steps": by_name(many(maybe(WHOLE))), "ends": many(TEXT)}),
         }
     ),
     "start": Kind(
         {
-            "python": _VERSION, "torch": _VERSION, "threads": alike(COUNT),
+            "python": _VERSION,
+            "torch": _VERSION,
+            "threads": alike(COUNT),
             **{name: optional(shape) for name, shape in ON_GPU.items()},
         }
     ),
@@ -87,7 +98,7 @@ HOUSE: Mapping[str, Kind] = {
     "shims": Kind({"uses": by_name(COUNT)}),
     "phases": Kind({"seconds": by_name(NUMBER), "ended": NUMBER}),
     END: Kind({"records": COUNT}),
-}  # fmt: skip
+}
 """What every rank records besides what its scenario has planned."""
 
 FIRST, LAST = (BEGIN, "start"), ("upstream", "shims", "phases", END)
@@ -127,9 +138,15 @@ class Identity:
         """Of an act, by run.json."""
         trial = run["trials"][variant]
         return Identity(
-            run["run"], digest(run), run["scenario"], variant, act, run["seed"],
-            digest(trial["params"]), trial["ranks"],
-        )  # fmt: skip
+            run["run"],
+            digest(run),
+            run["scenario"],
+            variant,
+            act,
+            run["seed"],
+            digest(trial["params"]),
+            trial["ranks"],
+        )
 
     def unlike(self, found: Mapping[str, Any]) -> str:
         """In what something that was found belongs elsewhere, in words; empty if in nothing."""
@@ -190,11 +207,17 @@ class Exit:
 
 
 EXIT: Mapping[str, Shape] = {
-    "code": WHOLE, "seconds": SIZE, "timed_out": FLAG, "interrupted": FLAG,
+    "code": WHOLE,
+    "seconds": SIZE,
+    "timed_out": FLAG,
+    "interrupted": FLAG,
     "failure": maybe(held({"rank": COUNT, "message": TEXT, "at": optional(NUMBER)})),
-    "survivors": many(COUNT), "reason": optional(TEXT), "preloaded": optional(by_name(SIZE)),
-    "of": held(IDENTITY), "records": by_name(TEXT),
-}  # fmt: skip
+    "survivors": many(COUNT),
+    "reason": optional(TEXT),
+    "preloaded": optional(by_name(SIZE)),
+    "of": held(IDENTITY),
+    "records": by_name(TEXT),
+}
 
 
 def write_exit(folder: Path, ended: Exit, of: Identity) -> None:

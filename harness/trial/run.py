@@ -30,15 +30,7 @@ from harness.report import (
     print_verdict,
     terminal,
 )
-from harness.spec import (
-    RELEASED,
-    Inconclusive,
-    Lane,
-    RunResult,
-    Scenario,
-    TrialResult,
-    Unsupported,
-)
+from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, TrialResult, Unsupported
 from harness.trial import catalogued, code, leftovers
 from harness.trial.grade import grade, grade_trial
 from harness.trial.launch import Surroundings, launch, rank_environment
@@ -123,9 +115,15 @@ def _job(
 ) -> Iterator[Job]:
     with ExitStack() as kept, Progress(console) as progress:
         yield Job(
-            config, catalog.scenario(config.scenario), machine.cache_folder(), console, progress,
-            kept, pool or kept.enter_context(Pool()), stop or threading.Event(),
-        )  # fmt: skip
+            config,
+            catalog.scenario(config.scenario),
+            machine.cache_folder(),
+            console,
+            progress,
+            kept,
+            pool or kept.enter_context(Pool()),
+            stop or threading.Event(),
+        )
 
 
 def resolve(job: Job) -> None:
@@ -229,9 +227,11 @@ def _asked(job: Job) -> dict[str, Any]:
     """What the catalogue must know of a run to say what its trials are."""
     config = job.config
     return {
-        "lane": job.lane, "params": asdict(config.params), "pins": _named(job),
+        "lane": job.lane,
+        "params": asdict(config.params),
+        "pins": _named(job),
         "installed": config.installed,
-    }  # fmt: skip
+    }
 
 
 def _named(job: Job) -> dict[str, str]:
@@ -332,10 +332,13 @@ def _launch_acts(job: Job, variant: str, devices: Sequence[str]) -> None:
     for act in job.record["trials"][variant]["acts"]:
         of = Identity.of(job.record, variant, act)
         ended = launch(
-            job.folder, of, replace(_around(job, variant), devices=tuple(devices)),
-            timeout=job.config.launch.timeout, tick=_ticker(job, variant, act),
+            job.folder,
+            of,
+            replace(_around(job, variant), devices=tuple(devices)),
+            timeout=job.config.launch.timeout,
+            tick=_ticker(job, variant, act),
             server=_server(job, variant),
-        )  # fmt: skip
+        )
         if ended.code or ended.timed_out:
             return
         code.note(job.folder, of, lent.as_made)
@@ -358,10 +361,12 @@ def _server(job: Job, variant: str) -> Server | None:
     trial = catalogued.trial(job.config.scenario, variant, _asked(job))
     files = job.overlays[variant].files or {}
     wanted = Wanted(
-        rank_environment(_around(job, variant)), tuple(trial["shims"]),
-        tuple(trial["modules"].values()), catalog.places()[job.config.scenario],
+        rank_environment(_around(job, variant)),
+        tuple(trial["shims"]),
+        tuple(trial["modules"].values()),
+        catalog.places()[job.config.scenario],
         {file: made.sha256 for file, made in files.items()},
-    )  # fmt: skip
+    )
     return job.pool.server(wanted)
 
 

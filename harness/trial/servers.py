@@ -79,10 +79,14 @@ class Root:
         with theirs:
             self._process = _outliving_this_thread(
                 [sys.executable, "-m", "harness.trial.forkserver", str(theirs.fileno())],
-                env=self.environment, cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
+                env=self.environment,
+                cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
 
     @property
     def lives(self) -> bool:
@@ -112,9 +116,11 @@ class Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = {
             "environment": changes(wanted.environment, root.environment),
-            "shims": wanted.shims, "modules": wanted.modules, "scenario": wanted.scenario,
+            "shims": wanted.shims,
+            "modules": wanted.modules,
+            "scenario": wanted.scenario,
             "files": dict(wanted.files),
-        }  # fmt: skip
+        }
         with theirs, tempfile.TemporaryFile() as said, tempfile.TemporaryFile("w") as told:
             json.dump(asked, told)
             told.flush()
@@ -148,9 +154,11 @@ class Server:
         """Have an agent forked that runs torchrun with these arguments, and its ranks."""
         heard, report = os.pipe()
         asked = {
-            "folder": str(folder), "arguments": list(arguments), "token": environment[TOKEN],
+            "folder": str(folder),
+            "arguments": list(arguments),
+            "token": environment[TOKEN],
             "environment": changes(environment, self.wanted.environment),
-        }  # fmt: skip
+        }
         try:
             socket.send_fds(self._socket, [json.dumps(asked).encode()], [log.fileno(), report])
         except OSError:

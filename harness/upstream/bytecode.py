@@ -37,12 +37,22 @@ def _compile(sources: Sequence[Path]) -> None:
     # environment would put the bytecode elsewhere.
     done = subprocess.run(
         [
-            sys.executable, "-I", "-W", "ignore", "-m", "compileall", "-qq", "-i", "-",
-            "--invalidation-mode", "checked-hash",
+            sys.executable,
+            "-I",
+            "-W",
+            "ignore",
+            "-m",
+            "compileall",
+            "-qq",
+            "-i",
+            "-",
+            "--invalidation-mode",
+            "checked-hash",
         ],
         input="".join(f"{source}\n" for source in sources).encode(errors="surrogateescape"),
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if done.returncode not in (0, 1):  # 1: one of them could not be compiled
         raise Inconclusive(f"the compiler of bytecode was ended, with {done.returncode}")
 

@@ -217,9 +217,8 @@ def configured() -> str | None:
         if named := os.environ.get(variable):
             return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv lets an index have a name
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
     found = re.search(r"^global\.index-url='(.+)'$", done.stdout, flags=re.MULTILINE)
     return found[1] if found else None
 

@@ -1,6 +1,6 @@
 """Lock files: the dependencies of an overlay, resolved once and committed with the scenario.
 
-    scenarios/locks/SCENARIO/deepspeed-0.19.8_megatron-core-0.16.1.txt
+    locks/deepspeed-0.19.8_megatron-core-0.16.1.txt in the scenario's folder
 
 A lock file is a requirements file of ``name==version`` lines. It leaves out torch and what torch
 requires. It is valid for the Pythons that its header names, on Linux x86-64; a line that only some

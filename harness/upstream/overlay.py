@@ -346,9 +346,15 @@ def _checked(manifest: Any) -> dict[str, Any]:
 
 
 PARTS = {
-    "format": int, "key": str, "stack": dict, "defects": list, "packages": dict, "lock": str,
-    "diff": str, "files": dict,
-}  # fmt: skip
+    "format": int,
+    "key": str,
+    "stack": dict,
+    "defects": list,
+    "packages": dict,
+    "lock": str,
+    "diff": str,
+    "files": dict,
+}
 """What a manifest holds, by its types."""
 
 

@@ -32,9 +32,18 @@ from harness.upstream.index import Release
 from harness.upstream.requirements import Asked
 
 BASE = (
-    "torch", "triton", "typing-extensions", "filelock", "fsspec", "jinja2", "markupsafe",
-    "mpmath", "networkx", "setuptools", "sympy",
-)  # fmt: skip
+    "torch",
+    "triton",
+    "typing-extensions",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "markupsafe",
+    "mpmath",
+    "networkx",
+    "setuptools",
+    "sympy",
+)
 """torch and its own requirements: the base environment's, never an overlay's."""
 
 SOURCE_ONLY = ("deepspeed",)
@@ -189,12 +198,18 @@ def released(name: str, version: str, cache: Path) -> str:
     with index.waiting(f"the package index to say when {name} {version} was released"):
         lock = _uv(
             [
-                "pip", "compile", "-", "--no-deps", "--format", "pylock.toml",
-                *_target(asked), *_build_options(),
+                "pip",
+                "compile",
+                "-",
+                "--no-deps",
+                "--format",
+                "pylock.toml",
+                *_target(asked),
+                *_build_options(),
             ],
             stdin=f"{name}=={version}\n",
             pins={name: version},
-        )  # fmt: skip
+        )
     own = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
     if own and own[1] != version:  # nothing that is compared with what a rank loads would agree
         raise UserError(
@@ -268,13 +283,23 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     with _no_base(bounds) as overrides:
         return _uv(
             [
-                "pip", "compile", "-", "--no-header", "--no-annotate",
-                "--override", overrides, "--exclude-newer", stack.date,
-                *_exempt(stack.pins), *_wheels_only(), *_target(stack), *_build_options(),
+                "pip",
+                "compile",
+                "-",
+                "--no-header",
+                "--no-annotate",
+                "--override",
+                overrides,
+                "--exclude-newer",
+                stack.date,
+                *_exempt(stack.pins),
+                *_wheels_only(),
+                *_target(stack),
+                *_build_options(),
             ],
             stdin="\n".join(wanted) + "\n",
             pins=stack.pins,
-        )  # fmt: skip
+        )
 
 
 def install(lock: str, stack: Stack, site: Path) -> None:
@@ -293,12 +318,22 @@ def install(lock: str, stack: Stack, site: Path) -> None:
 def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None:
     _uv(
         [
-            "pip", "install", "-r", "-", "--target", str(site), "--no-deps", "--link-mode", "copy",
-            *_wheels_only(), *_target(stack), *_build_options(),
+            "pip",
+            "install",
+            "-r",
+            "-",
+            "--target",
+            str(site),
+            "--no-deps",
+            "--link-mode",
+            "copy",
+            *_wheels_only(),
+            *_target(stack),
+            *_build_options(),
         ],
         stdin=locks.lines(versions),
         pins=stack.pins,
-    )  # fmt: skip
+    )
 
 
 def required(file: Path, names: Iterable[str]) -> dict[str, str]:
@@ -391,9 +426,13 @@ def _uv(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> s
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, DS_BUILD_OPS="0", PYTHONPATH=path)
     with subprocess.Popen(
-        [uv_binary(), *arguments], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [uv_binary(), *arguments],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         _running[process] = threading.get_ident()
         try:
             out, complaints = process.communicate(stdin)

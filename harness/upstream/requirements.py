@@ -24,17 +24,24 @@ MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links"
 WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 """Options that say where versions are looked up."""
 IDLE = (
-    "--pre", "--prefer-binary", "--require-hashes", "--no-binary", "--only-binary",
-    "--trusted-host", "--use-feature",
-)  # fmt: skip
+    "--pre",
+    "--prefer-binary",
+    "--require-hashes",
+    "--no-binary",
+    "--only-binary",
+    "--trusted-host",
+    "--use-feature",
+)
 """Options of an installer, of which there is none here."""
 
 
 MARKS = (
-    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
-)  # fmt: skip
+)
 """What a text may begin with to say its encoding; UTF-16's is the beginning of one of UTF-32's."""
 
 DEEPEST = 50

@@ -118,9 +118,9 @@ def gates(scenario: str, repeats: Sequence[RunResult], other: RunResult) -> Iter
 
 
 def _paged(scenario: str) -> tuple[bool, str]:
-    page = pages.FOLDER / f"{scenario}.md"
+    page = catalog.folder(scenario) / pages.PAGE
     current = page.is_file() and page.read_text(encoding="utf-8") == pages.page(scenario)
-    return current, f"docs/scenarios/{page.name}" + ("" if current else ": python -m harness pages")
+    return current, pages.PAGE if current else f"{pages.PAGE}: python -m harness pages {scenario}"
 
 
 def claimed(folder: Path) -> Gate:

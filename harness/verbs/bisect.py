@@ -108,12 +108,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="ask anew what is stored")
     parser.add_argument(
-        "--record", action="store_true", help="keep the answers in scenarios/affected.json"
+        "--record", action="store_true", help="keep the results in the scenario's affected.json"
     )
     parser.add_argument(
-        "--apart", type=int, metavar="N",
+        "--apart",
+        type=int,
+        metavar="N",
         help="first ask every N-th release (default: about the square root of their number)",
-    )  # fmt: skip
+    )
     options = parser.parse_intermixed_args(arguments)
     return bisect(
         options.overrides, again=options.again, apart=options.apart, record=options.record
@@ -148,8 +150,11 @@ def bisect(
     if record:
         affected.record(cells.values())
         pages.write([sweep.scenario])
-    return ExitCode.AS_EXPECTED if any(c.answer.certain for c in cells.values()) else (
-        ExitCode.INCONCLUSIVE)  # fmt: skip
+    return (
+        ExitCode.AS_EXPECTED
+        if any(c.answer.certain for c in cells.values())
+        else (ExitCode.INCONCLUSIVE)
+    )
 
 
 def _asker(
@@ -188,12 +193,16 @@ def _tell(
         answer = cells[start].answer
         mute = [n for n in cells if start < n < end and not cells[n].answer.certain]
         but = f", but for {', '.join(releases[n] for n in sorted(mute))}: no answer" if mute else ""
-        console.print(f"{name} {releases[start]} to {releases[end]}: {answer}{but}",
-                      style=STYLES[answer])  # fmt: skip
+        console.print(
+            f"{name} {releases[start]} to {releases[end]}: {answer}{but}", style=STYLES[answer]
+        )
     for flip in found.flips:
         between = releases[flip.before + 1 : flip.after]
-        doubt = "neighbours: certain" if flip.adjacent else (
-            f"somewhere between, for {', '.join(between)} gave no answer")  # fmt: skip
+        doubt = (
+            "neighbours: certain"
+            if flip.adjacent
+            else (f"somewhere between, for {', '.join(between)} gave no answer")
+        )
         console.print(
             f"flips from {cells[flip.before].answer} to {cells[flip.after].answer} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({doubt})"

@@ -25,15 +25,7 @@ from harness import catalog, machine
 from harness.files import ROOT, new_folder_beside, write_whole, writing
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.spec import (
-    RELEASED,
-    Defect,
-    ExitCode,
-    HarnessError,
-    Inconclusive,
-    Scenario,
-    UserError,
-)
+from harness.spec import RELEASED, Defect, ExitCode, HarnessError, Inconclusive, Scenario, UserError
 from harness.upstream import archive, overlay, pins
 from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay
@@ -90,9 +82,12 @@ def main(arguments: list[str]) -> int:
         "--platform", default="x86_64-manylinux_2_28", help="the box's platform, as uv names it"
     )
     parser.add_argument(
-        "--pins", action="append", default=[], metavar="NAME=VERSION[,VERSION...]",
+        "--pins",
+        action="append",
+        default=[],
+        metavar="NAME=VERSION[,VERSION...]",
         help="other releases to carry than the scenario's own; repeatable",
-    )  # fmt: skip
+    )
     options = parser.parse_args(arguments)
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
     make(options.scenario, options.out, options.python, options.platform, releases)
@@ -230,12 +225,28 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
 
     done = subprocess.run(
         [
-            find_uv_bin(), "pip", "install", "--quiet", "--target", str(site), "--python",
-            sys.executable, "--python-version", python, "--python-platform", platform,
-            "--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime", *NEEDED,
+            find_uv_bin(),
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            str(site),
+            "--python",
+            sys.executable,
+            "--python-version",
+            python,
+            "--python-platform",
+            platform,
+            "--only-binary",
+            ":all:",
+            "--no-binary",
+            "antlr4-python3-runtime",
+            *NEEDED,
         ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise Inconclusive(f"cannot fetch what the harness needs: {' '.join(done.stderr.split())}")
 

@@ -29,7 +29,7 @@ from harness.spec import BUGGY, ExitCode, Outcome, Records, TrialResult
 from harness.trial.grade import grade_trial, run_of
 from harness.trial.records import RUN_FILE
 from harness.verbs import Arguments
-from scenarios.oracles import loss_scale
+from scenarios.deepspeed.fp16_overflow import loss_scale
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,26 @@ DETECTORS = {
         "replicated parameters are equal across a group", "a step", ("bf16_clip",)
     ),
     "tied": Detector(
-        "tied copies are equal across their group", "a step",
+        "tied copies are equal across their group",
+        "a step",
         ("tied_grad_reduce", "tied_embedding_training"),
     ),
     "headroom": Detector(
-        "fp16 has headroom before softmax, with trend", "a step",
+        "fp16 has headroom before softmax, with trend",
+        "a step",
         ("fp16_overflow", "fp16_overflow_stage0"),
     ),
     "state": Detector(
-        "state after a load equals state before the save", "a load",
+        "state after a load equals state before the save",
+        "a load",
         ("tied_resume_weight", "tied_resume_norm"),
     ),
     "buffers": Detector(
-        "buffers equal those of a reference built outside", "a start",
+        "buffers equal those of a reference built outside",
+        "a start",
         ("rope_zero_init", "rope_zero_init_v5"),
     ),
-}  # fmt: skip
+}
 
 ROUNDS = 5
 WIDTH, LAYERS, VOCABULARY, SEQUENCE, BATCH = 512, 8, 8192, 256, 4

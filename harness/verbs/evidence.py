@@ -1,6 +1,6 @@
-"""keep a run in the repository as one JSON file and a short page
+"""keep a run in the scenario's folder as one JSON file and a short page
 
-    python -m harness evidence RUN docs/evidence/NAME
+    python -m harness evidence RUN h200x2      # evidence/h200x2.json and evidence/h200x2.md
 
 Only what a rank saw goes in, with the date, the machine, the versions and the command; paths of
 the machine do not.
@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import catalog
 from harness.files import write_all, writing
-from harness.spec import ExitCode, Inconclusive, UserError
+from harness.spec import ExitCode, Inconclusive
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE, VERDICT_FILE, read_json, read_records
+from harness.upstream import locks
 from harness.verbs import Arguments
 
 DROPPED = ("kind", "rank")
@@ -25,28 +27,27 @@ DROPPED = ("kind", "rank")
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("out", type=Path, help="docs/evidence/NAME: NAME.json and NAME.md are made")
+    parser.add_argument("name", help="of the two files, such as h200x2")
     options = parser.parse_args(arguments)
-    keep(options.run, options.out)
+    keep(options.run, options.name)
     return ExitCode.AS_EXPECTED
 
 
-def keep(run_folder: Path, out: Path) -> None:
-    """Write ``out.json`` and ``out.md`` from a run folder, graded anew; both or none.
+def keep(run_folder: Path, name: str) -> None:
+    """Write ``name.json`` and ``name.md`` into the scenario's folder ``evidence``; both or none.
 
-    Raises UserError where there is no such folder, and Inconclusive for what is no run's record.
+    The run is graded again. Raises Inconclusive for a folder that is not the record of a run.
     """
-    if not out.parent.is_dir():
-        raise UserError(f"no folder {out.parent}: name one that is there, as docs/evidence/NAME")
     try:
         kept = collect(run_folder)
-        told = page(kept, out.name)
+        text = page(kept, f"{kept['scenario']}, {name}")
     except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise Inconclusive(f"{run_folder} is not the record of a run: {error!r}") from None
-    # Not with_suffix, which would cut a name such as fp16_overflow_0.19.8 at its last dot.
-    files = {".json": json.dumps(kept, indent=1) + "\n", ".md": told}
-    with writing(out, "OUT"):
-        write_all({out.with_name(f"{out.name}{ending}"): text for ending, text in files.items()})
+    folder = catalog.folder(kept["scenario"]) / "evidence"
+    files = {".json": json.dumps(kept, indent=1) + "\n", ".md": text}
+    with writing(folder, "checkout"):
+        folder.mkdir(exist_ok=True)
+        write_all({folder / f"{name}{ending}": text for ending, text in files.items()})
 
 
 def collect(run_folder: Path) -> dict[str, Any]:
@@ -58,6 +59,7 @@ def collect(run_folder: Path) -> dict[str, Any]:
         if "overlay" in trial:
             trial["overlay"].pop("site")
             trial["overlay"].pop("diff")  # upstream's text; `show` makes it anew
+            trial["overlay"]["lock"] = locks.versions("\n".join(trial["overlay"]["lock"]))
             trial["steps"] = [
                 step
                 for act in trial["acts"]
@@ -75,7 +77,12 @@ def collect(run_folder: Path) -> dict[str, Any]:
 
 def _steps(folder: Path, ranks: int) -> list[dict[str, Any]]:
     steps = read_records(folder, ranks).of("step", 0)
-    return [{k: v for k, v in step.items() if k not in DROPPED} for step in steps]
+    return [{k: v for k, v in step.items() if _kept(k, v)} for step in steps]
+
+
+def _kept(name: str, value: Any) -> bool:
+    """Lists, one value for each parameter or sample, stay in the run folder: nothing reads them."""
+    return name not in DROPPED and not isinstance(value, (list, dict))
 
 
 def page(kept: Mapping[str, Any], name: str) -> str:

@@ -2,8 +2,8 @@
 
     python -m harness lock bf16_clip        # or without a name: of every scenario
 
-The files of a scenario are in scenarios/locks/NAME, one for each combination of releases that its
-variants run on. Files that no variant needs any more are deleted. Needs the package index.
+They are in the folder locks of the scenario, one for each combination of releases that its variants
+run on. Files that no variant needs any more are deleted. Needs the package index.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
 def write(name: str) -> None:
     """Write the lock files of one scenario, all of them or none."""
-    folder, console = catalog.LOCKS / name, terminal()
+    folder, console = catalog.folder(name) / "locks", terminal()
     texts = {}
     for stack in stacks(name):
         path = locks.file(folder, stack.pins)

@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
     parser.add_argument(
-        "--record", action="store_true", help="keep the answers in scenarios/affected.json"
+        "--record", action="store_true", help="keep the results in the scenario's affected.json"
     )
     options = parser.parse_intermixed_args(arguments)
     return matrix(

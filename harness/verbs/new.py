@@ -36,7 +36,7 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER
 from harness.spec import (
     Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected,
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -100,9 +100,12 @@ def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("name", help="like bf16_clip")
     parser.add_argument(
-        "--pin", action="append", default=[], metavar="NAME==VERSION",
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME==VERSION",
         help="an upstream release; the first is the one whose bug it is; repeatable",
-    )  # fmt: skip
+    )
     options = parser.parse_args(arguments)
     new(options.name, options.pin)
     return ExitCode.AS_EXPECTED
@@ -123,14 +126,16 @@ def new(name: str, pins: Sequence[str] = ()) -> None:
         upstream.own_day(package, version, upstream.here()[0], cache_folder())  # raises if none
         for package, version in chosen.items()
     ]
-    file = Path(scenarios.__path__[0]) / folder(chosen) / f"{name}.py"
-    _make_package(file.parent, next(iter(chosen), "torch"))
+    upstream_folder = Path(scenarios.__path__[0]) / folder(chosen)
+    _make_package(upstream_folder, f'"""Bugs of {next(iter(chosen), "torch")}."""\n')
+    _make_package(upstream_folder / name)
     day = days[0] if days else time.strftime("%Y-%m-%d")
-    write_whole(file, TEMPLATE.format(name=name, pins=_literal(chosen), day=day))
+    text = TEMPLATE.format(name=name, pins=_literal(chosen), day=day)
+    write_whole(upstream_folder / name / f"{catalog.MODULE}.py", text)
     catalog.forget()
     pages.write([name])
     terminal().print(
-        f"{catalog.file(name)}, docs/scenarios/{name}.md and a row in docs/bugs.md: it is "
+        f"{catalog.file(name)}, its page README.md and a row in docs/bugs.md: it is "
         "unfinished, but it runs:\n"
         f"  python -m harness run scenario={name}\n"
         f"  python -m harness pages {name}             # after each change of its text\n"
@@ -144,10 +149,10 @@ def folder(pins: Mapping[str, str]) -> str:
     return next(iter(pins), "torch").replace("-", "_")
 
 
-def _make_package(place: Path, package: str) -> None:
-    place.mkdir(exist_ok=True)
-    if not (place / "__init__.py").exists():
-        write_whole(place / "__init__.py", f'"""Bugs of {package}, one module each."""\n')
+def _make_package(folder: Path, docstring: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    if not (folder / "__init__.py").exists():
+        write_whole(folder / "__init__.py", docstring)
 
 
 def _literal(pins: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""write docs/scenarios/ and docs/bugs.md from the code and the recorded runs
+"""write each scenario's README.md, and docs/bugs.md, from the code and the recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -23,8 +23,10 @@ from harness.spec import BUGGY, ExitCode, Inconclusive, Outcome, Scenario
 from harness.sweep import affected
 from harness.verbs import Arguments
 
-FOLDER = ROOT / "docs" / "scenarios"
-EVIDENCE = ROOT / "docs" / "evidence"
+PAGE = "README.md"
+"""The page of a scenario, in its folder."""
+MUTATIONS = "mutations.json"
+"""What came out when each mutation of a scenario was run."""
 BUGS = ROOT / "docs" / "bugs.md"
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages in docs/scenarios, docs/bugs.md")
+    console.print(f"{len(names)} pages, docs/bugs.md")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
@@ -48,9 +50,8 @@ def main(arguments: list[str]) -> int:
 def write(names: Iterable[str]) -> None:
     """Bring the pages of scenarios, and the table of all bugs, up to date."""
     made = {name: page(name) for name in names}
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in made.items():
-        write_whole(FOLDER / f"{name}.md", text)
+        write_whole(catalog.folder(name) / PAGE, text)
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
 
@@ -70,6 +71,7 @@ def page(name: str) -> str:
         _by_hand(name),
         *_evidence(name),
         *_affected(name),
+        *_mutations(name),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -120,8 +122,10 @@ def _knobs(module: Any) -> str:
 
 def _questions(module: Any, name: str) -> str:
     """What detect and exercised ask, and which other checks were seen to be blind."""
-    lines = [f"- *Is it there?* {_doc(module.detect)}", f"- *Was it put to the test?* "
-             f"{_doc(module.exercised)}"]  # fmt: skip
+    lines = [
+        f"- *Is it there?* {_doc(module.detect)}",
+        f"- *Was it put to the test?* {_doc(module.exercised)}",
+    ]
     blind = _blind(name)
     if blind:
         lines += [
@@ -147,7 +151,7 @@ def _blind(name: str) -> Mapping[str, bool]:
 
 
 def _by_hand(name: str) -> str:
-    file = FOLDER / f"{name}.md"
+    file = catalog.folder(name) / PAGE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     _, begin, rest = text.partition(BY_HAND)
     kept = rest.partition(END)[0].strip("\n") if begin else ""
@@ -156,11 +160,8 @@ def _by_hand(name: str) -> str:
 
 def _kept(name: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The evidence of a scenario by its name, newest first."""
-    found = []
-    for file in EVIDENCE.glob(f"{name}*.json"):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["scenario"] == name:
-            found.append((file.stem, kept))
+    files = (catalog.folder(name) / "evidence").glob("*.json")
+    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
     return sorted(found, key=lambda pair: str(pair[1]["started"]), reverse=True)
 
 
@@ -172,7 +173,7 @@ def _evidence(name: str) -> Iterator[str]:
         chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
         where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
         yield (
-            f"[{stem}](../evidence/{stem}.md): {releases(chosen)}; {where}, torch "
+            f"[{stem}](evidence/{stem}.md): {releases(chosen)}; {where}, torch "
             f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
         )
         yield _table(["variant", "outcome", "what was found"], map(_trial, run["result"]["trials"]))
@@ -185,9 +186,22 @@ def _trial(trial: Mapping[str, Any]) -> list[str]:
 
 
 def _affected(name: str) -> Iterator[str]:
-    facts = affected.load().get(name)
-    if facts:
+    if facts := affected.of(name):
         yield affected.section(name, facts)
+
+
+def _mutations(name: str) -> Iterator[str]:
+    file = catalog.folder(name) / MUTATIONS
+    if file.is_file():
+        yield (
+            "## Mutations\n\nOther faults, put into upstream in the same way as a defect. A run "
+            "with one must be neither the documented bug nor clean (on the CPU, "
+            f"`python -m tests.mutations {name}`)."
+        )
+        rows = json.loads(file.read_text(encoding="utf-8")).values()
+        columns = ["put into", "the mutation", "outcome", "reason"]
+        cells = [[f"`{r['variant']}`", r["about"], r["outcome"], r["reason"]] for r in rows]
+        yield _table(columns, cells)
 
 
 def _table(columns: list[str], rows: Iterable[list[str]]) -> str:
@@ -212,7 +226,8 @@ def with_table(text: str) -> str:
 
 def _row(name: str, old: str) -> list[str] | None:
     """A scenario's row; of a broken one that of the ``old`` table, if it has one."""
-    link = f"[`{name}`](scenarios/{name}.md)"
+    upstream = catalog.folder(name).parent.name
+    link = f"[`{name}`](../scenarios/{upstream}/{name}/README.md)"
     if name in catalog.broken():
         kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
         cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []

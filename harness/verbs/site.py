@@ -25,17 +25,27 @@ HISTORY = Path("history.sqlite")
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
         help="a folder that is new or empty, or a site to replace",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--history", type=Path, metavar="FILE",
+        "--history",
+        type=Path,
+        metavar="FILE",
         help=f"of the nights (default: {HISTORY}, if it is there)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--runs", type=Path, action="append", default=[], metavar="DIR",
-        help="a run folder, or a folder of some; may be given several times",
-    )  # fmt: skip
+        "--runs",
+        type=Path,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="run folders, or folders of run folders",
+    )
     options = parser.parse_args(arguments)
     out, console = options.out.resolve(), terminal()
     refuse_unless_ours(out)

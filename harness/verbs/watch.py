@@ -33,9 +33,12 @@ def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
     parser.add_argument(
-        "--history", type=Path, default=Path("history.sqlite"), metavar="FILE",
+        "--history",
+        type=Path,
+        default=Path("history.sqlite"),
+        metavar="FILE",
         help="where the nights are kept (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
     )
@@ -44,8 +47,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
     options = parser.parse_intermixed_args(arguments)
     files: dict[told.Make, Path | None] = {
-        told.markdown: options.summary, told.junit: options.junitxml, told.as_json: options.json
-    }  # fmt: skip
+        told.markdown: options.summary,
+        told.junit: options.junitxml,
+        told.as_json: options.json,
+    }
     for file in filter(None, files.values()):
         if not file.parent.is_dir():  # told before the night, not after it
             raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")

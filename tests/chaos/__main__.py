@@ -21,8 +21,12 @@ from tests.overlays import lent
 from tests.place import Place
 
 SCENARIOS = (
-    "sampler_shards", "streaming_map_resume", "warmup_first_step", "tied_grad_reduce", "bf16_clip",
-)  # fmt: skip
+    "sampler_shards",
+    "streaming_map_resume",
+    "warmup_first_step",
+    "tied_grad_reduce",
+    "bf16_clip",
+)
 """The quickest, of three upstreams. Their overlays are made first: the faults need no index."""
 
 printing = threading.Lock()

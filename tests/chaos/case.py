@@ -57,14 +57,23 @@ class Case:
     def begin(self, command: list[str]) -> None:
         with (self.log / "stdout").open("ab") as out, (self.log / "stderr").open("ab") as err:
             started = subprocess.Popen(
-                command, cwd=self.place.cwd, env=self.environment(),
-                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=self.place.cwd,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
         self.processes.append(started)
 
     def environment(self) -> dict[str, str]:
-        ours = {"PYTHONPATH": str(ROOT), "HARNESS_RUNS": str(self.place.runs), "UV_OFFLINE": "1",
-                "HARNESS_CACHE": str(self.place.cache)}  # fmt: skip
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "HARNESS_RUNS": str(self.place.runs),
+            "UV_OFFLINE": "1",
+            "HARNESS_CACHE": str(self.place.cache),
+        }
         return os.environ | ours
 
     @property
@@ -238,6 +247,10 @@ def _is_json(file: Path) -> bool:
 
 def _command(case: Case, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness", *words], cwd=case.place.cwd, env=case.environment(),
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, "-m", "harness", *words],
+        cwd=case.place.cwd,
+        env=case.environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )

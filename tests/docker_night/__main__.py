@@ -28,9 +28,10 @@ ROOM = 6e9
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.docker_night", description=about,
+        prog="python -m tests.docker_night",
+        description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("scenario", nargs="*", default=SCENARIOS)
     parser.add_argument("--base", default="python:3.11-slim", help="the image to build upon")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder, to keep all in")

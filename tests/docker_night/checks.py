@@ -135,9 +135,17 @@ def mistakes_are_one_line(nights: Nights) -> str:
 
 def a_strangers_folder_is_told(nights: Nights) -> str:
     done = nights.engine(
-        "run", "--rm", "--network", "none", "--user", "54321:54321", "--volume",
-        f"{nights.report}:/report", NAME, check=False,
-    )  # fmt: skip
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--user",
+        "54321:54321",
+        "--volume",
+        f"{nights.report}:/report",
+        NAME,
+        check=False,
+    )
     lines = done.stdout.strip().splitlines()
     expect(done.returncode == 3 and len(lines) == 1, f"exit code {done.returncode}: {done.stdout}")
     return f"exit code 3: {lines[0][:100]}"

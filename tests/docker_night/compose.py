@@ -40,10 +40,14 @@ class Compose:
         self.outside.write_text(OUTSIDE)
         self.port = free_port()
         self.environment = {
-            **os.environ, **nights.engine.environment, "IMAGE": NAME, "NIGHT_USER": nights.user,
-            "REPORT": str(nights.report), "SITE_ADDRESS": f"127.0.0.1:{self.port}",
+            **os.environ,
+            **nights.engine.environment,
+            "IMAGE": NAME,
+            "NIGHT_USER": nights.user,
+            "REPORT": str(nights.report),
+            "SITE_ADDRESS": f"127.0.0.1:{self.port}",
             "COMPOSE_PROJECT_NAME": PROJECT,
-        }  # fmt: skip
+        }
 
     def __call__(self, *words: str) -> str:
         done = self.run(*words)
@@ -53,9 +57,13 @@ class Compose:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         files = ["--file", str(ROOT / "docker/compose.yaml"), "--file", str(self.outside)]
         return subprocess.run(
-            [*self.program, *files, *words], env=self.environment, capture_output=True, text=True,
-            check=False, timeout=1200,
-        )  # fmt: skip
+            [*self.program, *files, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
 
 
 def free_port() -> int:

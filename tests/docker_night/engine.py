@@ -49,10 +49,14 @@ class Engine:
     ) -> subprocess.CompletedProcess[str]:
         """Ask it; stdout and stderr come as one text. CalledProcessError where it says no."""
         return subprocess.run(
-            [self.client, *words], env={**os.environ, "DOCKER_BUILDKIT": "1", **self.environment},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds,
+            [self.client, *words],
+            env={**os.environ, "DOCKER_BUILDKIT": "1", **self.environment},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
             check=check,
-        )  # fmt: skip
+        )
 
     def answers(self) -> bool:
         try:
@@ -116,11 +120,23 @@ def started(folder: Path, way: Sequence[str]) -> Iterator[tuple[Engine | None, s
     address, log = f"unix://{folder}/docker.sock", folder / "dockerd.log"
     with log.open("w") as said:
         daemon = subprocess.Popen(
-            ["dockerd", "--host", address, "--data-root", folder / "data", "--exec-root",
-             folder / "exec", "--pidfile", folder / "pid", "--iptables=false",
-             "--ip-forward=false", *way],
-            stdout=said, stderr=said,
-        )  # fmt: skip
+            [
+                "dockerd",
+                "--host",
+                address,
+                "--data-root",
+                folder / "data",
+                "--exec-root",
+                folder / "exec",
+                "--pidfile",
+                folder / "pid",
+                "--iptables=false",
+                "--ip-forward=false",
+                *way,
+            ],
+            stdout=said,
+            stderr=said,
+        )
     try:
         engine = Engine(clients()[0], {"DOCKER_HOST": address})
         deadline = time.monotonic() + 60
@@ -151,9 +167,12 @@ def install(package: str, program: str) -> None:
     print(f"installing {package}")
     for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
         done = subprocess.run(
-            ["apt-get", "--quiet", *words], capture_output=True, text=True, check=False,
+            ["apt-get", "--quiet", *words],
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        )  # fmt: skip
+        )
         if done.returncode:
             raise Unavailable(f"{package} cannot be installed: {last_line(done.stderr)}")
     if shutil.which(program) is None:

@@ -39,8 +39,11 @@ def context(folder: Path) -> Path:
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +74,19 @@ def build(engine: Engine, context: Path, base: str) -> str:
     secret = os.environ.get("SSL_CERT_FILE")
     secrets = ["--secret", f"id=ca,src={secret}"] if secret else []
     done = engine(
-        "build", "--progress", "plain", "--network", "host", *secrets, *arguments,
-        "--build-arg", f"BASE={base}", "--file", context / "docker" / "Dockerfile",
-        "--tag", NAME, context,
-    )  # fmt: skip
+        "build",
+        "--progress",
+        "plain",
+        "--network",
+        "host",
+        *secrets,
+        *arguments,
+        "--build-arg",
+        f"BASE={base}",
+        "--file",
+        context / "docker" / "Dockerfile",
+        "--tag",
+        NAME,
+        context,
+    )
     return done.stdout

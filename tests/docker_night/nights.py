@@ -44,18 +44,27 @@ class Nights:
 
     def options(self, network: str = "host") -> list[str | Path]:
         return [
-            "--init", "--network", network, "--user", self.user, "--volume",
-            f"{self.report}:/report", "--volume", f"{self.volume}:/var/cache/distributed-bugs",
-            *certificate(), *settings(),
-        ]  # fmt: skip
+            "--init",
+            "--network",
+            network,
+            "--user",
+            self.user,
+            "--volume",
+            f"{self.report}:/report",
+            "--volume",
+            f"{self.volume}:/var/cache/distributed-bugs",
+            *certificate(),
+            *settings(),
+        ]
 
     def run(self, *words: str, network: str = "host") -> Night:
         """A night, from its beginning to its end; ``network`` is host, or none."""
         begun, name = time.monotonic(), f"{CONTAINER}-{os.getpid()}"
         named = ["run", "--rm", "--name", name]
         try:
-            done = self.engine(*named, *self.options(network), NAME, *words, check=False,
-                               seconds=PATIENCE)  # fmt: skip
+            done = self.engine(
+                *named, *self.options(network), NAME, *words, check=False, seconds=PATIENCE
+            )
         except subprocess.TimeoutExpired:
             self.engine("kill", name, check=False)
             raise Failed(f"it had not ended after {PATIENCE} s") from None
@@ -64,9 +73,20 @@ class Nights:
     def shell(self, script: str, *, user: str | None = None) -> str:
         """What a shell in the image says, with the volume and without a network."""
         done = self.engine(
-            "run", "--rm", "--network", "none", "--user", user or self.user, "--volume",
-            f"{self.volume}:/var/cache/distributed-bugs", "--entrypoint", "sh", NAME, "-c", script,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--network",
+            "none",
+            "--user",
+            user or self.user,
+            "--volume",
+            f"{self.volume}:/var/cache/distributed-bugs",
+            "--entrypoint",
+            "sh",
+            NAME,
+            "-c",
+            script,
+        )
         return done.stdout.strip()
 
     def begin(self, *words: str) -> str:

@@ -129,9 +129,17 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
 
 
 OF_ITS_PLACE = {
-    "chain", "format", "run", "run_json", "scenario", "variant", "act", "seed", "params",
+    "chain",
+    "format",
+    "run",
+    "run_json",
+    "scenario",
+    "variant",
+    "act",
+    "seed",
+    "params",
     "world_size",
-}  # fmt: skip
+}
 """What is made anew in a rank's records as they are sealed."""
 
 
@@ -254,9 +262,10 @@ PROOF = {"begin", "upstream", "end"}
 def _house(records: list[Record]) -> list[Record]:
     """What proves which code a rank ran, and that its records are whole."""
     return [
-        {k: v for k, v in r.items() if k not in ("host", "pid")} for r in records
+        {k: v for k, v in r.items() if k not in ("host", "pid")}
+        for r in records
         if r["kind"] in PROOF
-    ]  # fmt: skip
+    ]
 
 
 # Opinions: what the records of a scenario say, asked anew.

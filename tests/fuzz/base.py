@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.trial.code import LISTS
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE
-from tests.recording import FOLDER, seal
+from tests.recording import recorded, seal
 
 VARIANTS = {"buggy", "fixed", "control"}
 
@@ -27,7 +27,7 @@ class Base:
 
 def bases(place: Path) -> list[Base]:
     """A copy of every recorded run in ``place``, with at most three of its variants."""
-    return [_base(recorded, place / recorded.name) for recorded in sorted(FOLDER.iterdir())]
+    return [_base(run, place / name) for name, run in recorded().items()]
 
 
 def _base(recorded: Path, folder: Path) -> Base:

@@ -194,9 +194,30 @@ def process_died(random: Random, folder: Path, base: Base) -> str:
 BEFORE_FACTS = ("kind", "rank", "step")
 
 ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 1.5, -2.5, 1e300, 1e-300, 10**400, float("nan"), float("inf"),
-    "", "0", "nan", "inf", [], [0], {}, {"a": 1}, [[]], "\x1b[2J",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    1.5,
+    -2.5,
+    1e300,
+    1e-300,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "",
+    "0",
+    "nan",
+    "inf",
+    [],
+    [0],
+    {},
+    {"a": 1},
+    [[]],
+    "\x1b[2J",
+]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -374,13 +395,29 @@ def run_edited(random: Random, folder: Path, base: Base) -> str:
 
 
 FILES: tuple[Fault, ...] = (
-    lost, cut, byte_changed, files_swapped, copied_over, trial_copied, acts_swapped, lines_changed,
-    exit_lax, odd_file, process_died, key_twice,
-)  # fmt: skip
+    lost,
+    cut,
+    byte_changed,
+    files_swapped,
+    copied_over,
+    trial_copied,
+    acts_swapped,
+    lines_changed,
+    exit_lax,
+    odd_file,
+    process_died,
+    key_twice,
+)
 RECORDS: tuple[Fault, ...] = (
-    fact_odd, fact_odd, facts_cleared, figures_scaled, lists_emptied, records_changed,
-    ranks_exchanged, trials_exchanged,
-)  # fmt: skip
+    fact_odd,
+    fact_odd,
+    facts_cleared,
+    figures_scaled,
+    lists_emptied,
+    records_changed,
+    ranks_exchanged,
+    trials_exchanged,
+)
 
 
 def spoil(random: Random, folder: Path, base: Base) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from harness.spec import Inconclusive, Outcome, Records
 from harness.trial.proof import merged
 from harness.trial.records import RUN_FILE, read_json, read_records
-from tests.recording import FOLDER, Recording, changing
+from tests.recording import Recording, changing, recorded
 
 Change = Callable[[Any], Any]
 """Changes one thing in place: a record, all records or all lines of a rank, the content of a JSON
@@ -111,10 +111,10 @@ def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def copy(case: Case, folder: Path) -> Recording:
     """A copy of what is recorded of the trial of a case, and of nothing else of its run."""
-    recorded, trial = FOLDER / f"{case.scenario}_cpu", case.place.partition("/")[0]
-    shutil.copytree(recorded / trial, folder / "run" / trial)
-    shutil.copytree(recorded / "loaded", folder / "run" / "loaded")
-    shutil.copy(recorded / RUN_FILE, folder / "run")
+    run, trial = recorded()[case.scenario], case.place.partition("/")[0]
+    shutil.copytree(run / trial, folder / "run" / trial)
+    shutil.copytree(run / "loaded", folder / "run" / "loaded")
+    shutil.copy(run / RUN_FILE, folder / "run")
     return Recording(folder / "run")
 
 
@@ -157,9 +157,9 @@ def graded(case: Case, folder: Path) -> tuple[Outcome, str]:
 
 
 @cache
-def recorded(scenario: str, trial: str) -> Records:
+def recorded_trial(scenario: str, trial: str) -> Records:
     """The records of a trial of a recorded run; not to be changed."""
-    folder = FOLDER / f"{scenario}_cpu"
+    folder = recorded()[scenario]
     told = read_json(folder / RUN_FILE)["trials"][trial]
     acts = {act: read_records(folder / trial / act, told["ranks"]) for act in told["acts"]}
     return merged(acts)
@@ -171,7 +171,7 @@ def changed(case: Case) -> Records:
     A place that names a scenario, ``fp16_overflow:buggy``, is one of that scenario's run.
     """
     scenario, _, trial = case.place.rpartition(":")
-    by_rank = recorded(scenario or case.scenario, trial).by_rank
+    by_rank = recorded_trial(scenario or case.scenario, trial).by_rank
     records = {rank: deepcopy(list(theirs)) for rank, theirs in by_rank.items()}
     for rank in records if case.rank is None else [case.rank]:
         change_records(records[rank], case)
@@ -180,5 +180,8 @@ def changed(case: Case) -> Records:
 
 def trials(case: Case) -> dict[str, Records]:
     """The records of all trials of a scenario's run, changed in one."""
-    told = read_json(FOLDER / f"{case.scenario}_cpu" / RUN_FILE)["trials"]
-    return {**{name: recorded(case.scenario, name) for name in told}, case.place: changed(case)}
+    told = read_json(recorded()[case.scenario] / RUN_FILE)["trials"]
+    return {
+        **{name: recorded_trial(case.scenario, name) for name in told},
+        case.place: changed(case),
+    }

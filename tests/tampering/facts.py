@@ -13,12 +13,12 @@ from tests.tampering.changes import (
     gone,
     later,
     less,
-    recorded,
+    recorded_trial,
     times,
     to,
     within,
     without,
-)  # fmt: skip
+)
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 OF_A_COPY = ("own", "sum", "applied", "buffered", "parted", "applied_parted", "left_parted")
@@ -35,7 +35,7 @@ def threefold(record: dict[str, Any]) -> None:
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
     """All that a rank recorded after its identity is what the first stage recorded."""
-    _, *theirs = recorded("tied_grad_reduce", "fixed").by_rank[0]
+    _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
     records[1:] = [{k: v for k, v in r.items() if k != "act"} | {"rank": 1} for r in theirs]
 
 
@@ -64,7 +64,11 @@ TIED: list[Row] = [
         for name in OF_A_COPY
     ),
     (
-        "tied_grad_reduce", "fixed", 1, RECORDS, of_the_first_stage,
+        "tied_grad_reduce",
+        "fixed",
+        1,
+        RECORDS,
+        of_the_first_stage,
         "the model has blocks 1, 2, 1, 2 on its stages",
     ),
     ("tied_grad_reduce", "buggy", 0, "step", to(grad_norm=None), "grad_norm is None"),
@@ -72,48 +76,73 @@ TIED: list[Row] = [
     ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, and"),
     ("tied_grad_reduce", "control", 0, "step", to(got={}), "got has 0 names"),
     (
-        "tied_grad_reduce", "control", 0, "step",
+        "tied_grad_reduce",
+        "control",
+        0,
+        "step",
         later(lambda step: step.update(grad_norm=step["gradient"])),
         "norm is not told of, as it is else",
     ),
     ("tied_grad_reduce", "control", None, "step", threefold, "where its parts on all ranks have"),
     ("tied_grad_reduce", "fixed", 1, "step", to(gradient=1e3), "where its parts on all ranks"),
     (
-        "tied_grad_reduce", "control", 0, "step", without("strayed", WEIGHT),
+        "tied_grad_reduce",
+        "control",
+        0,
+        "step",
+        without("strayed", WEIGHT),
         f"step 1: {WEIGHT} is not told of in each step",
     ),
     ("tied_resume_norm", "fixed/train", 0, "step", gone("own"), "own is missing"),
     ("tied_resume_norm", "fixed/train", 1, "step", to(own=1e3), "a gradient, own, of norm 1000"),
     ("tied_resume_norm", "fixed/train", 1, "step", to(drift={"x": 1.0}), "drift x was not"),
     (
-        "tied_resume_norm", "fixed/train", None, "step", to(buffered=False),
+        "tied_resume_norm",
+        "fixed/train",
+        None,
+        "step",
+        to(buffered=False),
         "buffered False, and left_parted True",
     ),
     ("tied_resume_norm", "fixed/resume", 0, "loaded", to(compared=0), "where compared is 0"),
     ("tied_resume_norm", "fixed/resume", 0, "loaded", to(trained=[]), "trained has 0 entries"),
     ("tied_resume_norm", "fixed/resume", 0, "loaded", to(trained=["x"]), "x is no parameter"),
     (
-        "tied_resume_norm", "buggy/resume", 1, "loaded", within("changed", to(about="x")),
+        "tied_resume_norm",
+        "buggy/resume",
+        1,
+        "loaded",
+        within("changed", to(about="x")),
         "changed [0] about is 'x', and no change",
     ),
     (
-        "tied_resume_norm", "buggy/resume", 1, "loaded", within("changed", to(greatest=1.0)),
+        "tied_resume_norm",
+        "buggy/resume",
+        1,
+        "loaded",
+        within("changed", to(greatest=1.0)),
         "is told to have changed by 1 at",
     ),
     (
-        "tied_resume_norm", "buggy/resume", 1, "loaded",
-        within("changed", to(name="tied_modules.x")), "tied_modules.x is no parameter of this",
+        "tied_resume_norm",
+        "buggy/resume",
+        1,
+        "loaded",
+        within("changed", to(name="tied_modules.x")),
+        "tied_modules.x is no parameter of this",
     ),
     ("tied_resume_weight", "fixed/resume", 1, "step", gone("parted"), "parted is missing"),
     ("tied_resume_weight", "fixed/train", 1, "drift", to(tied={"x": 1.0}), "tied x was not"),
     (
-        "tied_resume_weight", "buggy/train", None, "step", to(parted=False),
+        "tied_resume_weight",
+        "buggy/train",
+        None,
+        "step",
+        to(parted=False),
         "first stage, and no parted",
     ),
-    (
-        "tied_resume_weight", "buggy/train", None, "drift", to(tied={}), "and not in its step",
-    ),
-]  # fmt: skip
+    ("tied_resume_weight", "buggy/train", None, "drift", to(tied={}), "and not in its step"),
+]
 
 CLIP: list[Row] = [
     ("bf16_clip", "fixed", 1, "step", to(replicas=[]), "replicas has 0 entries"),
@@ -126,14 +155,22 @@ CLIP: list[Row] = [
     ("bf16_clip", "fixed", None, "step", to(gradient=1e6), "has the norm 1e+06, where its parts"),
     ("bf16_clip", "buggy", 0, "checkpoint", to(compared=7), "failed for 8 of 7 keys"),
     (
-        "bf16_clip", "buggy", 0, "checkpoint", within("failures", to(key="x")),
+        "bf16_clip",
+        "buggy",
+        0,
+        "checkpoint",
+        within("failures", to(key="x")),
         "'x', and no key of a layer norm",
     ),
     (
-        "bf16_clip", "buggy", 0, "checkpoint",
-        within("failures", to(key="post_attention_layernorm.bias")), "not those that had drifted",
+        "bf16_clip",
+        "buggy",
+        0,
+        "checkpoint",
+        within("failures", to(key="post_attention_layernorm.bias")),
+        "not those that had drifted",
     ),
-]  # fmt: skip
+]
 
 ROTARY: list[Row] = [
     ("rope_zero_init", "fixed", 1, "buffers", gone("saved"), "saved is missing"),
@@ -153,32 +190,52 @@ ROTARY: list[Row] = [
     ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared is not alike"),
     ("rope_zero_init", "buggy", None, "buffers", to(compared={COS: [1]}), "compared as a buffer"),
     (
-        "rope_zero_init", "buggy", None, "buffers", within("compared", to(**{COS: [1]})),
+        "rope_zero_init",
+        "buggy",
+        None,
+        "buffers",
+        within("compared", to(**{COS: [1]})),
         "not compared as a buffer of 524288 elements",
     ),
     ("rope_zero_init", "control", None, "buffers", to(parted=["x"]), "x is no buffer of the"),
     ("rope_zero_init", "fixed", 0, "buffers", to(reference_off={}), "was not compared with"),
     (
-        "rope_zero_init", "fixed", 0, "logits", within("greatest", to(**{"300": 1.0})),
+        "rope_zero_init",
+        "fixed",
+        0,
+        "logits",
+        within("greatest", to(**{"300": 1.0})),
         "greatest is 1, and first is None",
     ),
     (
-        "rope_zero_init", "fixed", 0, "logits", at("apart", 7, 1.0),
+        "rope_zero_init",
+        "fixed",
+        0,
+        "logits",
+        at("apart", 7, 1.0),
         "not from position None on are they apart",
     ),
     ("rope_zero_init", "buggy", 0, "logits", at("apart", 260, 0.0), "not 63 of them are apart"),
     (
-        "rope_zero_init", "buggy", 0, "logits", at("apart", 257, 0.5),
+        "rope_zero_init",
+        "buggy",
+        0,
+        "logits",
+        at("apart", 257, 0.5),
         "greatest is 1.70508, and is told otherwise",
     ),
     ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
     ("rope_zero_init", "fixed", 0, "logits", to(after=5), "is None, after 5 and differing 0"),
     ("rope_zero_init", "fixed", 0, "logits", to(parameters=5), "the logits has other parameters"),
     (
-        "rope_zero_init_v5", "buggy", 0, "buffers", within("differing", to(place=[])),
+        "rope_zero_init_v5",
+        "buggy",
+        0,
+        "buffers",
+        within("differing", to(place=[])),
         "at a place that it does not have",
     ),
-]  # fmt: skip
+]
 
 OVERFLOW: list[Row] = [
     ("fp16_overflow", "control", 1, "step", to(grad_norm=None), "grad_norm is not alike on"),
@@ -187,7 +244,11 @@ OVERFLOW: list[Row] = [
     ("fp16_overflow", "control", 1, "begun", to(gradient="nan"), "gradient is not alike on"),
     ("fp16_overflow", "control", None, "begun", to(gradient="nan"), "torch's gradient is nan"),
     (
-        "fp16_overflow", "control", 1, "begun", to(loss=5.0, reference_loss=5.0),
+        "fp16_overflow",
+        "control",
+        1,
+        "begun",
+        to(loss=5.0, reference_loss=5.0),
         "its loss is told as 5.0 and as",
     ),
     ("fp16_overflow", "control", 1, "step", later(to(lr=0.005), 155), "next rate is 0.005, wh"),
@@ -196,11 +257,19 @@ OVERFLOW: list[Row] = [
     ("fp16_overflow", "fixed", 1, "begun", to(clipping=0.0), "clipping is 0.0, and not 1.0"),
     ("fp16_overflow", "control", 1, "step", to(headroom={}), "headroom has 0 names"),
     (
-        "fp16_overflow", "control", 1, "step", without("headroom", "output logits"),
+        "fp16_overflow",
+        "control",
+        1,
+        "step",
+        without("headroom", "output logits"),
         "rank 1, step 1: other tensors were watched",
     ),
     (
-        "fp16_overflow", "control", 1, "step", within("largest", to(**{"output logits": 1e4})),
+        "fp16_overflow",
+        "control",
+        1,
+        "step",
+        within("largest", to(**{"output logits": 1e4})),
         "output logits are at most 10000.0, and their headroom is told as",
     ),
     *(
@@ -213,25 +282,41 @@ OVERFLOW: list[Row] = [
         )
     ),
     (
-        "fp16_overflow_stage0", "buggy", None, "step", times("skipped", 10**6),
+        "fp16_overflow_stage0",
+        "buggy",
+        None,
+        "step",
+        times("skipped", 10**6),
         "the count of skipped steps went from 0 to 1000000",
     ),
     (
-        "fp16_overflow", "fixed", None, "step", during(to(loss="nan"), FEW),
+        "fp16_overflow",
+        "fixed",
+        None,
+        "step",
+        during(to(loss="nan"), FEW),
         "its loss is nan, of logits of at most",
     ),
     ("fp16_overflow", "buggy", 1, "exception", to(type="Error"), "type is 'Error'"),
     ("fp16_overflow", "buggy", 1, "exception", to(text="At minimum"), "text is 'At minimum'"),
     ("fp16_overflow", "buggy", 1, RECORDS, less("exception"), "was promised, and never came"),
     (
-        "fp16_overflow", "buggy", 1, "setup", within("scaler", to(minimum=2.0)),
+        "fp16_overflow",
+        "buggy",
+        1,
+        "setup",
+        within("scaler", to(minimum=2.0)),
         "scaler is not alike on ranks 0 and 1",
     ),
     (
-        "fp16_overflow", "control", 1, "setup", within("corpus", to(sha256="0" * 64)),
+        "fp16_overflow",
+        "control",
+        1,
+        "setup",
+        within("corpus", to(sha256="0" * 64)),
         "corpus is not alike on ranks 0 and 1",
     ),
-]  # fmt: skip
+]
 
 STEPS: list[Row] = [
     ("clip_max_for_min", "fixed", 0, "step", to(micro=[]), "micro has 0 entries, and not 1"),
@@ -240,15 +325,24 @@ STEPS: list[Row] = [
     *(
         ("clip_max_for_min", "fixed", 1, "step", change, "is not alike on ranks 0 and 1")
         for change in (
-            to(loss=0.1), to(gradient=0.1), to(applied=0.1), to(ratio=1.5), to(off=0.1),
-            to(micro=[1.5]), to(reference_loss=0.1),
+            to(loss=0.1),
+            to(gradient=0.1),
+            to(applied=0.1),
+            to(ratio=1.5),
+            to(off=0.1),
+            to(micro=[1.5]),
+            to(reference_loss=0.1),
         )
     ),
     ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "of each micro-batch's 9"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(loss=0.1), "loss is not alike on ranks 0 and"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(reference_loss=0.1), "reference_loss is not"),
     (
-        "pipeline_gas_twice", "fixed", 1, "step", to(micro=[1.0, 1.0, 0.0, 2.0]),
+        "pipeline_gas_twice",
+        "fixed",
+        1,
+        "step",
+        to(micro=[1.0, 1.0, 0.0, 2.0]),
         "of each micro-batch's 1, 1, 0, 2",
     ),
     ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batch's 9, 9, 9, 9"),
@@ -263,7 +357,7 @@ STEPS: list[Row] = [
     ("warmup_first_step", "control", 0, "step", to(logged=[]), "logged has 0 entries"),
     ("warmup_first_step", "control", 1, "step", to(loss=0.0), "the loss of step 1 is"),
     ("warmup_first_step", "fixed", 1, "schedule", to(name="inf"), "name is 'inf'"),
-]  # fmt: skip
+]
 
 STREAMS: list[Row] = [
     ("streaming_map_resume", "fixed", 0, "resume", to(transform="inf"), "transform is 'inf'"),
@@ -275,16 +369,28 @@ EMBEDDING: list[Row] = [
     ("tied_embedding_order", "fixed", 0, "cell", to(pieces=[]), "pieces has 0 entries"),
     ("tied_embedding_order", "control", 1, "rest", to(owned={}), "owned has 0 names"),
     (
-        "tied_embedding_order", "fixed", 2, "rest", without("owned", "linear.0"),
+        "tied_embedding_order",
+        "fixed",
+        2,
+        "rest",
+        without("owned", "linear.0"),
         "rank 2: owned does not name linear.0",
     ),
     (
-        "tied_embedding_order", "control", 1, "rest", within("owned", to(**{"linear.0": []})),
+        "tied_embedding_order",
+        "control",
+        1,
+        "rest",
+        within("owned", to(**{"linear.0": []})),
         "rank 1: owned does not name linear.0, or nobody steps it",
     ),
     ("tied_embedding_order", "fixed", 1, "rest", to(scale=1.0), "scale is 1.0, and not 2.0"),
     (
-        "tied_embedding_order", "control", 1, "cell", within("pieces", to(rows=15)),
+        "tied_embedding_order",
+        "control",
+        1,
+        "cell",
+        within("pieces", to(rows=15)),
         "120 elements, 120 of them owned, where its layout has 128 and 128",
     ),
     ("tied_embedding_order", "fixed", 1, "layout", to(sharded=False), "sharded is False, and not"),
@@ -293,24 +399,40 @@ EMBEDDING: list[Row] = [
     ("tied_embedding_training", "fixed", 3, "step", to(missed={}), "has 0 names, and it owns a"),
     ("tied_embedding_training", "fixed", 3, "step", to(apart=1.0), "apart is not alike on ranks"),
     (
-        "tied_embedding_training", "fixed", 2, "step", to(gradients_differ=1.0),
+        "tied_embedding_training",
+        "fixed",
+        2,
+        "step",
+        to(gradients_differ=1.0),
         "ranks 0 and 2 do not have gradients that are 0 apart",
     ),
     (
-        "tied_embedding_training", "buggy", 1, "step", to(gradient_sum=9.0),
+        "tied_embedding_training",
+        "buggy",
+        1,
+        "step",
+        to(gradient_sum=9.0),
         "ranks 1 and 3 do not have gradients that are 0 apart",
     ),
     ("tied_embedding_training", "fixed", 0, "step", to(plain_loss=9.0), "its plain_loss is not"),
     ("tied_embedding_training", "fixed", 3, "weight", to(values=[0.1]), "of another size"),
     (
-        "tied_embedding_training", "buggy", 1, "weight", at("values", 0, 9.0),
+        "tied_embedding_training",
+        "buggy",
+        1,
+        "weight",
+        at("values", 0, 9.0),
         "is not that of its replicas",
     ),
     (
-        "tied_embedding_training", "buggy", 2, "weight", at("values", 0, 9.0),
+        "tied_embedding_training",
+        "buggy",
+        2,
+        "weight",
+        at("values", 0, 9.0),
         "is not as far from the first stage",
     ),
-]  # fmt: skip
+]
 
 ALL = [
     Case(*row) for row in (*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS, *EMBEDDING)

@@ -44,8 +44,7 @@ def _flatten_helper(count: Count) -> None:
     from deepspeed.ops.op_builder import UtilsBuilder  # type: ignore[import-not-found]
 
     helpers = SimpleNamespace(
-        flatten=torch._utils._flatten_dense_tensors,
-        unflatten=torch._utils._unflatten_dense_tensors,
+        flatten=torch._utils._flatten_dense_tensors, unflatten=torch._utils._unflatten_dense_tensors
     )
 
     def load(self: Any, verbose: bool = True) -> SimpleNamespace:
@@ -62,9 +61,7 @@ def _intel_modules(count: Count) -> None:
 
 
 def _gloo_for_ccl(count: Count) -> None:
-    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
-        CPU_Accelerator,
-    )
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
     def name(self: Any) -> str:
         count()
@@ -75,9 +72,7 @@ def _gloo_for_ccl(count: Count) -> None:
 
 def _fp16_on_cpu(count: Count) -> None:
     import torch
-    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
-        CPU_Accelerator,
-    )
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
     # 0.9 has no such list yet, and nothing in it asks.
     supported_dtypes: Any = getattr(CPU_Accelerator, "supported_dtypes", lambda _: [])
@@ -95,9 +90,7 @@ def _fp16_on_cpu(count: Count) -> None:
 
 
 def _cpu_events(count: Count) -> None:
-    from deepspeed.accelerator.cpu_accelerator import (  # type: ignore[import-not-found]
-        CPU_Accelerator,
-    )
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
     def made(kind: type) -> Callable[..., Any]:
         def make(**options: Any) -> Any:
@@ -176,97 +169,148 @@ def _whole_checkpoints(count: Count) -> None:
 
 POINTS = (
     Point(
-        "deepspeed.torch_six", "deepspeed", "<0.9", BOTH,
+        "deepspeed.torch_six",
+        "deepspeed",
+        "<0.9",
+        BOTH,
         "torch 2 dropped torch._six, from which these releases import the constant inf",
         _torch_six,
     ),
     Point(
-        "deepspeed.elastic_names", "deepspeed", ">=0.7,<0.14.5", BOTH,
+        "deepspeed.elastic_names",
+        "deepspeed",
+        ">=0.7,<0.14.5",
+        BOTH,
         "torch 2.11 dropped two names that the (unused) elastic agent imports",
         _elastic_names,
     ),
     Point(
-        "deepspeed.cuda_stand_ins", "deepspeed", "<0.9", CPU,
+        "deepspeed.cuda_stand_ins",
+        "deepspeed",
+        "<0.9",
+        CPU,
         "releases without a CPU accelerator call torch.cuda outright: its device means the CPU, "
         "its events, streams and memory counters do nothing",
         stand_ins.cuda_on_cpu,
     ),
     Point(
-        "deepspeed.cuda_available", "deepspeed", "<0.9", CPU,
+        "deepspeed.cuda_available",
+        "deepspeed",
+        "<0.9",
+        CPU,
         "they refuse fp16 where torch.cuda is not available: to them it is",
         _available,
     ),
     Point(
-        "deepspeed.cuda_devices", "deepspeed", "<0.9", CPU,
+        "deepspeed.cuda_devices",
+        "deepspeed",
+        "<0.9",
+        CPU,
         "they make tensors on the device of torch.cuda: they are made on the CPU",
         partial(stand_ins.made_on_cpu, "deepspeed"),
     ),
     Point(
-        "deepspeed.tensor_cuda", "deepspeed", "<0.9", CPU,
+        "deepspeed.tensor_cuda",
+        "deepspeed",
+        "<0.9",
+        CPU,
         "they move tensors with Tensor.cuda(): they stay where they are",
         partial(stand_ins.tensor_cuda, "deepspeed"),
     ),
     Point(
-        "deepspeed.cuda_type_names", "deepspeed", "<0.9", CPU,
+        "deepspeed.cuda_type_names",
+        "deepspeed",
+        "<0.9",
+        CPU,
         "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that is the name "
         "reported here: the one shim that says something untrue",
         partial(stand_ins.type_names, "cuda"),
     ),
     Point(
-        "deepspeed.cpu_type_names", "deepspeed", ">=0.9,<0.13", CPU,
+        "deepspeed.cpu_type_names",
+        "deepspeed",
+        ">=0.9,<0.13",
+        CPU,
         "they reduce only gradients whose Tensor.type() has the name of the accelerator in it, "
         "torch.cpu.FloatTensor, which torch has never used for CPU tensors",
         partial(stand_ins.type_names, "cpu"),
     ),
     Point(
-        "deepspeed.intel_modules", "deepspeed", ">=0.9,<0.14.1", CPU,
+        "deepspeed.intel_modules",
+        "deepspeed",
+        ">=0.9,<0.14.1",
+        CPU,
         "their CPU accelerator insists on two Intel packages; empty modules satisfy it",
         _intel_modules,
     ),
     Point(
-        "deepspeed.gloo_for_ccl", "deepspeed", ">=0.9,<0.14.1", CPU,
+        "deepspeed.gloo_for_ccl",
+        "deepspeed",
+        ">=0.9,<0.14.1",
+        CPU,
         "their CPU accelerator asks for oneCCL; gloo is what is here",
         _gloo_for_ccl,
     ),
     Point(
-        "deepspeed.cpu_events", "deepspeed", ">=0.9,<0.10", CPU,
+        "deepspeed.cpu_events",
+        "deepspeed",
+        ">=0.9,<0.10",
+        CPU,
         "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
         _cpu_events,
     ),
     Point(
-        "deepspeed.fp16_on_cpu", "deepspeed", ">=0.9", CPU,
+        "deepspeed.fp16_on_cpu",
+        "deepspeed",
+        ">=0.9",
+        CPU,
         "their CPU accelerator says that it has no fp16 (later: only with the processor's own "
         "instructions), so the engine refuses it; torch computes fp16 on any CPU, slowly",
         _fp16_on_cpu,
     ),
     Point(
-        "deepspeed.flatten_helper", "deepspeed", "<0.9", BOTH,
+        "deepspeed.flatten_helper",
+        "deepspeed",
+        "<0.9",
+        BOTH,
         "they compile a C++ helper at start that is torch's own flatten and unflatten: those are "
         "called without compiling",
         _flatten_helper,
     ),
     Point(
-        "deepspeed.gather_into_detached", "deepspeed", ">=0.9", CPU,
+        "deepspeed.gather_into_detached",
+        "deepspeed",
+        ">=0.9",
+        CPU,
         "some gather parameters into a flat buffer that requires grad: NCCL writes it, gloo copies "
         "into views of it, which autograd forbids; it gets the same memory without its history",
         _detached_output,
     ),
     Point(
-        "deepspeed.gathers_in_order", "deepspeed", ">=0.9", CPU,
+        "deepspeed.gathers_in_order",
+        "deepspeed",
+        ">=0.9",
+        CPU,
         "when they gather several parameters they wait for the last alone: NCCL works in order, "
         "gloo does not; each is waited for",
         _gathers_in_order,
     ),
     Point(
-        "deepspeed.shm_comm", "deepspeed", ">=0.14", CPU,
+        "deepspeed.shm_comm",
+        "deepspeed",
+        ">=0.14",
+        CPU,
         "they compile a shared-memory all-reduce at start, for over half a minute; gloo does "
         "without",
         _shm_comm,
     ),
     Point(
-        "deepspeed.whole_checkpoints", "deepspeed", "<0.17", BOTH,
+        "deepspeed.whole_checkpoints",
+        "deepspeed",
+        "<0.17",
+        BOTH,
         "torch 2.6 reads checkpoints of plain tensors unless told otherwise, and these releases "
         "do not say: theirs hold objects of their own",
         _whole_checkpoints,
     ),
-)  # fmt: skip
+)

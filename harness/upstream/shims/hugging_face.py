@@ -34,16 +34,22 @@ def _place(package: str) -> Path | None:
 POINTS = (
     *(
         Point(
-            f"{upstream}.offline", upstream, releases, BOTH,
+            f"{upstream}.offline",
+            upstream,
+            releases,
+            BOTH,
             "models and data are made in code: nothing may ask a hub, and whatever would try fails",
             _offline,
         )
         for upstream, releases in (("transformers", ">=4"), ("accelerate", ""), ("datasets", ""))
     ),
     Point(
-        "accelerate.own_transformers", "accelerate", "", BOTH,
+        "accelerate.own_transformers",
+        "accelerate",
+        "",
+        BOTH,
         "it imports a transformers that it finds, which on a box that has another one beside torch "
         "fails at the overlay's older huggingface_hub: one from elsewhere is hidden",
         _own_transformers,
     ),
-)  # fmt: skip
+)

@@ -87,53 +87,80 @@ def _pkg_resources(count: Callable[[], None]) -> None:
 
 POINTS = (
     Point(
-        "megatron-core.current_device", "megatron-core", ">=0.4", CPU,
+        "megatron-core.current_device",
+        "megatron-core",
+        ">=0.4",
+        CPU,
         "it allocates its buffers on torch.cuda.current_device(): to megatron-core, that is the "
         "CPU here",
         _current_device,
     ),
     Point(
-        "megatron-core.synchronize", "megatron-core", ">=0.4", CPU,
+        "megatron-core.synchronize",
+        "megatron-core",
+        ">=0.4",
+        CPU,
         "it waits for the GPU around its pipeline's messages: there is nothing to wait for",
         _synchronize,
     ),
     Point(
-        "megatron-core.current_stream", "megatron-core", ">=0.19", CPU,
+        "megatron-core.current_stream",
+        "megatron-core",
+        ">=0.19",
+        CPU,
         "it asks for the GPU's stream when it reduces gradients: there is one that does nothing",
         _current_stream,
     ),
     Point(
-        "megatron-core.cuda_literal", "megatron-core", ">=0.4", CPU,
+        "megatron-core.cuda_literal",
+        "megatron-core",
+        ">=0.4",
+        CPU,
         "it makes tensors with the literal device 'cuda': they are made on the CPU",
         partial(stand_ins.made_on_cpu, "megatron"),
     ),
     Point(
-        "megatron-core.tensor_cuda", "megatron-core", ">=0.4", CPU,
+        "megatron-core.tensor_cuda",
+        "megatron-core",
+        ">=0.4",
+        CPU,
         "it moves tied weights with Tensor.cuda(): they stay where they are",
         partial(stand_ins.tensor_cuda, "megatron"),
     ),
     Point(
-        "megatron-core.cuda_type_names", "megatron-core", ">=0.4", CPU,
+        "megatron-core.cuda_type_names",
+        "megatron-core",
+        ">=0.4",
+        CPU,
         "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that is "
         "the name reported to them: this shim says something untrue",
         _type_names,
     ),
     Point(
-        "megatron-core.pkg_resources", "megatron-core", ">=0.7,<0.9", BOTH,
+        "megatron-core.pkg_resources",
+        "megatron-core",
+        ">=0.7,<0.9",
+        BOTH,
         "they import the package packaging through pkg_resources, which setuptools has dropped",
         _pkg_resources,
     ),
     Point(
-        "megatron-core.apex_optimizers", "megatron-core", ">=0.6,<0.10", BOTH,
+        "megatron-core.apex_optimizers",
+        "megatron-core",
+        ">=0.6,<0.10",
+        BOTH,
         "they import NVIDIA's apex for their optimizers: where it is missing, torch's AdamW and "
         "SGD stand in for FusedAdam and FusedSGD, and its other kernels raise if they are called; "
         "where it is installed it is used, and this counts nothing",
         _apex_optimizers,
     ),
     Point(
-        "megatron-core.eager_compile", "megatron-core", ">=0.5", CPU,
+        "megatron-core.eager_compile",
+        "megatron-core",
+        ">=0.5",
+        CPU,
         "its functions under torch.compile run as written: loading the compiler takes each rank "
         "longer than the whole training",
         _eager_compile,
     ),
-)  # fmt: skip
+)

@@ -1,0 +1,216 @@
+"""Is what a step of the optimizer applied the gradient that plain torch has on the same rows?
+
+With SGD at a known rate, (before - after) / rate is what was applied. Plain torch computes the
+gradient of each micro-batch on the same weights, alone; their mean is what should have been. The
+scenario's rows are equally long, so that the mean of the micro-batches' means is the batch's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.numbers import near
+from harness.facts.shapes import NUMBER, SIZE, Facts, many
+from harness.pictures import Bars, Lines, Picture, by_step
+from harness.spec import Finding, Record, Records, Trials
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLERANCE = 1e-3
+"""How far (as a fraction) what was applied may be from what it should be, and still be it: fp32
+rounding moves it by 1e-5."""
+
+CUT = 1e-2
+"""Directions of the micro-batches' gradients that are shorter than this part of the longest explain
+nothing: of what is off, rounding say, they would make shares of any size."""
+
+UNIT = "of the gradient that is right"
+
+
+def shapes(micro_batches: int | None = None) -> Facts:
+    """Those of what ``facts`` has for the record of a step of so many micro-batches, if known."""
+    return {
+        "gradient": SIZE,
+        "applied": SIZE,
+        "ratio": NUMBER,
+        "off": SIZE,
+        "micro": many(NUMBER, micro_batches, least=1),
+        "reference_loss": NUMBER,
+    }
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What plain torch has on some micro-batches."""
+
+    losses: Sequence[float]
+    """The loss of each."""
+    micro: Sequence[Mapping[str, Tensor]]
+    """The gradient of each, by the names of the weights."""
+
+    @property
+    def loss(self) -> float:
+        """The mean of the micro-batches' losses."""
+        return sum(self.losses) / len(self.losses)
+
+
+def plainly(
+    loss: Callable[[Mapping[str, Tensor], Any], Tensor],
+    weights: Mapping[str, Tensor],
+    micro_batches: Iterable[Any],
+) -> Plain:
+    """Differentiate ``loss(weights, micro_batch)``, a mean over its rows, for each micro-batch.
+
+    ``torch.func.functional_call`` makes such a function of a module.
+    """
+    import torch
+
+    leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    losses, gradients = [], []
+    for batch in micro_batches:
+        value = loss(leaves, batch)
+        found = torch.autograd.grad(value, list(leaves.values()))
+        losses.append(float(value.detach()))
+        gradients.append(dict(zip(leaves, found, strict=True)))
+    return Plain(losses, gradients)
+
+
+def copied(module: Any, dtype: Any = None) -> dict[str, Tensor]:
+    """A module's weights by their names, as they are now."""
+    return {n: p.detach().to(dtype or p.dtype).clone() for n, p in module.named_parameters()}
+
+
+def facts(
+    plain: Plain, before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float
+) -> dict[str, Any]:
+    """What to record of a step that took this rank's weights from ``before`` to ``after``.
+
+    ``gradient`` and ``applied`` are norms, ``ratio`` is how much of the gradient was applied along
+    its direction, ``off`` the part of it (0 to 1) that has another direction, and ``micro`` how
+    much of each micro-batch's gradient explains it: 1 each where all is well.
+    """
+    import torch
+
+    def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([tensors[name].cpu().double().flatten() for name in before])
+
+    applied = (flat(before) - flat(after)) / rate
+    micro = torch.stack([flat(each) for each in plain.micro])
+    gradient = micro.mean(0)
+    ratio = applied @ gradient / (gradient @ gradient)
+    off = (applied - ratio * gradient).norm() / applied.norm() if applied.any() else 0.0
+    aside = (applied - ratio * gradient)[:, None]
+    beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
+    return {
+        "gradient": float(gradient.norm()),
+        "applied": float(applied.norm()),
+        "ratio": float(ratio),
+        "off": float(off),
+        "micro": [round(share, 4) + 0.0 for share in (ratio + beside.flatten()).tolist()],
+        "reference_loss": plain.loss,
+    }
+
+
+def straight(step: Record) -> bool:
+    """Whether what was applied has the direction of the gradient."""
+    return bool(step["off"] <= math.sqrt(2 * TOLERANCE))
+
+
+def times(step: Record, ratio: float) -> bool:
+    """Whether ``ratio`` times the gradient was applied: by the share of it, and by the norms."""
+    norm = abs(ratio) * step["gradient"]
+    # ``straight`` lets pass an angle that makes the norm greater by TOLERANCE.
+    norms = near(step["applied"], norm, share=2 * TOLERANCE)
+    return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step) and _even(step)
+
+
+def _even(step: Record) -> bool:
+    """Whether each micro-batch has the same share in what was applied, but for what is off."""
+    count, off = len(step["micro"]), step["off"] * step["applied"]
+    within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
+    return all(near(share, step["ratio"], within=within) for share in step["micro"])
+
+
+def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
+    """The steps whose ``loss`` is not that of plain torch; where each rank has but a part of the
+    rows, their mean is not."""
+    by_step: dict[int, list[Record]] = {}
+    for step in records.of("step"):
+        by_step.setdefault(step["step"], []).append(step)
+    for number, steps in by_step.items():
+        mean = math.fsum(step["loss"] for step in steps) / len(steps)
+        for step in steps:
+            loss, right = mean if parts else step["loss"], step["reference_loss"]
+            if not near(loss, right, share=TOLERANCE):
+                yield f"the loss of step {number} is {loss:.5g}, where plain torch has {right:.5g}"
+
+
+def told(step: Record) -> str:
+    """One step of a rank, in words."""
+    shares = ", ".join(f"{share:.4g}" for share in step["micro"])
+    aside = "" if straight(step) else f", {step['off']:.2g} of it in another direction"
+    several = f"; of each micro-batch's {shares}" if step["micro"][1:] or not _even(step) else ""
+    return (
+        f"rank {step['rank']}, step {step['step']}: {step['ratio']:.4g} of the gradient that plain "
+        f"torch has was applied{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g})"
+        f"{several}"
+    )
+
+
+def finding(
+    wrong: Sequence[Record],
+    lines: Iterable[str],
+    wanted: Callable[[Record], float] = lambda _: 1.0,
+    *,
+    documented: bool,
+) -> Finding:
+    """The finding of these steps, which did not apply ``wanted`` times the gradient."""
+    return Finding(
+        message="\n".join(lines),
+        step=min(step["step"] for step in wrong),
+        ranks=tuple(sorted({step["rank"] for step in wrong})),
+        magnitude=max(abs(step["ratio"] / wanted(step) - 1) for step in wrong),
+        unit=UNIT,
+        documented=documented,
+    )
+
+
+def same_direction(records: Records) -> dict[str, bool]:
+    """A factor leaves the direction as it is."""
+    aside = any(not straight(step) for step in records.of("step"))
+    return {"the applied gradient has another direction": aside}
+
+
+def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
+    """A picture of how much of the right gradient was applied, by ``step`` or by ``stage``."""
+    values = {
+        (variant, f"{by} {step[by]}"): float(step["ratio"])
+        for variant, records in trials.items()
+        for step in records.of("step")
+    }
+    bars = [(*who, ratio) for who, ratio in values.items()]
+    yield Bars(
+        "How much of the gradient was applied",
+        "with the bug it is a fraction of the gradient that plain torch has; without it all of it",
+        bars,
+        "of 1, the ratio that is right",
+        {"right": 1.0},
+    )
+
+
+def norms(trials: Trials) -> Iterator[Picture]:
+    """A picture of the norm of each gradient that was applied, with the threshold of clipping."""
+    thresholds = (step["clipping"] for records in trials.values() for step in records.of("step", 0))
+    yield Lines(
+        "The norm of the gradient that was applied",
+        "with the bug none is below the threshold, and those above are not clipped",
+        by_step(trials, lambda step: step["applied"]),
+        y="norm",
+        log=True,
+        limits={"threshold": max(thresholds, default=0.0)},
+    )

@@ -1,0 +1,41 @@
+"""The layer norm and the Adam of the reports: NVIDIA's apex where it is installed, else torch's.
+
+apex's kernels run on GPUs alone; on the CPU lane it is always torch's. The evidence says which it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness import apex
+from harness.spec import Lane
+
+
+def layer_norm(lane: Lane) -> type[nn.Module]:
+    """The class of layer norms over the last dimension: DeepSpeed's LayerSpec takes classes."""
+    if not _fused(lane):
+        return nn.LayerNorm
+    from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]
+
+    apex.use("MixedFusedLayerNorm")
+    found: type[nn.Module] = MixedFusedLayerNorm
+    return found
+
+
+def adam(lane: Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:
+    """Adam without weight decay."""
+    if not _fused(lane):
+        return torch.optim.Adam(parameters, lr=lr)
+    from apex.optimizers import FusedAdam  # type: ignore[import-not-found]
+
+    apex.use("FusedAdam")
+    return FusedAdam(parameters, lr=lr, adam_w_mode=False)
+
+
+def _fused(lane: Lane) -> bool:
+    return lane is Lane.GPU and apex.installed()

@@ -1,0 +1,95 @@
+"""What else could be wrong with clipping in BF16_Optimizer, and with the steps that follow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import calling, guarded, left_out, repeated
+from scenarios.common.mutation import mutation
+
+OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
+UTILS = "deepspeed/runtime/utils.py"
+
+
+@mutation(
+    "clip_turned_round",
+    UTILS,
+    "clip_tensors_by_global_norm",
+    "clips by the reciprocal of the factor: large gradients grow",
+)
+def turned_round(function: Any) -> Edits:
+    import libcst.matchers as m
+
+    quotient = m.BinaryOperation(operator=m.Divide())
+    node: Any
+    for node in m.findall(function, quotient):
+        yield node, node.with_changes(left=node.right, right=node.left)
+
+
+@mutation("no_clipping", OPTIMIZER, "BF16_Optimizer.step", "does not clip, on any rank")
+def no_clipping(function: Any) -> Edits:
+    yield from left_out(calling(function, "clip_tensors_by_global_norm"))
+
+
+@mutation(
+    "clipped_twice",
+    OPTIMIZER,
+    "BF16_Optimizer.step",
+    "clips, and clips once more by the same factor",
+)
+def clipped_twice(function: Any) -> Edits:
+    yield from repeated(calling(function, "clip_tensors_by_global_norm"))
+
+
+@mutation(
+    "rank_0_alone_steps",
+    OPTIMIZER,
+    "BF16_Optimizer.step",
+    "takes the optimizer's step on rank 0 only: copies part as if by the bug",
+)
+def rank_0_alone(function: Any) -> Edits:
+    yield from guarded(calling(function, "step"), "dist.get_rank() == 0")
+
+
+@mutation(
+    "stale_weights",
+    OPTIMIZER,
+    "BF16_Optimizer.step",
+    "steps the fp32 masters, and never copies them to the weights",
+)
+def stale_weights(function: Any) -> Edits:
+    yield from left_out(calling(function, "update_lp_params"))
+
+
+@mutation(
+    "gradients_doubled",
+    OPTIMIZER,
+    "BF16_Optimizer._update_hp_grad",
+    "the bug, and each gradient is added to its buffer twice",
+    variant="buggy",
+)
+def doubled(function: Any) -> Edits:
+    yield from repeated(calling(function, "add_"))
+
+
+@mutation(
+    "rank_0_clips_alone",
+    OPTIMIZER,
+    "BF16_Optimizer.step",
+    "the bug, and no rank but 0 clips even the shards that are its own",
+    variant="buggy",
+)
+def rank_0_clips(function: Any) -> Edits:
+    yield from guarded(calling(function, "clip_tensors_by_global_norm"), "dist.get_rank() == 0")
+
+
+MUTATIONS = (
+    turned_round,
+    no_clipping,
+    clipped_twice,
+    rank_0_alone,
+    stale_weights,
+    doubled,
+    rank_0_clips,
+)

@@ -1,0 +1,53 @@
+"""What else could be wrong with clipping in fp32, and with the gradients that are clipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import calling, followed, guarded, left_out, repeated, setting, stepping
+from scenarios.common.mutation import mutation
+
+ENGINE = "deepspeed/runtime/engine.py"
+UTILS = "deepspeed/runtime/utils.py"
+
+
+@mutation("no_clipping", ENGINE, "DeepSpeedEngine._take_model_step", "never clips")
+def no_clipping(function: Any) -> Edits:
+    yield from left_out(calling(function, "clip_fp32_gradients"))
+
+
+@mutation("factor_squared", UTILS, "clip_grad_norm_", "multiplies each gradient twice")
+def squared(function: Any) -> Edits:
+    yield from repeated(calling(function, "mul_"))
+
+
+@mutation("norm_doubled", UTILS, "clip_grad_norm_", "takes the norm for twice what it is")
+def norm_doubled(function: Any) -> Edits:
+    yield from followed(setting(function, "scaled_norm"), "scaled_norm = 2 * scaled_norm")
+
+
+@mutation("step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
+def never_steps(function: Any) -> Edits:
+    yield from left_out(stepping(function))
+
+
+@mutation(
+    "not_reduced",
+    ENGINE,
+    "DeepSpeedEngine.allreduce_and_copy",
+    "the bug, and each rank steps with its own gradient",
+    variant="buggy",
+)
+def not_reduced(function: Any) -> Edits:
+    yield from left_out(calling(function, "copy_"))
+
+
+@mutation(
+    "rank_0_clips_alone", UTILS, "clip_grad_norm_", "the bug, but on rank 0 only", variant="buggy"
+)
+def rank_0_alone(function: Any) -> Edits:
+    yield from guarded(calling(function, "mul_"), "dist.get_rank() == 0")
+
+
+MUTATIONS = (no_clipping, squared, norm_doubled, never_steps, not_reduced, rank_0_alone)

@@ -1,0 +1,169 @@
+"""Does a training in fp16 or bf16 begin as plain torch's would, however its optimizer is sharded?
+
+A rank writes down ``begun`` at each of the first steps: what plain torch has for the same weights
+and the whole batch, the gradient that reached the optimizers of all ranks together, and how far the
+weights were from where torch's own optimizer would have led. Norms and means over all weights only:
+a small gradient that rounding has turned round moves a weight of Adam's the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.numbers import finite, named, near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import MAY_OVERFLOW, SIZE, alike, exactly
+from harness.spec import Record, Records
+from scenarios.common import stepped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEPS = 3
+"""How many first steps are looked at: it costs another forward and backward pass."""
+
+TOLERANCE = 0.02
+"""How far (as a fraction) a loss or a norm may be from plain torch's; rounding: 1e-3."""
+
+ASIDE = 0.1
+"""How far the weights may be from those that plain torch's steps lead to, as a part of the way:
+rounding alone makes it 1e-3 in the third step."""
+
+
+def plan(steps: int, clipping: float) -> Plan:
+    """The first of so many steps."""
+    facts = {
+        "loss": MAY_OVERFLOW,
+        "reference_loss": MAY_OVERFLOW,
+        "gradient": alike(MAY_OVERFLOW),
+        "got": MAY_OVERFLOW,
+        "clipping": exactly(clipping),
+        "scale": SIZE,
+        "rate": SIZE,
+        "aside": MAY_OVERFLOW,
+    }
+    return {"begun": Kind(facts, range(1, min(STEPS, steps) + 1))}
+
+
+class Watch:
+    """Watches the first steps of an engine of DeepSpeed's; ``make`` makes torch's own optimizer.
+
+    The model takes a batch and answers with its loss, a mean; the ranks' batches are equally large.
+    """
+
+    def __init__(self, engine: Any, make: Callable[[Iterable[Any]], Any], clipping: float) -> None:
+        self.engine, self.clipping = engine, clipping
+        self.scale = 1.0
+        """What the loss is multiplied with in this step."""
+        self.base = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self.parameters = dict(engine.module.named_parameters())
+        dtype = self.base.param_groups[0]["params"][0].dtype
+        self.copies = {
+            n: p.detach().to(dtype).clone().requires_grad_() for n, p in self.parameters.items()
+        }
+        self.torchs = make(list(self.copies.values()))
+        stepped.as_made(self.torchs, self.base)
+        self.before: dict[str, Tensor] = {}
+        self.loss = 0.0
+        self.got: Tensor | None = None
+        self.rates: dict[str, Any] = {"lr": 0.0}
+        """What a schedule sets: OneCycle has the betas go round as well."""
+        self.base.register_step_pre_hook(self._look)
+
+    def begin(self, batch: Tensor) -> None:
+        """Have plain torch differentiate the loss of a batch of this rank's, as the weights are."""
+        import torch
+        import torch.distributed as dist
+
+        self.before = {n: p.detach().clone() for n, p in self.parameters.items()}
+        leaves = {n: value.clone().requires_grad_() for n, value in self.before.items()}
+        loss = torch.func.functional_call(self.engine.module, leaves, (batch,))
+        found = torch.autograd.grad(loss.float() * self.scale, list(leaves.values()))
+        for copy, gradient in zip(self.copies.values(), found, strict=True):
+            whole = gradient.float()
+            dist.all_reduce(whole)
+            copy.grad = (whole / (self.scale * dist.get_world_size())).to(copy.dtype)
+        self.loss, self.got = float(loss.detach()), None
+
+    def facts(self, loss: float) -> dict[str, Any]:
+        """What to record of the step since ``begin``; torch's optimizer takes the same."""
+        import torch
+        import torch.distributed as dist
+
+        gradients = [copy.grad.double() for copy in self.copies.values() if copy.grad is not None]
+        norm = float(torch.stack([each.norm() for each in gradients]).norm())
+        got = torch.zeros((), dtype=torch.float64) if self.got is None else self.got
+        reached = got.float().to(self.engine.device)
+        if self._sharded():
+            dist.all_reduce(reached)
+        for copy in self.copies.values():
+            if copy.grad is not None and 0 < self.clipping < norm:
+                copy.grad.mul_(self.clipping / norm)
+        for group in self.torchs.param_groups:
+            group.update(self.rates)
+        self.torchs.step()
+        return {
+            "loss": named(loss),
+            "reference_loss": named(self.loss),
+            "gradient": named(norm),
+            "got": named(float(reached.sqrt())),
+            "clipping": self.clipping,
+            "scale": self.scale,
+            "rate": self.rates["lr"],
+            "aside": named(self._aside()),
+        }
+
+    def _look(self, *_: Any) -> None:
+        import torch
+
+        used = [p.grad for group in self.base.param_groups for p in group["params"]]
+        squares = [each.double().square().sum() for each in used if each is not None]
+        self.got = torch.stack(squares).sum() if squares else None
+        group = self.base.param_groups[0]
+        self.rates = {"lr": float(group["lr"]), "betas": group["betas"]}
+
+    def _sharded(self) -> bool:
+        held = sum(p.numel() for group in self.base.param_groups for p in group["params"])
+        return bool(held < sum(p.numel() for p in self.parameters.values()))
+
+    def _aside(self) -> float:
+        way, aside = 0.0, 0.0
+        for name, parameter in self.parameters.items():
+            expected = self.copies[name].detach().to(parameter.dtype).double()
+            way += float((expected - self.before[name].double()).abs().sum())
+            aside += float((parameter.detach().double() - expected).abs().sum())
+        return aside / way if way else aside
+
+
+def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
+    """What of the first steps is not as plain torch has it; of each rank the first.
+
+    A step at which plain torch's gradient overflows as well says nothing, nor do those after it.
+    ``unscaled_twice``: gradients may also be too small by the scale of the loss, all of them.
+    """
+    for rank in records.ranks:
+        for step in records.of("begun", rank):
+            if not finite(step["gradient"]):
+                break
+            wrong = _wrong(step, unscaled_twice)
+            if wrong:
+                yield f"rank {rank}, step {step['step']}: {wrong}"
+                break
+
+
+def _wrong(step: Record, unscaled_twice: bool) -> str:
+    right, again = (_clipped(step, step["gradient"] / over) for over in (1, step["scale"]))
+    if not near(step["loss"], step["reference_loss"], share=TOLERANCE):
+        return f"the loss is {step['loss']:.5g}, where plain torch has {step['reference_loss']:.5g}"
+    if unscaled_twice and again < right and near(step["got"], again, share=TOLERANCE):
+        return ""
+    if not near(step["got"], right, share=TOLERANCE):
+        return f"the optimizer got a gradient of norm {step['got']:.4g}, where {right:.4g} is right"
+    if not near(step["aside"], 0.0, within=ASIDE):
+        return f"the weights are {step['aside']:.2g} of a step away from plain torch's"
+    return ""
+
+
+def _clipped(step: Record, norm: float) -> float:
+    return float(min(norm, step["clipping"]) if step["clipping"] else norm)

@@ -1,0 +1,562 @@
+"""Did fp16 training overflow, and what did DeepSpeed's loss scaler make of it?
+
+A rank writes down ``setup`` once, with the scaler's knobs as upstream holds them. Every ``step``
+has the loss, the loss scale, the count of skipped steps, and for each watched tensor its largest
+magnitude and its headroom: the bits to the largest fp16 number. ``exception`` is the documented
+one, where it ends the run. A number that JSON cannot hold is written by its name, as float() reads
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+from harness.facts.numbers import named, near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import (
+    COUNT,
+    FLAG,
+    MAY_OVERFLOW,
+    SIZE,
+    alike,
+    by_name,
+    exactly,
+    held,
+    matching,
+    maybe,
+)
+from harness.pictures import Lines, Picture
+from harness.spec import Context, Exercise, Finding, Record, Records, Trials
+from scenarios.deepspeed.fp16_overflow import first_steps as begun
+
+LIMIT = 65504
+"""The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
+
+LARGEST = {"fp16": float(LIMIT), "bf16": 3.3895e38}
+"""The largest finite number of each precision."""
+
+NORM = 1e3
+"""How many times that number the norm of a gradient may be: of as many as a million elements."""
+
+LOGITS, BYTES, SLACK = "output logits", 256, 1e-3
+"""What the loss is the cross entropy of, over so many classes, and its rounding in nats."""
+
+GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+"""What DeepSpeed raises, as a builtin Exception; the same from 0.12.6 to 0.19.8."""
+
+
+SCALER = held(
+    {
+        "optimizer": matching(r"[A-Za-z_]\w*", "name of a class"),
+        "dynamic": FLAG,
+        "initial": SIZE,
+        "minimum": maybe(SIZE),
+        "hysteresis": maybe(COUNT),
+        "consecutive": maybe(FLAG),
+        "window": maybe(COUNT),
+    }
+)
+CORPUS = held({"sha256": matching("[0-9a-f]{64}", "SHA-256"), "bytes": COUNT, "files": COUNT})
+STEP = {
+    "loss": MAY_OVERFLOW,
+    "grad_norm": alike(maybe(MAY_OVERFLOW)),
+    "loss_scale": SIZE,
+    "skipped": COUNT,
+    "lr": SIZE,
+    "largest": by_name(MAY_OVERFLOW, least=1),
+    "headroom": by_name(MAY_OVERFLOW, least=1),
+    "weights": SIZE,
+}
+
+
+def plan(params: Any) -> Plan:
+    """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
+    first ones also whether they are plain torch's."""
+    knobs = {name: getattr(params, name) for name in ("precision", "zero_stage", "warn_below")}
+    rates = {"first": params.first_lr, "top": params.lr, "ramp": params.ramp}
+    told = {**knobs, "steps": params.steps, "rates": rates}
+    setup = {name: exactly(value) for name, value in told.items()}
+    steps = each(params.steps)
+    raised = {"type": exactly("Exception"), "text": exactly(GIVEN_UP)}
+    return {
+        "setup": Kind({**setup, "corpus": alike(CORPUS), "scaler": alike(SCALER)}),
+        "step": Kind(STEP, steps),
+        "exception": Kind(raised, steps, ends=True),
+        **begun.plan(params.steps, params.gradient_clipping),
+    }
+
+
+class Watch:
+    """Writes down what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
+
+    def __init__(
+        self, ctx: Context, engine: Any, headroom: Any, first: begun.Watch, **setup: Any
+    ) -> None:
+        self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first
+        ctx.record("setup", **setup, scaler=_knobs(engine.optimizer))
+
+    def begin(self, number: int, batch: Any) -> None:
+        """Begin a step on a batch: of the first ones, plain torch takes it as well."""
+        if number <= begun.STEPS:
+            self.first.scale = _scale(self.engine.optimizer)
+            self.first.begin(batch)
+
+    def step(self, number: int, loss: Any) -> bool:
+        """Have the engine apply its gradients; False where DeepSpeed has given up."""
+        raised = _documented(self.engine.step)
+        if number <= begun.STEPS:
+            self.ctx.record("begun", number, **self.first.facts(float(loss.detach())))
+        norm = self.engine.get_global_grad_norm()
+        readings = self.headroom.step()
+        self.ctx.record(
+            "step",
+            number,
+            loss=named(float(loss.detach())),
+            grad_norm=None if norm is None else named(float(norm)),
+            loss_scale=_scale(self.engine.optimizer),
+            skipped=self.engine.skipped_steps,
+            lr=self.engine.get_lr()[0],
+            largest={reading.name: named(reading.largest) for reading in readings},
+            headroom={reading.name: named(round(reading.bits, 3)) for reading in readings},
+            weights=sum(
+                float(p.detach().double().abs().sum()) for p in self.first.parameters.values()
+            ),
+        )
+        if raised is not None:
+            self.ctx.record("exception", number, type=type(raised).__name__, text=str(raised))
+        return raised is None
+
+
+def _documented(step: Callable[[], Any]) -> Exception | None:
+    """The documented exception, if that is what the step ends with; any other goes on up."""
+    try:
+        step()
+    except Exception as error:
+        if type(error) is not Exception or str(error) != GIVEN_UP:
+            raise
+        return error
+    return None
+
+
+def _knobs(optimizer: Any) -> dict[str, Any]:
+    """The loss scaler's knobs as upstream holds them; its three classes name them differently."""
+    places = (getattr(optimizer, name, None) for name in ("loss_scaler", "loss_scale_config"))
+    holder = next((place for place in places if place is not None), optimizer)
+
+    def knob(*names: str) -> Any:
+        return next((getattr(holder, name) for name in names if hasattr(holder, name)), None)
+
+    return {
+        "optimizer": type(optimizer).__name__,
+        # Before 0.8 a dynamic scaler did not say so; only it has a window.
+        "dynamic": bool(knob("dynamic", "dynamic_loss_scale", "scale_window")),
+        "initial": _scale(optimizer),
+        "minimum": knob("min_scale", "min_loss_scale"),
+        "hysteresis": knob("delayed_shift"),
+        "consecutive": knob("consecutive_hysteresis"),
+        "window": knob("scale_window"),
+    }
+
+
+def _scale(optimizer: Any) -> float:
+    """The scale of the loss; BF16_Optimizer has none."""
+    return float(getattr(optimizer, "loss_scale", 1.0))
+
+
+def first_broken(records: Records) -> int | None:
+    """The first step at which the loss of some rank is not finite."""
+    broken = (s["step"] for s in records.of("step") if not math.isfinite(float(s["loss"])))
+    return min(broken, default=None)
+
+
+def first_overflow(records: Records) -> tuple[int, str] | None:
+    """The first step at which a watched tensor passed 65504 on some rank, and which it was."""
+    over = [
+        (step["step"], name)
+        for step in records.of("step")
+        for name, bits in step["headroom"].items()
+        if not float(bits) >= 0
+    ]
+    return min(over, key=lambda found: found[0], default=None)
+
+
+def first_warning(records: Records) -> int | None:
+    """The first step at which the headroom of a watched tensor was below the threshold."""
+    setup = records.one("setup")
+    if setup is None:
+        return None
+    low = (s["step"] for s in records.of("step") if not _least([s]) >= setup["warn_below"])
+    return min(low, default=None)
+
+
+def exceptions(records: Records) -> dict[int, Record]:
+    """What each rank recorded of the exception that ended it; empty where none was raised."""
+    return {record["rank"]: record for record in records.of("exception")}
+
+
+def skipped(records: Records) -> int:
+    """How many steps were skipped in all."""
+    return max((step["skipped"] for step in records.of("step")), default=0)
+
+
+def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
+    """The steps that were skipped although the scale was at its minimum before they began."""
+    setup, steps = records.one("setup", rank), records.of("step", rank)
+    if setup is None or not steps:
+        return []
+    start = {"skipped": 0, "loss_scale": setup["scaler"]["initial"]}
+    return [
+        step["step"]
+        for before, step in pairwise([start, *steps])
+        if step["skipped"] > before["skipped"]
+        and before["loss_scale"] == setup["scaler"]["minimum"]
+    ]
+
+
+def expected_skips(steps: Sequence[Record], scaler: Mapping[str, Any]) -> int:
+    """How many steps the loss scaler's rule has skipped when it raises.
+
+    The scale is halved log2(initial / minimum) times. Before the first time hysteresis - 1
+    overflows are let pass; that is all, unless a doubling of the scale (one more to halve) or, with
+    consecutive hysteresis, a finite step has the hysteresis begin anew.
+    """
+    halvings = math.ceil(math.log2(scaler["initial"] / scaler["minimum"]))
+    patience = (scaler["hysteresis"] or 1) - 1
+    left, passed = patience, 0
+    start = {"skipped": 0, "loss_scale": scaler["initial"]}
+    for before, step in pairwise([start, *steps]):
+        doubled = step["loss_scale"] > before["loss_scale"]
+        skips = step["skipped"] > before["skipped"]
+        halvings += doubled
+        if doubled or (scaler["consecutive"] and not skips):
+            left = patience
+        elif skips and left:
+            left -= 1
+            passed += 1
+    return halvings + passed
+
+
+def broke(records: Records) -> bool:
+    """Whether a loss was not finite, or DeepSpeed gave up."""
+    return first_broken(records) is not None or bool(exceptions(records))
+
+
+def finding(
+    records: Records,
+    doubts: Iterable[str],
+    *,
+    ranks: tuple[int, ...],
+    magnitude: float,
+    unit: str,
+    lines: Iterable[str] = (),
+) -> Finding:
+    """What there is to doubt, what happened, in order, then ``lines``; documented without doubt."""
+    doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
+    doubts += untrue(records)
+    return Finding(
+        message="\n".join([*doubts, *_told(records), *lines]),
+        step=first_broken(records),
+        parameters=(overflow[1],) if overflow else (),
+        ranks=ranks,
+        magnitude=magnitude,
+        unit=unit,
+        documented=not doubts,
+    )
+
+
+def _told(records: Records) -> Iterator[str]:
+    broken, overflow = first_broken(records), first_overflow(records)
+    if overflow:
+        warned = first_warning(records)
+        ahead = broken - warned if broken is not None and warned is not None else None
+        before = "" if ahead is None else f", {ahead} steps before the first nan"
+        yield f"step {overflow[0]}: {overflow[1]} pass {LIMIT}; {_warning(records)}{before}"
+    if broken is not None:
+        yield f"step {broken}: the loss is not finite"
+    for raised in list(exceptions(records).values())[:1]:
+        yield (
+            f"step {raised['step']}, after {skipped(records)} skipped steps: "
+            f"{raised['type']}: {raised['text']}"
+        )
+
+
+def _warning(records: Records) -> str:
+    warned, setup = first_warning(records), records.one("setup")
+    if warned is None or setup is None:
+        return "the headroom gave no warning"
+    return f"the headroom was below {setup['warn_below']:g} bits from step {warned} on"
+
+
+def _from_elsewhere(records: Records) -> Iterator[str]:
+    overflow, broken = first_overflow(records), first_broken(records)
+    if overflow is None or (broken is not None and overflow[0] > broken):
+        yield "none of the watched tensors had overflowed"
+
+
+def untrue(records: Records) -> Iterator[str]:
+    """What of the training is not as it should be, apart from any overflow.
+
+    At ZeRO stage 0 releases from 0.18.3 on divide by the scale twice, which is told of elsewhere.
+    """
+    setup = records.one("setup")
+    yield from begun.untrue(records, unscaled_twice=bool(setup and not setup["zero_stage"]))
+    yield from _norms_wrong(records)
+    for rank in records.ranks:
+        for wrong in (
+            _begun_wrong,
+            _sizes_wrong,
+            _headroom_wrong,
+            _rates_wrong,
+            _scale_wrong,
+            _weights_wrong,
+        ):
+            yield from list(wrong(records, rank))[:1]
+
+
+def _ended(records: Records, rank: int) -> list[Record]:
+    """A rank's steps that came to their end: not the one that raised."""
+    raised = {each["step"] for each in records.of("exception", rank)}
+    return [step for step in records.of("step", rank) if step["step"] not in raised]
+
+
+def _norms_wrong(records: Records) -> Iterator[str]:
+    """By its release and stage, DeepSpeed tells the gradient norm of all steps or of none, once a
+    step was taken."""
+    begun = [step for step in records.of("step") if step["skipped"] < step["step"]]
+    if len({step["grad_norm"] is None for step in begun}) > 1:
+        yield "the gradient norm is told of some steps, and not of others"
+
+
+def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
+    """What is told twice of the first steps: the loss, the scale and the rate that a step has."""
+    setup = records.one("setup", rank)
+    if setup is None:
+        return
+    before = {"loss_scale": setup["scaler"]["initial"], "lr": setup["rates"]["first"], "skipped": 0}
+    for first, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
+        where, taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
+        if first["loss"] != step["loss"]:
+            yield f"{where} its loss is told as {first['loss']} and as {step['loss']}"
+        if first["scale"] != before["loss_scale"]:
+            yield f"{where} its scale is {first['scale']}, and before it was {before['loss_scale']}"
+        if taken and not near(first["rate"], before["lr"], share=1e-3):
+            yield f"{where} its rate is {first['rate']:.4g}, and was to be {before['lr']:.4g}"
+        if taken and not math.isfinite(float(first["gradient"])):
+            yield f"{where} it was taken, and plain torch's gradient is {first['gradient']}"
+        elif taken and not _norm_of(step, first):
+            norms = f"{step['grad_norm']}, and plain torch's {first['gradient']:.5g}"
+            yield f"{where} its gradient norm is {norms}, at a scale of {first['scale']:g}"
+        before = step
+
+
+def _norm_of(step: Record, first: Record) -> bool:
+    """Whether the gradient norm is plain torch's, as it is, scaled, or divided by the scale once
+    too often, as releases have it at their stages; or none is told."""
+    rights = (first["gradient"] * first["scale"] ** power for power in (0, 1, -1))
+    norm = step["grad_norm"]
+    return norm is None or any(near(norm, right, share=begun.TOLERANCE) for right in rights)
+
+
+def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
+    """What is larger than its precision holds, and a loss that is none of such logits: the mean
+    cross entropy is finite where they are, and then above chance by at most twice the largest."""
+    setup = records.one("setup", rank)
+    most = LARGEST[setup["precision"]] if setup else math.inf
+    least_scale = min(1.0, setup["scaler"]["minimum"] or 1.0) if setup else 1.0
+    for step in records.of("step", rank):
+        where = f"rank {rank}, step {step['step']}:"
+        values = {name: float(value) for name, value in step["largest"].items()}
+        loss, logits, norm = float(step["loss"]), values[LOGITS], float(step["grad_norm"] or 0)
+        for name, value in values.items():
+            if math.isfinite(value) and not 0 <= value <= most:
+                yield f"{where} {name} are at most {value:.5g}, which the precision cannot hold"
+        if math.isfinite(norm) and abs(norm) > NORM * most / least_scale:
+            yield f"{where} its gradient norm is {norm:.5g}, more than the precision can hold"
+        bound = math.log(BYTES) + 2 * logits + SLACK
+        both = math.isfinite(loss) and math.isfinite(logits)
+        either = math.isfinite(loss) or math.isfinite(logits)
+        if (both and not -SLACK <= loss <= bound) or (either and not both):
+            yield f"{where} its loss is {step['loss']}, of logits of at most {logits:.5g}"
+
+
+def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
+    """The headroom is that of the largest value, of the same tensors in every step and rank."""
+    watched = set(next((step["headroom"] for step in records.of("step")), ()))
+    for step in records.of("step", rank):
+        where = f"rank {rank}, step {step['step']}:"
+        if not set(step["headroom"]) == set(step["largest"]) == watched:
+            yield f"{where} other tensors were watched than in the first step"
+        for name, value in step["largest"].items():
+            told, right = step["headroom"].get(name), _bits(float(value))
+            if told != named(right) and not near(told, right, within=1e-3):
+                yield f"{where} {name} are at most {value}, and their headroom is told as {told}"
+
+
+def _bits(largest: float) -> float:
+    """The headroom of a value, in bits, as ``harness.detectors.headroom`` has it."""
+    if not math.isfinite(largest):
+        return -math.inf
+    return math.log2(LIMIT / largest) if largest > 0 else math.inf
+
+
+def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
+    """The rate rises by the same with every step that is taken, up to the top of the ramp, and
+    falls by as much from there on, as long as it rose."""
+    setup = records.one("setup", rank)
+    rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 1}
+    for step in _ended(records, rank) if setup else ():
+        taken = step["step"] - step["skipped"]
+        from_top = abs(taken - rates["ramp"]) / rates["ramp"]
+        right = rates["top"] - (rates["top"] - rates["first"]) * from_top
+        if from_top <= 1 and not near(step["lr"], right, share=1e-3):
+            yield (
+                f"rank {rank}, step {step['step']}: the next rate is {step['lr']:.4g}, where "
+                f"{right:.4g} is"
+            )
+
+
+def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
+    """A step that is skipped halves the scale, or leaves it; one that is taken never lowers it."""
+    setup, steps = records.one("setup", rank), _ended(records, rank)
+    least = setup["scaler"]["minimum"] if setup else None
+    for before, step in pairwise(steps):
+        was, now = before["loss_scale"], step["loss_scale"]
+        skips = step["skipped"] > before["skipped"]
+        if step["skipped"] - before["skipped"] not in (0, 1):
+            counts = f"from {before['skipped']} to {step['skipped']}"
+            yield f"rank {rank}, step {step['step']}: the count of skipped steps went {counts}"
+        if now not in ((was, max(was / 2, least or 0.0)) if skips else (was, 2 * was)):
+            what = "skipped" if skips else "taken"
+            yield f"rank {rank}, step {step['step']} was {what}: the scale went {was:g} to {now:g}"
+
+
+def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
+    """A step that is taken moves the weights, and none that is skipped; all ranks' are equal."""
+    steps = _ended(records, rank)
+    for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
+        skips = step["skipped"] > before["skipped"]
+        if (step["weights"] == before["weights"]) is not skips:
+            what = "skipped, and yet moved" if skips else "taken, and yet did not move"
+            yield f"rank {rank}, step {step['step']} was {what} the weights"
+        if step["weights"] != first["weights"]:
+            yield f"rank {rank}, step {step['step']}: the weights are not those of rank 0"
+
+
+def cut_short(records: Records) -> Iterator[str]:
+    """The ranks that did not take all of their steps."""
+    for rank in records.ranks:
+        setup, taken = records.one("setup", rank), len(records.of("step", rank))
+        if setup is None or taken != setup["steps"]:
+            yield f"rank {rank} did not take all of its steps, but {taken}"
+
+
+def unwell(records: Records) -> Finding | None:
+    """What says, though no loss broke, that training did not go through the overflow unharmed.
+
+    Where nothing had overflowed, a skipped step is none of that: it is what loss scaling is for.
+    """
+    odd = [*cut_short(records), *untrue(records)]
+    if skipped(records) and first_overflow(records):
+        odd.append(f"{skipped(records)} steps were skipped, though every loss was finite")
+    return Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
+
+
+def overflowed(records: Records) -> Exercise:
+    """A watched tensor passed 65504, the largest fp16 number, in whichever precision."""
+    steps, overflow = records.of("step"), first_overflow(records)
+    if not steps:
+        return Exercise(False, "no step was recorded")
+    if overflow is None:
+        taken, least = max(step["step"] for step in steps), _least(steps)
+        why = f"no watched tensor passed {LIMIT} in {taken} steps"
+        return Exercise(False, f"{why}; the least headroom was {least:.1f} bits")
+    values = (float(value) for step in steps for value in step["largest"].values())
+    largest = max((value for value in values if not math.isnan(value)), default=math.nan)
+    how = f"{overflow[1]} passed {LIMIT} at step {overflow[0]}, and the largest value was"
+    return Exercise(True, f"{how} {largest:.3g}; {_warning(records)}")
+
+
+def _least(steps: Iterable[Record]) -> float:
+    bits = (float(bits) for step in steps for bits in step["headroom"].values())
+    return min(bits, default=math.inf)
+
+
+SETTLED = 40
+"""Steps after which a sudden change would be one; before, the model learns the first things."""
+
+
+def blind(records: Records) -> dict[str, bool]:
+    """What does not warn of an overflow, and whether it fired before the first nan."""
+    broken = first_broken(records) or math.inf
+    sound = [step for step in records.of("step") if step["step"] < broken]
+    by_step: dict[int, list[float]] = {}
+    for step in sound:
+        by_step.setdefault(step["step"], []).append(float(step["loss"]))
+    losses = [mean(values) for values in by_step.values()]
+    norms = [float(step["grad_norm"] or 0) for step in sound if not step["rank"]]
+    times = range(SETTLED, len(losses) + 1)
+    return {
+        "the loss rises by 0.5 (mean of ten steps)": any(
+            mean(losses[n - 10 : n]) - mean(losses[n - 20 : n - 10]) > 0.5 for n in times
+        ),
+        "the gradient norm doubles (median of ten steps)": any(
+            median(norms[n - 10 : n]) > 2 * median(norms[n - 20 : n - 10]) for n in times
+        ),
+        "one gradient norm is twice the last twenty": any(
+            norms[n - 1] > 2 * max(norms[n - 21 : n - 1]) for n in times
+        ),
+    }
+
+
+FIRST_LOSS = 0.05
+"""How far (nats) the losses of the first step, before any update, may be apart between precisions;
+measured: below 1e-3."""
+
+
+def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+    """The variants must have begun alike, and the control must have stayed far from the limit."""
+    setups = [records.one("setup") for records in trials.values()]
+    if len({setup["corpus"]["sha256"] for setup in setups if setup}) > 1:
+        yield "the variants did not train on the same text"
+    firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
+    if not all(near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
+        yield f"the variants did not begin alike: losses {firsts} in the first step"
+    warned = first_warning(trials["control"]) if "control" in trials else None
+    if warned is not None:
+        yield f"control: the headroom went below the threshold at step {warned}"
+
+
+def pictures(trials: Trials) -> Iterator[Picture]:
+    """The largest value by step with fp16's limit, and the loss scale's way down."""
+    largest, scales, marks = [], [], []
+    for variant, records in trials.items():
+        for step in records.of("step", 0):
+            values = [float(value) for value in step["largest"].values()]
+            largest.append((variant, step["step"], max(values, default=None)))
+            scales.append((variant, step["step"], float(step["loss_scale"])))
+        events = {
+            "headroom warns": first_warning(records),
+            "loss not finite": first_broken(records),
+        }
+        marks += [(f"{variant}: {what}", at) for what, at in events.items() if at is not None]
+    yield Lines(
+        "The largest value of a watched tensor",
+        "the values grow past what fp16 can hold; the headroom warns before",
+        largest,
+        y="magnitude",
+        log=True,
+        limits={"fp16's largest number": LIMIT},
+        marks=marks,
+    )
+    yield Lines(
+        "The loss scale",
+        "once values overflow, the scale is halved step by step to its minimum",
+        scales,
+        y="loss scale",
+        log=True,
+        stairs=True,
+    )

@@ -1,0 +1,78 @@
+"""What else could be wrong with a training in fp16, its scale, and the steps in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import followed, guarded, repeated, setting, stepping
+from scenarios.common.mutation import mutation
+
+OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
+SCALER = "deepspeed/runtime/fp16/loss_scaler.py"
+ZERO = "DeepSpeedZeroOptimizer"
+
+
+@mutation("no_clipping", OPTIMIZER, f"{ZERO}.unscale_and_clip_grads", "never clips")
+def no_clipping(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    node: Any
+    for node in m.findall(function, m.If(m.Comparison(m.Name("clip")))):
+        yield node, node.with_changes(test=cst.Name("False"))
+
+
+@mutation("stepped_twice", OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
+def stepped_twice(function: Any) -> Edits:
+    yield from repeated(stepping(function))
+
+
+@mutation(
+    "rank_0_alone_steps",
+    OPTIMIZER,
+    f"{ZERO}._optimizer_step",
+    "steps with the part of the weights that rank 0 holds, and with no other",
+)
+def rank_0_alone(function: Any) -> Edits:
+    yield from guarded(stepping(function), "dist.get_rank() == 0")
+
+
+@mutation(
+    "not_unscaled",
+    OPTIMIZER,
+    f"{ZERO}.unscale_and_clip_grads",
+    "the bug, and gradients keep the loss scale, which AdamW does not show",
+    variant="buggy",
+)
+def not_unscaled(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    grad = m.Attribute(m.Name("grad"), m.Name("data"))
+    line = m.SimpleStatementLine([m.Expr(m.Call(m.Attribute(grad, m.Name("mul_"))))])
+    for node in m.findall(function, line):
+        yield node, cst.parse_statement("pass")
+
+
+@mutation(
+    "scale_quartered",
+    SCALER,
+    "DynamicLossScaler.update_scale",
+    "the bug, and the scale falls to a quarter at a time",
+    variant="buggy",
+)
+def quartered(function: Any) -> Edits:
+    lines = setting(function, "next_scale")
+    yield from followed(lines, "next_scale = max(next_scale / 2, self.min_scale)")
+
+
+MUTATIONS = (
+    no_clipping,
+    stepped_twice,
+    rank_0_alone,
+    not_unscaled,
+    quartered,
+    replace(stepped_twice, variant="buggy"),
+)

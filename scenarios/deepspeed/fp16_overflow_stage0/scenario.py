@@ -1,0 +1,127 @@
+"""At ZeRO stage 0, fp16 training that overflows skips its steps for ever, and nothing is raised.
+
+The silent sibling of ``fp16_overflow``, found while reproducing that one. There, DeepSpeed skips
+13 steps and then ends the run with an exception: it costs the minutes since the first nan. Here the
+loss is nan just the same, the scale falls to its minimum just the same, and there it stays. Each
+further step is computed, found to overflow, skipped and logged as one more overflow, for as long as
+somebody pays for the machines. The weights are those from before the overflow.
+
+Root cause: with an optimizer that is not DeepSpeed's own fused one, stage 0 trains through
+``FP16_UnfusedOptimizer``, which brings a loss scaler of its own: ``_update_scale`` takes the larger
+of half the scale and the minimum, knows no hysteresis, and has no case for an overflow at the
+minimum. Stages 1 to 3 use ``DynamicLossScaler``, which raises there.
+
+It is so in 0.13.3 and still in 0.19.8. The fixed variant is stage 1, which fails loudly: with the
+same weights and the same data it raises. In bf16 there is no overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.knobs import knob
+from harness.spec import Finding, Records, Scenario, affected, unaffected
+from scenarios.deepspeed.fp16_overflow import loss_scale
+from scenarios.deepspeed.fp16_overflow import scenario as sibling
+
+SILENT = 10
+"""Overflows at the minimum, each skipped, after which nobody can say that it was about to raise."""
+
+SHARE = 0.8
+"""Of the steps since the first of those, the part that must have been skipped. With the weights at
+a standstill a step now and then draws a batch that does not overflow, and is taken."""
+
+
+@dataclass
+class Params(sibling.Params):
+    zero_stage: int = knob(0, choices=(0, 1, 2), about="of ZeRO")
+    # From 0.18.3 on gradients at stage 0 are too small by the loss scale: the logits grow slowly.
+    lr: float = knob(
+        0.12, above=0, about="the top of the ramp; at 8e-2 some seeds of 0.19.8 do not overflow"
+    )
+
+
+SCENARIO = Scenario(
+    title="at ZeRO stage 0, fp16 training that overflows skips its steps for ever and never raises",
+    report=(
+        "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
+        "DynamicLossScaler.update_scale",
+    ),
+    fix="none in any release: ZeRO stage 1 raises, bf16 does not overflow",
+    symptom="loss nan; more steps skipped than the loss scale has halvings, the scale at its "
+    "minimum, and no exception",
+    trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
+    remedy="use ZeRO stage 1, which raises, or bf16",
+    pins={"deepspeed": "0.13.3"},
+    goes_wrong="precision",
+    date="2024-03-15",
+    files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
+    ranks=2,
+    variants={
+        "buggy": affected(about="fp16, ZeRO stage 0"),
+        "fixed": unaffected(about="fp16, ZeRO stage 1, which raises", params={"zero_stage": 1}),
+        "bf16": unaffected(
+            about="bf16, ZeRO stage 0: does not overflow", params={"precision": "bf16"}
+        ),
+        "control": unaffected(
+            about="fp16, stage 0, a 24th of the learning rate: the logits stay small",
+            params={"lr": 5e-3},
+            triggers=False,
+        ),
+    },
+)
+
+plan = sibling.plan
+run = sibling.run
+
+
+def detect(records: Records) -> Finding | None:
+    """The loss is not finite, and steps go on being skipped at the minimum, to the run's end."""
+    if loss_scale.exceptions(records) or not loss_scale.broke(records):
+        # The exception that the sibling documents is the cure here; any other end is a riddle.
+        found = sibling.detect(records)
+        return None if found is None or found.documented else found
+    wasted = loss_scale.skipped_at_minimum(records)
+    return loss_scale.finding(
+        records,
+        _doubts(records),
+        ranks=records.ranks,
+        magnitude=float(len(wasted)),
+        unit="steps skipped with the loss scale at its minimum",
+        lines=[_summary(records, wasted)],
+    )
+
+
+def _summary(records: Records, wasted: list[int]) -> str:
+    last, since = records.of("step")[-1], f" since step {wasted[0]}" if wasted else ""
+    return (
+        f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
+        f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+    )
+
+
+def _doubts(records: Records) -> Iterator[str]:
+    """Whatever is not as it was found to be."""
+    yield from loss_scale.cut_short(records)
+    ends = set()
+    for rank in records.ranks:
+        wasted, steps = loss_scale.skipped_at_minimum(records, rank), records.of("step", rank)
+        ends.add((len(wasted), *((s["skipped"], s["loss_scale"]) for s in steps[-1:])))
+        if len(wasted) < SILENT:
+            yield f"rank {rank}: only {len(wasted)} steps were skipped at the minimum"
+        elif len(wasted) < SHARE * (steps[-1]["step"] - wasted[0] + 1):
+            yield f"rank {rank}: of the steps since {wasted[0]}, only {len(wasted)} were skipped"
+    if len(ends) > 1:
+        yield "the ranks do not agree on the skipped steps and the loss scale"
+
+
+exercised = loss_scale.overflowed
+picture = loss_scale.pictures
+agree = loss_scale.agree
+
+
+def wrong_detectors(records: Records) -> dict[str, bool]:
+    """What does not find this bug, and whether it fired."""
+    raised = bool(loss_scale.exceptions(records))
+    return loss_scale.blind(records) | {"the run ends with an exception": raised}

@@ -1,0 +1,151 @@
+"""With pipeline parallelism and gradient accumulation, all stages but the last train too slowly.
+
+Each stage of DeepSpeed's pipeline divides by the number of micro-batches (GAS) again. The last
+stage applies the gradient it should, the one before it 1/GAS of that, the one before that 1/GAS
+squared. With two stages and GAS 4, half of the model learns at a quarter of its learning rate. The
+loss that is reported is right, every gradient points the right way, and nothing fails.
+
+Reported in July 2026 of DeepSpeed 0.19.2. Root cause: since 0.18.3 a hook on what a stage's forward
+returns divides the gradient that arrives there by GAS, so that ``loss.backward()`` may be called
+directly. In a pipeline every stage has the hook, and what arrives at one has been divided by the
+stage behind it. The fix scales on the last stage only.
+
+Releases 0.16.0 to 0.18.2 have the opposite bug (DeepSpeed 7773): they never divide, and all stages
+apply GAS times the gradient. That is told apart here, as not the documented symptom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike, exactly
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Place,
+    Record,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
+from scenarios.common import applied, blind
+
+
+@dataclass
+class Params(Knobs):
+    micro_batches: int = knob(4, least=1, about="GAS: their gradients are averaged in a step")
+    batch: int = knob(4, least=1, unit="rows", about="in a micro-batch")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="of SGD")
+    zero_stage: int = knob(
+        1, choices=(0, 1), about="of a pipeline; 0.18.3 and 0.18.4 refuse 0, with an error"
+    )
+
+
+SCENARIO = Scenario(
+    title="a pipeline's stages each divide by the accumulation steps: all but the last get too "
+    "small a gradient",
+    report=(
+        "[BUG] Gradient accumulation scaling is applied repeatedly across pipeline stages",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8152",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/8154 (0.19.3)",
+    symptom="the last stage receives the expected 1/GAS scaling, but the first stage receives an "
+    "additional 1/GAS",
+    trigger="pipeline parallelism and gradient accumulation",
+    remedy="use deepspeed 0.19.3 or later",
+    pins={"deepspeed": "0.19.2"},
+    goes_wrong="gradients",
+    date="2026-07-20",
+    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
+    ranks=2,
+    variants={
+        "buggy": affected(),
+        "fixed": unaffected("0.19.3"),
+        "four_stages": affected(about="four stages: the first divides four times", ranks=4),
+        "control": unaffected(
+            about="one micro-batch: nothing to divide by",
+            params={"micro_batches": 1},
+            triggers=False,
+        ),
+        "one_stage": unaffected(
+            about="one stage holds all layers: divided once", ranks=1, triggers=False
+        ),
+    },
+)
+picture = partial(applied.ratios, by="stage")
+
+
+def plan(at: Place) -> Plan:
+    """Each step, with what this stage applied."""
+    count = at.params.micro_batches
+    told = {"micro_batches": count, "stages": at.world_size, "stage": at.rank}
+    stage = {name: exactly(value) for name, value in told.items()}
+    losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
+    facts = {**stage, **applied.shapes(count), **losses}
+    return {"step": Kind(facts, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
+    import torch
+
+    from scenarios.common import regression
+
+    p = ctx.params
+    with ctx.phase("init"):
+        engine = regression.pipeline(
+            ctx,
+            partial(torch.optim.SGD, lr=p.lr),
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=p.micro_batches,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    data = regression.rows(ctx, p.micro_batches, p.batch)
+    whole = regression.of(regression.layers(ctx.seed))
+    for step in range(1, p.steps + 1):
+        before = applied.copied(engine.module, torch.float64)
+        plain = applied.plainly(whole, regression.gathered(before), data)
+        loss = float(engine.train_batch(iter(data)))
+        facts = applied.facts(plain, before, applied.copied(engine.module), p.lr)
+        stage = {"stage": engine.stage_id, "stages": engine.num_stages}
+        ctx.record("step", step, loss=loss, micro_batches=p.micro_batches, **stage, **facts)
+
+
+def detect(records: Records) -> Finding | None:
+    """The last stage applied its gradient, each before it one divided by GAS once more. The loss is
+    that of plain torch all the while."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lines = [applied.told(step) for step in steps if step["step"] == wrong[0]["step"]]
+    if all(applied.times(step, step["micro_batches"]) for step in steps):
+        lines.append("no stage divides: the bug of DeepSpeed 7773, and not this one")
+    documented = all(applied.times(step, _again(step)) for step in steps)
+    return applied.finding(wrong, lines, documented=documented)
+
+
+def _again(step: Record) -> float:
+    """The documented ratio: one more division for every stage behind this one."""
+    return float(step["micro_batches"] ** (step["stage"] + 1 - step["stages"]))
+
+
+def exercised(records: Records) -> Exercise:
+    """There were several stages, and several micro-batches in a step."""
+    first = next(iter(records.of("step")), {"stages": 0, "micro_batches": 0})
+    told = f"{first['stages']} stages accumulated over {first['micro_batches']} micro-batches"
+    return Exercise.of(first["stages"] > 1 and first["micro_batches"] > 1, told, told)
+
+
+def wrong_detectors(records: Records) -> dict[str, bool]:
+    """What does not find this bug, and whether it fired."""
+    return blind.loss_unlike_reference(records) | applied.same_direction(records)

@@ -1,0 +1,201 @@
+"""The gradients of a tied embedding are not summed over the pipeline stages that hold a copy.
+
+The first and the last pipeline stage each hold a copy of the word embeddings, and must both apply
+the sum of the two gradients. With DeepSpeed's new bf16 optimizer each stage applied its own: the
+embedding learned as an embedding only, the output layer as an output layer only, and the copies
+took different ways from the first step on.
+
+Met in the training of BLOOM-176B in March 2022 (its run main-2). Nothing failed, and the loss even
+looked better. It showed at a restart, as a spike of the loss, because loading a checkpoint puts the
+first stage's copy in the place of the last one's. The days trained so far were thrown away.
+
+Root cause: in bf16, gradients gather in an fp32 buffer beside the weight (``_hp_grad``), and the
+step reads that. ``PipelineEngine._exec_reduce_tied_grads`` went on summing ``weight.grad``, as was
+right in fp16, but which by then nothing read any more. The fix sums the buffer.
+
+No published release has the bug: 0.6.1 has no BF16_Optimizer, 0.6.3 sums the buffer. The buggy
+variant is a release that sums ``weight.grad`` again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Place,
+    Record,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
+from scenarios.common import agree as agreement
+from scenarios.common import blind, copies, stepped
+
+LOSS_TOLERANCE = 5e-3
+"""How far (nats) the losses of two stages may be from those of one. bf16 rounding alone moved them
+by up to 2e-3 in five steps; the bug moves the second by more than 3e-2."""
+
+NORM_TOLERANCE = 1e-3
+"""How far (as a fraction) the norms of two fp32 gradients may be apart and still be the same."""
+
+
+@dataclass
+class Params(Knobs):
+    precision: str = knob(
+        "bf16",
+        choices=("bf16", "fp32"),
+        about="bf16 has BF16_Optimizer; in fp32 weight.grad is what the step reads",
+    )
+    lr: float = knob(1e-2, above=0, about="of AdamW")
+    steps: int = knob(5, least=1, about="of training")
+    batch: int = knob(4, least=1, unit="sequences", about="in a micro-batch")
+    micro_batches: int = knob(2, least=1, about="in a step")
+
+
+def reduce_what_is_not_read(function: Any) -> Edits:
+    """Take ``weight.grad`` whatever the optimizer, where bf16 had ``weight._hp_grad``."""
+    import libcst.matchers as m
+
+    choice = m.IfExp(
+        body=m.Attribute(attr=m.Name("_hp_grad")), orelse=m.Attribute(attr=m.Name("grad"))
+    )
+    node: Any
+    for node in m.findall(function, choice):
+        yield node, node.orelse
+
+
+DEFECT = Defect(
+    name="reduce_what_is_not_read",
+    upstream="deepspeed",
+    file="deepspeed/runtime/pipe/engine.py",
+    scope="PipelineEngine._exec_reduce_tied_grads",
+    edit=reduce_what_is_not_read,
+    about="sums weight.grad over the stages, which the bf16 optimizer does not read: it steps with "
+    "its fp32 buffer, in which each stage has its own gradient only",
+)
+
+SCENARIO = Scenario(
+    title="the gradients of tied weights are summed where nothing reads them, and each pipeline "
+    "stage applies its own",
+    report=(
+        "BigScience, The final training: trials and tribulations (main-2, March 2022)",
+        "https://github.com/microsoft/DeepSpeed/pull/1801",
+    ),
+    fix="https://github.com/microsoft/DeepSpeed/commit/37011a92 (2022)",
+    symptom="the gradients of the tied weights were not reduced: the front embedding got only its "
+    "own, and the loss spiked on restart",
+    trigger="a pipeline with tied layers under BF16_Optimizer",
+    remedy="use a published release of DeepSpeed that has the fix, or train with one pipeline "
+    "stage",
+    pins={"deepspeed": "0.19.8"},
+    goes_wrong="gradients",
+    date="2026-11-20",
+    ranks=2,
+    variants={
+        "buggy": affected(about="the release, summing weight.grad again", defects=(DEFECT,)),
+        "fixed": unaffected(),
+        "control": unaffected(
+            about="the defect is in, but in fp32, where weight.grad is what the step reads",
+            defects=(DEFECT,),
+            params={"precision": "fp32"},
+            triggers=False,
+        ),
+        "reference": unaffected(
+            about="one stage holds all layers: one weight, nothing to reduce",
+            ranks=1,
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Place) -> Plan:
+    """Each step, with its gradients of the tied weight."""
+    step = copies.tied_step(at, bf16=at.params.precision == "bf16")
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train the tied pipeline; after every step compare the copies and the gradients applied."""
+    from scenarios.common import tied_pipeline as tied
+
+    params = ctx.params
+    training = tied.Training(
+        lr=params.lr,
+        batch=params.batch,
+        micro_batches=params.micro_batches,
+        bf16=params.precision == "bf16",
+    )
+    trainer = tied.Trainer(ctx, training)
+    with ctx.phase("steps"):
+        for number in range(1, params.steps + 1):
+            trainer.step(number)
+
+
+def detect(records: Records) -> Finding | None:
+    """The copies part after a step, and each stage applied its own gradient instead of the sum. All
+    else took the step that plain torch takes."""
+    wrong = copies.astray(records, excused=copies.unsummed)
+    if wrong:
+        return stepped.finding(wrong)
+    parting = copies.parting(records, "drift")
+    if parting is None:
+        unsummed = [s for s in records.of("step") if "own" in s and not _is(s, "sum")]
+        return Finding(_applied(unsummed[0]), documented=False) if unsummed else None
+    (name, at_first), *_ = parting.first.items()
+    same_step = [s for s in records.of("step") if s["step"] == parting.step]
+    lines = [
+        f"step {parting.step}: the stages' copies of {name} differ by {at_first:.3g}, and by "
+        f"{max(parting.last.values()):.3g} after step {parting.last_step}",
+        *map(_applied, same_step),
+    ]
+    own = all(_is(step, "own") and not _is(step, "sum") for step in records.of("step"))
+    return parting.finding(lines, records.ranks, documented=own)
+
+
+def _is(step: Record, which: str) -> bool:
+    """Whether the applied gradient is the stage's ``own``, or the ``sum`` of the stages'."""
+    return near(step["applied"], step[which], share=NORM_TOLERANCE)
+
+
+def _applied(step: Record) -> str:
+    return (
+        f"rank {step['rank']} applied a gradient of norm {step['applied']:.4g}: its own has "
+        f"{step['own']:.4g}, the sum over the stages {step['sum']:.4g}"
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The stages' own gradients differed, and gathered in a buffer beside ``weight.grad``."""
+    steps = records.of("step")
+    buffered = [step for step in steps if step.get("buffered")]
+    return copies.gradients_parted(records) & Exercise.of(
+        len(buffered) == len(steps),
+        "they gathered in a buffer beside weight.grad",
+        "they gathered in weight.grad itself, which the step reads",
+    )
+
+
+def wrong_detectors(records: Records) -> dict[str, bool]:
+    """What does not find this bug, or fires without it, and whether it fired."""
+    left = any(step.get("left_parted") for step in records.of("step", 0))
+    return (
+        blind.loss_rises(records)
+        | blind.norm(records)
+        | {"weight.grad differs between the stages": left}
+    )
+
+
+picture = partial(copies.drifting, field="drift")
+agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one stage")

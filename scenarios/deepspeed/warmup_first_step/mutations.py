@@ -1,0 +1,65 @@
+"""What else could be wrong with a warmup, and with the steps that use its rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
+from scenarios.common.mutation import mutation
+from scenarios.deepspeed.clip_max_for_min.mutations import not_reduced
+
+ENGINE = "deepspeed/runtime/engine.py"
+SCHEDULES = "deepspeed/runtime/lr_schedules.py"
+
+
+@mutation("warmup_halved", SCHEDULES, "WarmupLR._get_gamma", "warms up at half the rates")
+def warmup_halved(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    node: Any
+    for node in m.findall(function, m.BinaryOperation(operator=m.Divide())):
+        yield node, cst.BinaryOperation(node, cst.Divide(), cst.Integer("2"))
+
+
+@mutation(
+    "stepped_twice",
+    ENGINE,
+    "DeepSpeedEngine._take_model_step",
+    "takes each step twice, at the right rate",
+)
+def twice(function: Any) -> Edits:
+    yield from repeated(stepping(function))
+
+
+@mutation(
+    "gradient_doubled",
+    ENGINE,
+    "DeepSpeedEngine.allreduce_and_copy",
+    "steps at the right rate with twice the gradient",
+)
+def doubled(function: Any) -> Edits:
+    yield from followed(calling(function, "copy_"), "buf.mul_(2)")
+
+
+@mutation(
+    "one_step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "leaves the fourth step out"
+)
+def fourth_left_out(function: Any) -> Edits:
+    yield from guarded(stepping(function), "self.global_steps != 3")
+
+
+@mutation(
+    "begins_late",
+    SCHEDULES,
+    "WarmupLR.__init__",
+    "the bug, and the schedule begins a step later",
+    variant="buggy",
+)
+def late(function: Any) -> Edits:
+    lines = setting(function, "last_batch_iteration")
+    yield from followed(lines, "self.last_batch_iteration = last_batch_iteration - 1")
+
+
+MUTATIONS = (warmup_halved, twice, doubled, fourth_left_out, not_reduced, late)

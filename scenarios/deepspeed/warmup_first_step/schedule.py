@@ -1,0 +1,116 @@
+"""Is the learning rate of each step what the schedule's formula says?
+
+A rank records ``rate`` with the rates that a step of the optimizer used, one a parameter group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import SIZE, alike, many
+from harness.pictures import Lines, Picture, by_step
+from harness.spec import Finding, Records, Trials
+from scenarios.common import applied
+
+TOLERANCE = 1e-6
+"""How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
+
+UNIT = "from the rate of the schedule"
+
+
+RATES = alike(many(SIZE, least=1))
+"""The rates of one step, a parameter group each: data-parallel ranks step alike."""
+
+
+def plan(steps: int) -> Plan:
+    """The rates of so many steps of an optimizer."""
+    return {"rate": Kind({"rates": RATES}, each(steps))}
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A step whose rate is not the formula's."""
+
+    rank: int
+    step: int
+    group: int
+    rate: float
+    wanted: float
+
+    def __str__(self) -> str:
+        group = f" of group {self.group}" if self.group else ""
+        return (
+            f"step {self.step}: the rate{group} is {self.rate:.4g}, where the schedule says "
+            f"{self.wanted:.4g}"
+        )
+
+
+def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviation]:
+    """The steps, counted from 1, whose rate is not ``formula(step)``, by rank and step."""
+    steps = records.of("rate")
+    allowed = TOLERANCE * max((formula(step["step"]) for step in steps), default=0.0)
+    return [
+        Deviation(step["rank"], step["step"], group, rate, formula(step["step"]))
+        for step in steps
+        for group, rate in enumerate(step["rates"])
+        if not near(rate, formula(step["step"]), within=allowed)
+    ]
+
+
+def not_moved(records: Records) -> Iterator[str]:
+    """The steps that did not move the weights by their rate.
+
+    For this a rank records ``step`` with ``applied.facts``, measured in rates of 1: ``ratio`` is
+    the rate that was applied.
+    """
+    for rank in records.ranks:
+        for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
+            if not all(applied.times(step, each) for each in rate["rates"]):
+                yield f"{applied.told(step)}, at a rate of {rate['rates']}"
+
+
+def groups_wrong(records: Records) -> Iterator[str]:
+    """The steps of which other numbers of rates are told than of the first."""
+    for rank in records.ranks:
+        rates, steps = records.of("rate", rank), records.of("step", rank)
+        for rate, step in zip(rates, steps, strict=True):
+            counts = (len(rates[0]["rates"]), len(rate["rates"]), len(step["logged"]))
+            if len(set(counts)) > 1:
+                yield (
+                    f"rank {rank}, step {step['step']}: {counts[1]} rates, {counts[2]} of them "
+                    f"logged, where the first step has {counts[0]}"
+                )
+
+
+def logged_wrong(records: Records, formula: Callable[[int], float]) -> Iterator[str]:
+    """The steps after which what was ``logged`` is not the next one's rate."""
+    for step in records.of("step"):
+        right = formula(step["step"] + 1)
+        if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
+            yield f"step {step['step']}: {step['logged']} is logged, where {right:.4g} is next"
+
+
+def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
+    """The finding of these steps."""
+    return Finding(
+        message="\n".join(dict.fromkeys(map(str, wrong))),
+        step=min(each.step for each in wrong),
+        ranks=tuple(sorted({each.rank for each in wrong})),
+        magnitude=max(abs(each.rate - each.wanted) for each in wrong),
+        unit=UNIT,
+        documented=documented,
+    )
+
+
+def rates(trials: Trials) -> Iterator[Picture]:
+    """A picture of the learning rate of each step."""
+    yield Lines(
+        "The learning rate that each step was taken with",
+        "with the bug the first step is taken at another rate than the schedule's",
+        by_step(trials, lambda record: record["rates"][0], "rate"),
+        y="learning rate",
+        stairs=True,
+    )

@@ -1,0 +1,417 @@
+"""Whose gradient is in which cell? A tied weight's gradient, followed through its reductions.
+
+Of four ranks, 0 and 1 are the replicas of the first pipeline stage, 2 and 3 those of the last; each
+stage has a copy of the weight. In the report's tables g0 to g3 are the ranks' own gradients, and
+every rank has a cell: what its buffer holds. The owners of a copy are the ranks whose optimizers
+step with a part of it; right is the mean over the replicas, summed over the stages.
+
+Each rank's gradient is 0 but in the column of its number, so that any row of a cell tells how much
+of g0 to g3 is in it; and in one column that all share, which tells whether they were added up. A
+record ``cell`` has the rows at a moment (``when``): equal ones in one piece, and those that the
+rank owns apart. A record ``layout`` tells which elements of the buffer are the copy (``buffer``),
+which of the copy the rank owns (``owned``), and whether its optimizer is ``sharded``. A record
+``rest`` has what else the copies' owners step with: the gradients of the other weights (``owned``,
+the values that occur), each of which is ``scale`` on this rank before it is reduced, their
+``dtypes``, and how far the copies themselves are ``apart``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import (
+    COUNT,
+    FLAG,
+    LINE,
+    NUMBER,
+    SIZE,
+    by_name,
+    exactly,
+    held,
+    many,
+    one_of,
+)
+from harness.pictures import Grid, Picture
+from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Inconclusive, Records, Trials
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANKS, REPLICAS = 4, 2
+SHARED = RANKS
+"""The column that every rank's gradient has a 1 in."""
+BEFORE = "before"
+"""The moment at which each rank's cell has its own gradient."""
+UNIT = "of a rank's gradient, half of which is right"
+
+_EDGES = many(COUNT, 2)
+_PIECE = held({"owned": FLAG, "row": many(NUMBER, least=RANKS + 1), "rows": COUNT})
+
+
+def layout(sharded: bool) -> Kind:
+    """Where the copy lies, under an optimizer that is ``sharded`` or not."""
+    edges = {"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES}
+    return Kind({"sharded": exactly(sharded), **edges})
+
+
+def plan(moments: Sequence[str], *, sharded: bool, scale: float) -> Plan:
+    """Where the copy lies, what a rank's cell holds at each of the moments, and the rest."""
+    # In any order: a fix may be another one.
+    cell = Kind({"when": one_of(*moments), "pieces": many(_PIECE, least=1)}, [1] * len(moments))
+    owned = by_name(many(NUMBER), least=1)
+    rest = {"scale": exactly(scale), "owned": owned, "dtypes": many(LINE, least=1), "apart": SIZE}
+    return {"layout": layout(sharded), "cell": cell, "rest": Kind(rest)}
+
+
+Piece = Mapping[str, Any]
+"""Rows of a cell that are alike: ``owned``, ``row`` (its values), and how many ``rows``."""
+
+
+def one_hot(ctx: Context, width: int) -> Tensor:
+    """The row that this rank's gradient is made of, [width].
+
+    It is 2 to the power of the column, not 1, so that sums over all columns tell the ranks apart
+    too.
+    """
+    import torch
+
+    row = torch.zeros(width, device=ctx.device)
+    for column in (ctx.rank, SHARED):
+        row[column] = 2**column
+    return row
+
+
+def rest(ctx: Context, scale: float, others: Mapping[str, Tensor], apart: float) -> None:
+    """Write down what this rank owns of the other weights' gradients, by their names."""
+    owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
+    dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
+    ctx.record("rest", scale=scale, owned=owned, dtypes=dtypes, apart=apart)
+
+
+def snapshot(ctx: Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
+    """Write down what this rank's gradient, [rows, width], holds at a moment."""
+    ctx.record("cell", 1, when=when, pieces=_pieces(gradient, owned))
+
+
+def after(owner: Any, name: str, look: Callable[[], None]) -> None:
+    """Have a look after each call of a function of upstream's, which itself stays as it is."""
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        look()
+        return answer
+
+    setattr(owner, name, call)
+
+
+def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
+    """The rows as coefficients of g0 to g3; the columns that follow are nobody's, and are 0."""
+    width = gradient.shape[1]
+    if any(edge % width for edge in owned):
+        raise Inconclusive(f"a row is cut: {owned}")
+    first, last = owned[0] // width, owned[1] // width
+    pieces: list[dict[str, Any]] = []
+    for number, values in enumerate(gradient.tolist()):
+        row = [value / 2**column for column, value in enumerate(values)]
+        found = {"owned": first <= number < last, "row": row}
+        if pieces and {**pieces[-1], "rows": 0} == {**found, "rows": 0}:
+            pieces[-1]["rows"] += 1
+        else:
+            pieces.append({**found, "rows": 1})
+    return pieces
+
+
+def otherwise_wrong(records: Records) -> Finding | None:
+    """Something else is not as it should be, and then the cells are no proof: never documented.
+
+    The copies begin equal; each other weight's gradient is the mean over the replicas, in fp32;
+    the cells are as large as the copies, and these where they can be.
+    """
+    found = records.of("rest")
+    scales = {one["rank"]: one["scale"] for one in found}
+    lines = [line for one in found for line in _rest_wrong(one, scales)]
+    lines += [*_nobodys(records), *misplaced(records)]
+    ranks = tuple(dict.fromkeys(rank for rank, _ in lines))
+    return (
+        Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False) if lines else None
+    )
+
+
+def _rest_wrong(one: Mapping[str, Any], scales: Mapping[int, float]) -> Iterator[tuple[int, str]]:
+    rank = one["rank"]
+    if one["apart"]:
+        yield rank, f"rank {rank}: the copies are {one['apart']:.3g} apart before any step"
+    if one["dtypes"] != ["float32"]:
+        yield rank, f"rank {rank}: its gradients are {', '.join(one['dtypes'])}, and not float32"
+    own = [scale for other, scale in scales.items() if other // REPLICAS == rank // REPLICAS]
+    right = sum(own) / REPLICAS
+    for name, values in one["owned"].items():
+        if values not in ([right], []):
+            told = ", ".join(f"{value:g}" for value in values)
+            yield rank, f"rank {rank} steps {name} with {told}, and its replicas' mean is {right:g}"
+
+
+def _nobodys(records: Records) -> Iterator[tuple[int, str]]:
+    """By rank, the other weights of its stage that it does not name, or that nobody steps who
+    should: one of the replicas, or without a sharded optimizer each of them."""
+    sharded = all(told["sharded"] for told in records.of("layout"))
+    owned = {one["rank"]: one["owned"] for one in records.of("rest")}
+    for rank, own in owned.items():
+        stage = [owned[other] for other in owned if other // REPLICAS == rank // REPLICAS]
+        for name in dict.fromkeys(name for parts in stage for name in parts):
+            steps = any(parts.get(name) for parts in (stage if sharded else [own]))
+            if name not in own or not steps:
+                yield rank, f"rank {rank}: owned does not name {name}, or nobody steps it"
+
+
+def misplaced(records: Records) -> Iterator[tuple[int, str]]:
+    """By rank, where a copy is told to lie outside of its bucket, an owned part outside of the
+    copy, or a cell to be of another size."""
+    for told in records.of("layout"):
+        rank, place, owned = told["rank"], told["buffer"], told["owned"]
+        if not told["bucket"][0] <= place[0] < place[1] <= told["bucket"][1]:
+            yield rank, f"rank {rank}: elements {_range(place)} lie outside of their bucket"
+        if not 0 <= owned[0] <= owned[1] <= _size(place):
+            yield rank, f"rank {rank} owns elements {_range(owned)} of {_size(place)}"
+        for when, pieces in _cells(records, rank).items():
+            sizes = [(piece["owned"], piece["rows"] * len(piece["row"])) for piece in pieces]
+            found, mine = sum(n for _, n in sizes), sum(n for its, n in sizes if its)
+            if (found, mine) != (_size(place), _size(owned)):
+                lies = f"where its layout has {_size(place)} and {_size(owned)}"
+                yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {lies}"
+
+
+def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Finding | None:
+    """An owner's gradient is not the mean over the replicas, summed over the stages.
+
+    Documented where whole gradients of the other stage are missing, on the two stages different
+    ones, although the copies were summed over the stages. ``copies`` are the names of the weight on
+    the stages, ``summed`` is the moment after that sum.
+    """
+    last = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
+    if not all(last.values()):
+        return None
+    wrong = [(n, row) for n, (cell,) in last.items() for row in _owned(cell) if row != _right(row)]
+    if not wrong:
+        return None
+    stages = {rank // REPLICAS for rank, _ in wrong}
+    differ = len({tuple(row) for _, row in wrong}) > 1
+    lines = [
+        *(f"rank {rank} steps with {_sum(row)}{_missed(row)}" for rank, row in wrong),
+        f"every owner should step with {_sum(_right(wrong[0][1]))}; cells by stage and replica:",
+        *_told(records),
+    ]
+    return Finding(
+        message="\n".join(lines),
+        step=1,
+        parameters=copies,
+        ranks=tuple(dict.fromkeys(rank for rank, _ in wrong)),
+        magnitude=max(abs(share - 1 / REPLICAS) for _, row in wrong for share in row[:RANKS]),
+        unit=UNIT,
+        documented=len(stages) > 1
+        and differ
+        and all(_misses_others(rank, row) for rank, row in wrong)
+        and all(_of_both(rank, records, summed) for rank in records.ranks),
+    )
+
+
+def _misses_others(rank: int, row: Sequence[float]) -> bool:
+    """Whether a row is a sum with all of its own stage's gradients, and whole ones of the other."""
+    first = rank // REPLICAS * REPLICAS
+    own, right = row[first : first + REPLICAS], 1 / REPLICAS
+    whole = all(share in (0, right) for share in row[:RANKS])
+    return whole and _adds_up(row) and own == [right] * REPLICAS
+
+
+def _of_both(rank: int, records: Records, when: str) -> bool:
+    """Whether all that a rank's cell holds at a moment has parts of both stages."""
+    rows = [piece["row"] for piece in _cells(records, rank).get(when, ())]
+    return bool(rows) and all(any(r[:REPLICAS]) and any(r[REPLICAS:RANKS]) for r in rows)
+
+
+def _adds_up(row: Sequence[float]) -> bool:
+    """Whether the column that all ranks share is the sum of their own: a maximum is none."""
+    return row[SHARED] == sum(row[:RANKS]) and not any(row[SHARED + 1 :])
+
+
+def _right(row: Sequence[float]) -> list[float]:
+    """(g0+g1+g2+g3)/2, in a row of that many columns."""
+    right = [1 / REPLICAS] * RANKS
+    return [*right, sum(right)] + [0.0] * (len(row) - RANKS - 1)
+
+
+def _cells(records: Records, rank: int) -> dict[str, list[Piece]]:
+    """What a rank held at each moment, in the order of the moments."""
+    return {record["when"]: record["pieces"] for record in records.of("cell", rank)}
+
+
+def _owned(pieces: Sequence[Piece]) -> list[list[float]]:
+    return [piece["row"] for piece in pieces if piece["owned"]]
+
+
+def _told(records: Records) -> Iterator[str]:
+    """The tables as the report prints them: a line for a stage, a column for a replica."""
+    for when in _cells(records, 0):
+        cells = [_text(when, _cells(records, rank).get(when, ())) for rank in records.ranks]
+        yield f"{when}:"
+        for stage, first in enumerate(range(0, len(cells), REPLICAS)):
+            yield f"  pp{stage}: {' | '.join(cells[first : first + REPLICAS])}"
+
+
+def _text(when: str, pieces: Sequence[Piece]) -> str:
+    """A cell in the words of the report, what the rank owns first.
+
+    Before any reduction nothing is marked as owned, as in the report.
+    """
+    own = "" if when == BEFORE else " own"
+    pieces = sorted(pieces, key=lambda piece: not piece["owned"])
+    parts = [_sum(piece["row"]) + (own if piece["owned"] else "") for piece in pieces]
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _sum(row: Sequence[float]) -> str:
+    """The coefficients of a row as a sum: (g0+g1)/2+g3/2, a stage's terms together."""
+    if not any(row):
+        return "0"
+    whole = len(set(row[:RANKS])) == 1
+    stages = [range(RANKS)] if whole else [range(REPLICAS), range(REPLICAS, RANKS)]
+    terms = [
+        _scaled([f"g{n}" for n in stage if row[n] == share], share)
+        for stage in stages
+        for share in dict.fromkeys(row[n] for n in stage if row[n])
+    ]
+    nobodys = [f"{share:g} of nobody's" for share in row[SHARED + 1 :] if share]
+    return "+".join(terms + nobodys) + ("" if _adds_up(row) else ", not added up")
+
+
+def _scaled(names: Sequence[str], share: float) -> str:
+    inner = "+".join(names)
+    if share == 1:
+        return inner
+    inner = f"({inner})" if len(names) > 1 else inner
+    return f"{inner}/2" if share == 0.5 else f"{share:g}*{inner}"
+
+
+def _missed(row: Sequence[float]) -> str:
+    missed = [f"g{n}" for n, share in enumerate(row[:RANKS]) if not share]
+    return f", which misses {' and '.join(missed)}" if missed else ""
+
+
+def disagree(name: str, records: Records, documented: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The cells of the variant ``name`` that are not those documented, by moment and rank."""
+    for when, cells in documented.items():
+        for rank, cell in enumerate(cells):
+            found = _text(when, _cells(records, rank).get(when, ()))
+            if found != cell:
+                yield f"{name}, {when}: rank {rank} holds {found}, where {cell} is documented"
+
+
+def different(gradients: Sequence[Sequence[float]]) -> bool:
+    """Whether each rank has a gradient, no two alike and none 0: else nobody's can be missed."""
+    distinct = set(map(tuple, gradients))
+    return len(gradients) == RANKS == len(distinct) and all(map(any, gradients))
+
+
+def followed(records: Records, moments: Sequence[str]) -> Exercise:
+    """The ranks' gradients differed, and were seen at each of the moments."""
+    cells = [_cells(records, rank) for rank in records.ranks]
+    lacking = [when for when in (BEFORE, *moments) if not all(when in c for c in cells)]
+    if lacking or not cells:
+        return Exercise(False, f"not every rank was seen {lacking[0] if lacking else BEFORE}")
+    return Exercise.of(
+        different([_only(each[BEFORE]) for each in cells]),
+        f"all {len(cells)} ranks' own gradients differed",
+        "the ranks' own gradients were not all different, or one was 0",
+    )
+
+
+def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
+    """The row that all rows of a cell are equal to; nothing if there is no such row."""
+    rows = {tuple(piece["row"]) for piece in pieces}
+    return rows.pop() if len(rows) == 1 else ()
+
+
+def cut(records: Records) -> Exercise:
+    """The stages' copies lie at different places of their buffers, and the replicas share each.
+
+    Only so can a reduced and an unreduced part meet.
+    """
+    layouts = records.of("layout")
+    if len(layouts) != RANKS:
+        told = f"{len(layouts) or 'none'} of {RANKS} ranks told where a pipeline's copy lies"
+        return Exercise(False, told)
+    if not all(told["sharded"] for told in layouts):
+        return Exercise(False, "without the distributed optimizer each rank reduces a whole copy")
+    places, parts = ([told[key] for told in layouts] for key in ("buffer", "owned"))
+    first, last = places[0], places[-1]
+    lay = f"the tied copies lay at elements {_range(first)} and {_range(last)} of the buffers"
+    sizes = [_size(first), _size(last)]
+    owned = [sum(map(_size, parts[:REPLICAS])), sum(map(_size, parts[REPLICAS:]))]
+    return Exercise.of(
+        places == [first] * REPLICAS + [last] * REPLICAS and first != last,
+        f"{lay} of the first and the last stage",
+        f"{lay}, where each stage must have a place of its own",
+    ) & Exercise.of(
+        owned == sizes,
+        "the replicas of each stage owned one copy together",
+        f"the replicas of the two stages owned {owned[0]} and {owned[1]} elements of their copies, "
+        f"which have {sizes[0]} and {sizes[1]}",
+    )
+
+
+def _size(edges: Sequence[int]) -> int:
+    return edges[1] - edges[0]
+
+
+def _range(edges: Sequence[int]) -> str:
+    return f"{edges[0]} to {edges[1]}"
+
+
+def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
+    """What compares whole gradients: it misses the bug, or fires without it, and whether it did."""
+    return {
+        "the whole main_grad differs within the embedding group": group_differs,
+        "the sums of main_grad on ranks 1 and 2 differ (the report's own check)": sums_differ,
+    }
+
+
+def wholes(records: Records) -> dict[int, list[tuple[list[float], int]]]:
+    """By rank its whole gradient, as its last cell has it: the values of rows, and how many follow
+    that are alike."""
+    found: dict[int, list[tuple[list[float], int]]] = {}
+    for rank in records.ranks:
+        found[rank] = []
+        for piece in [p for cell in list(_cells(records, rank).values())[-1:] for p in cell]:
+            row = [value * 2**column for column, value in enumerate(piece["row"])]
+            more = found[rank].pop()[1] if found[rank] and found[rank][-1][0] == row else 0
+            found[rank].append((row, more + piece["rows"]))
+    return found
+
+
+def tables(trials: Trials, moments: Sequence[str]) -> Iterator[Picture]:
+    """A picture of the report's tables: how much of each rank's gradient is in each rank's cell."""
+    fields = [
+        (f"{variant}: {when}", f"g{column}", f"rank {rank}", share)
+        for variant in (BUGGY, FIXED)
+        if variant in trials
+        for when in moments
+        for rank in trials[variant].ranks
+        for piece in _shown(_cells(trials[variant], rank).get(when, ()))
+        for column, share in enumerate(piece["row"][:RANKS])
+    ]
+    yield Grid(
+        "Whose gradient is in whose buffer",
+        "right is a half of all four in the cells that an owner steps with (ranks 1 and 2)",
+        fields,
+        "gradient of",
+        "buffer of",
+        "share",
+    )
+
+
+def _shown(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Of the pieces of a cell the one that its rank steps with, if there is one."""
+    return [*(piece for piece in pieces if piece["owned"]), *pieces][:1]

@@ -1,0 +1,131 @@
+"""What else could be wrong where the gradients of a tied embedding are reduced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import with_keyword, without_call
+from scenarios.common.mutation import mutation
+
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
+WRAPPER = "megatron/core/distributed/distributed_data_parallel.py"
+FINALIZE = "megatron/core/distributed/finalize_model_grads.py"
+MODULE = "megatron/core/models/common/language_module/language_module.py"
+EMBEDDING = "_allreduce_word_embedding_grads"
+
+
+def of_maxima(function: Any) -> Edits:
+    """A maximum in place of the sum."""
+    return with_keyword(function, "all_reduce", "op", "torch.distributed.ReduceOp.MAX")
+
+
+@mutation(
+    "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
+)
+def not_summed(function: Any) -> Edits:
+    return without_call(function, "all_reduce")
+
+
+@mutation(
+    "maximum_for_sum", FINALIZE, EMBEDDING, "over the stages the maximum is taken, and not the sum"
+)
+def maximum(function: Any) -> Edits:
+    return of_maxima(function)
+
+
+@mutation(
+    "no_reduce_scatter",
+    BUFFER,
+    "Bucket.start_grad_sync",
+    "no gradient is reduced over the replicas",
+)
+def not_scattered(function: Any) -> Edits:
+    return without_call(function, "_reduce_scatter_base")
+
+
+@mutation(
+    "tied_bucket_alone",
+    BUFFER,
+    "ParamAndGradBuffer.finish_grad_sync",
+    "the replicas reduce the tied weight's bucket alone",
+)
+def tied_alone(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    tied = cst.parse_expression(
+        "[b for b in self.buckets if any(hasattr(p, 'shared_embedding') for p in b.params)]"
+    )
+    for loop in m.findall(function, m.For()):
+        yield loop, loop.with_changes(iter=tied)  # type: ignore[attr-defined]
+
+
+@mutation(
+    "copies_not_made_equal",
+    MODULE,
+    "LanguageModule.setup_embeddings_and_output_layer",
+    "the last stage's copy stays 0 when the model is built",
+)
+def not_made_equal(function: Any) -> Edits:
+    return without_call(function, "all_reduce")
+
+
+@mutation(
+    "rounded_buffers",
+    WRAPPER,
+    "DistributedDataParallel.__init__",
+    "gradients are kept and reduced in bf16",
+)
+def rounded(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    for choice in m.findall(function, m.IfExp(test=m.Name("accumulate_allreduce_grads_in_fp32"))):
+        yield choice, cst.parse_expression("torch.bfloat16")
+
+
+@mutation(
+    "embedding_not_summed",
+    FINALIZE,
+    EMBEDDING,
+    "the tied gradient is not summed over the stages",
+    variant="buggy",
+)
+def buggy_not_summed(function: Any) -> Edits:
+    return without_call(function, "all_reduce")
+
+
+@mutation(
+    "maximum_for_sum",
+    FINALIZE,
+    EMBEDDING,
+    "over the stages the maximum is taken, and not the sum",
+    variant="buggy",
+)
+def buggy_maximum(function: Any) -> Edits:
+    return of_maxima(function)
+
+
+@mutation(
+    "layers_twice",
+    WRAPPER,
+    "DistributedDataParallel._make_param_hook",
+    "the gradients of the layers between are added twice",
+    variant="buggy",
+)
+def layers_twice(function: Any) -> Edits:
+    return with_keyword(function, "add_", "alpha", "1 + (param.shape[0] == param.shape[1])")
+
+
+MUTATIONS = (
+    not_summed,
+    maximum,
+    not_scattered,
+    tied_alone,
+    not_made_equal,
+    rounded,
+    buggy_not_summed,
+    buggy_maximum,
+    layers_twice,
+)

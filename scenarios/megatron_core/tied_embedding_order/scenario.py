@@ -1,0 +1,230 @@
+"""Each owner of a tied embedding steps with a gradient that misses one replica, each another one.
+
+In a pipeline with tied embeddings the first stage's word embeddings and the last stage's output
+layer are two copies of one weight: both must be updated with the mean gradient of all replicas of
+both stages. With the distributed optimizer Megatron-LM gave every owner the sum of only three out
+of four, not the same three on the two stages, so the tied copies parted.
+
+Reported in May 2024 for models such as GPT-2. Nothing failed and nothing showed: the loss went
+down, the replicas agreed. The two copies simply stopped being one weight. What that does to a
+training is told by the scenario ``tied_embedding_training``.
+
+Root cause: the reduce-scatter over the data-parallel replicas leaves a valid sum in each rank's own
+shard of a bucket alone. Parameters lie in the buffer in reverse order, so on the first stage the
+embedding comes last (data-parallel rank 1 owns it) and on the last stage the output layer comes
+first (rank 0 does). The all-reduce over the two stages, which follows, pairs ranks of the same
+data-parallel index: it adds a reduced shard to one that is not. The fix gives the tied weight a
+bucket of its own, so that both stages cut it at the same places; the order stayed.
+
+megatron-core 0.4.0 and 0.5.0 were published with the bug, so there is nothing to put back. What the
+reporter proposed, to all-reduce first, is tried here too: it fails as soon as the reduce-scatter
+overlaps with the backward pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from harness.facts.plan import Plan
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Place,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
+from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+
+COPIES = ("embedding.word_embeddings.weight", "output_layer.weight")
+SCATTERED, SUMMED = "after reduce-scatter", "after embedding all-reduce"
+
+TABLES = {
+    "buggy": {
+        cells.BEFORE: ("g0", "g1", "g2", "g3"),
+        SCATTERED: ("g0/2", "(g0+g1)/2 own", "(g2+g3)/2 own", "g3/2"),
+        SUMMED: ("g0/2+(g2+g3)/2", "(g0+g1)/2+g3/2 own", "g0/2+(g2+g3)/2 own", "(g0+g1)/2+g3/2"),
+    },
+    "control": {
+        cells.BEFORE: ("g0", "g1", "g2", "g3"),
+        SCATTERED: ("(g0+g1)/2 own", "(g0+g1)/2 own", "(g2+g3)/2 own", "(g2+g3)/2 own"),
+        SUMMED: ("(g0+g1+g2+g3)/2 own",) * 4,
+    },
+}
+"""What the cells must hold, rank by rank: the report's tables, of a buffer that is scaled whole."""
+
+OVERLAPPING = 0.25
+"""Seconds that a backward pass goes on after the embedding's gradient is there."""
+
+
+@dataclass
+class Params(Knobs):
+    distributed_optimizer: bool = knob(
+        True, about="reduce-scatter the gradients over the replicas; else all-reduce them"
+    )
+    overlap_grad_reduce: bool = knob(
+        False, about="do so while the backward pass still runs, from its hooks"
+    )
+
+
+def embedding_first(function: Any) -> Edits:
+    """Move the loop that finishes the reduce-scatter behind the all-reduce of the embedding."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    def calls(statement: Any, func: Any) -> bool:
+        return bool(m.findall(statement, m.Call(func=func)))
+
+    body = list(function.body.body)
+    finish = m.Attribute(attr=m.Name("finish_grad_sync"))
+    loops = [s for s in body if isinstance(s, cst.For) and calls(s, finish)]
+    sums = [s for s in body if calls(s, m.Name("_allreduce_embedding_grads"))]
+    if len(loops) == len(sums) == 1:
+        body.remove(loops[0])
+        body.insert(body.index(sums[0]) + 1, loops[0])
+        yield function, function.with_changes(body=function.body.with_changes(body=body))
+
+
+ORDER_FIX = Defect(
+    name="embedding_first",
+    upstream="megatron-core",
+    file="megatron/core/distributed/finalize_model_grads.py",
+    scope="finalize_model_grads",
+    edit=embedding_first,
+    about="all-reduces the embedding before the reduce-scatter, as the report proposes: no fix, "
+    "as soon as the reduce-scatter leaves from the backward hooks",
+)
+
+SCENARIO = Scenario(
+    title="the owners of a tied embedding step with a gradient that misses a replica, on each "
+    "pipeline stage another one",
+    report=(
+        "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
+        "https://github.com/NVIDIA/Megatron-LM/issues/844",
+    ),
+    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
+    symptom="after the all-reduce, the embedding's gradient on rank 1 is (g0+g1)/2 plus g3's part, "
+    "on rank 2 (g2+g3)/2 plus g0's, where both should be (g0+g1+g2+g3)/2",
+    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
+    "parallelism",
+    remedy="use megatron-core 0.6.0 or later",
+    pins={"megatron-core": "0.5.0"},
+    goes_wrong="gradients",
+    date="2024-12-15",
+    ranks=4,
+    variants={
+        "buggy": affected(),
+        "fixed": unaffected(
+            "0.6.0", "megatron-core 0.6.0: the tied weight has a bucket of its own"
+        ),
+        "control": unaffected(
+            about="0.5.0 without the distributed optimizer: whole gradients, nothing to cut",
+            params={"distributed_optimizer": False},
+            triggers=False,
+        ),
+        "order_fix": unaffected(
+            about="0.5.0 with the reporter's order: right, while nothing overlaps",
+            defects=(ORDER_FIX,),
+        ),
+        "order_fix_overlap": affected(
+            about="the same with overlap_grad_reduce: the reduce-scatter has left before",
+            defects=(ORDER_FIX,),
+            params={"overlap_grad_reduce": True},
+        ),
+        "fixed_overlap": unaffected(
+            "0.6.0",
+            "megatron-core 0.6.0 with overlap_grad_reduce: a bucket of its own holds here too",
+            params={"overlap_grad_reduce": True},
+        ),
+        "later": unaffected(
+            "0.16.1", "megatron-core 0.16.1, two years later: the same buckets, the same order"
+        ),
+    },
+)
+
+
+def plan(at: Place) -> Plan:
+    """Where the copy lies, the cells at three moments, and the rest."""
+    moments, sharded = (cells.BEFORE, SCATTERED, SUMMED), at.params.distributed_optimizer
+    return cells.plan(moments, sharded=sharded, scale=1.0 + at.rank)
+
+
+def run(ctx: Context) -> None:
+    """Give each rank a gradient of its own, and follow it through upstream's reductions."""
+    from scenarios.megatron_core.tied_embedding_order import stages as tied
+
+    sharded, overlap = ctx.params.distributed_optimizer, ctx.params.overlap_grad_reduce
+    with ctx.phase("init"):
+        tied.connect(ctx)
+        ddp = tied.data_parallel(tied.stage(ctx, tied.Shape()), sharded=sharded, overlap=overlap)
+        place = tied.layout(ddp, tied.tied_weight(ddp), sharded=sharded)
+        ctx.record("layout", sharded=sharded, **vars(place))
+    with ctx.phase("reduce"):
+        _reduce(ctx, ddp, place.owned)
+    with ctx.phase("check"):
+        others, copy = tied.others(ddp, sharded=sharded), tied.tied_weight(ddp)
+        cells.rest(ctx, 1.0 + ctx.rank, others, tied.apart(copy.detach()))
+
+
+def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
+    """One backward pass and finalize_model_grads; the cells before, between and after."""
+    from scenarios.megatron_core.tied_embedding_order import stages as tied
+
+    finalize = import_module("megatron.core.distributed.finalize_model_grads")
+    gradient = tied.tied_weight(ddp).main_grad
+    row = cells.one_hot(ctx, gradient.shape[1])
+
+    def look(when: str) -> None:
+        cells.snapshot(ctx, when, gradient, owned)
+
+    def backward() -> None:
+        tied.loss_with(ddp.module, row, 1.0 + ctx.rank).backward()
+
+    with ddp.no_sync():  # for the first table: with overlap, the next one is reduced at once
+        backward()
+    look(cells.BEFORE)
+    tied.zero_gradients(ddp)
+    backward()
+    if ctx.params.overlap_grad_reduce:
+        time.sleep(OVERLAPPING)
+    cells.after(ddp, "finish_grad_sync", lambda: look(SCATTERED))
+    cells.after(finalize, "_allreduce_word_embedding_grads", lambda: look(SUMMED))
+    finalize.finalize_model_grads([ddp])
+
+
+def detect(records: Records) -> Finding | None:
+    """An owner's gradient is not the mean over the replicas, summed over the stages."""
+    return cells.otherwise_wrong(records) or cells.incomplete(records, COPIES, SUMMED)
+
+
+def exercised(records: Records) -> Exercise:
+    """Four different gradients were reduced over the replicas and over the stages; the copies lay
+    at different places of their buffers, cut among the replicas."""
+    return cells.followed(records, (SCATTERED, SUMMED)) & cells.cut(records)
+
+
+def wrong_detectors(records: Records) -> dict[str, bool]:
+    """What misses this bug, or sees it everywhere, and whether it fired."""
+    whole = cells.wholes(records)
+    sums = {rank: sum(sum(row) * rows for row, rows in each) for rank, each in whole.items()}
+    stages = list(whole.values())[: cells.REPLICAS], list(whole.values())[cells.REPLICAS :]
+    return cells.blind(stages[0] != stages[1], sums.get(1) != sums.get(2))
+
+
+def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+    """Every cell must be what is documented, where it is."""
+    for name in filter(trials.get, TABLES):
+        yield from cells.disagree(name, trials[name], TABLES[name])
+
+
+picture = partial(cells.tables, moments=(SCATTERED, SUMMED))

@@ -1,0 +1,371 @@
+"""Two pipeline stages with one tied weight, on megatron-core's own parts, for two replicas of each.
+
+    first stage: word embeddings (tied), linear layers    last stage: linear layers, logits (tied)
+
+The ties, the embedding, the output layer, the loss, the pipeline's schedule, the buffers of the
+gradients and what becomes of these are upstream's; the linear layers between are torch's. They have
+as many weights together as the tied one, so that this is half of each stage's buffer. Ranks 0 and 1
+hold the first stage, 2 and 3 the last.
+
+Shapes: tokens [batch, sequence], activations [sequence, batch, hidden]. Imports torch and upstream:
+import it from a scenario's ``run``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import distributed, parallel_state, tensor_parallel
+from megatron.core.enums import ModelType
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from packaging.version import Version
+from torch import Tensor, nn
+
+from harness.detectors.replicas import replica_differences
+from harness.detectors.tied import tied_differences
+from harness.spec import Context, Lane
+
+STAGES = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of the model; ``vocabulary`` is a multiple of ``hidden``."""
+
+    vocabulary: int = 16
+    hidden: int = 8
+
+    @property
+    def layers(self) -> int:
+        """How many linear layers, hidden by hidden, have as many weights as the embedding."""
+        return self.vocabulary // self.hidden
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The initial weights, each as of the whole model."""
+
+    tied: Tensor
+    """[vocabulary, hidden]"""
+    linear: tuple[Tensor, ...]
+    """[hidden, hidden] each, in the order of the stages."""
+
+
+def weights(shape: Shape, seed: int) -> Weights:
+    """Random weights, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    tied = torch.randn(shape.vocabulary, shape.hidden, generator=generator) * 0.1
+    square = (STAGES * shape.layers, shape.hidden, shape.hidden)
+    linear = torch.randn(*square, generator=generator) * 0.3
+    return Weights(tied, tuple(linear))
+
+
+def connect(ctx: Context) -> None:
+    """Open the process groups: two pipeline stages, and as many replicas as there are ranks for."""
+    dist.init_process_group(_backend(ctx))
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=STAGES)
+
+
+def _backend(ctx: Context) -> str:
+    # Before 0.6 the tied weights are made equal while they are still on the CPU.
+    if ctx.lane is Lane.GPU and Version(ctx.pins["megatron-core"]) < Version("0.6"):
+        return "cpu:gloo,cuda:nccl"
+    return ctx.lane.backend
+
+
+class Stage(LanguageModule):  # type: ignore[misc]
+    """This rank's half of the model, as upstream's pipeline wants one."""
+
+    def __init__(self, config: Any, shape: Shape, initial: Weights) -> None:
+        super().__init__(config=config)
+        number = parallel_state.get_pipeline_model_parallel_rank()
+        self.pre_process, self.post_process = number == 0, number == STAGES - 1
+        self.share_embeddings_and_output_weights = True
+        self.model_type = ModelType.encoder_or_decoder
+        if self.pre_process:
+            words = tensor_parallel.VocabParallelEmbedding(
+                shape.vocabulary, shape.hidden, init_method=_set_to(initial.tied), config=config
+            )
+            self.embedding: Any = nn.Module()
+            self.embedding.word_embeddings = words
+        own = initial.linear[number * shape.layers : (number + 1) * shape.layers]
+        self.linear = nn.ParameterList([nn.Parameter(weight.clone()) for weight in own])
+        if self.post_process:
+            self.output_layer = tensor_parallel.ColumnParallelLinear(
+                shape.hidden,
+                shape.vocabulary,
+                config=config,
+                init_method=_set_to(initial.tied),
+                bias=False,
+                gather_output=False,
+            )
+        self.received: Tensor | None = None
+        if hasattr(self, "setup_embeddings_and_output_layer"):
+            self.setup_embeddings_and_output_layer()
+        else:
+            self.initialize_last_stage_with_word_embeddings()
+
+    def set_input_tensor(self, received: Any) -> None:
+        """What upstream's schedule calls with the activations of the stage before."""
+        self.received = received[0] if isinstance(received, list) else received
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Activations [sequence, batch, hidden], or on the last stage the losses of all tokens."""
+        if self.pre_process:
+            x = self.embedding.word_embeddings(tokens).transpose(0, 1).contiguous()
+        else:
+            x = self.received
+        x = blocks(x, self.linear)
+        if not self.post_process:
+            return x
+        losses: Tensor = self.compute_language_model_loss(labels, self.output_layer(x)[0])
+        return losses
+
+
+def blocks(x: Tensor, linear: Any) -> Tensor:
+    """The layers between: each adds a nonlinear function of a linear one."""
+    for weight in linear:
+        x = x + F.gelu(F.linear(x, weight))
+    return x
+
+
+def _set_to(values: Tensor) -> Callable[[Tensor], Tensor]:
+    def set_(weight: Tensor) -> Tensor:
+        with torch.no_grad():
+            return weight.copy_(values)
+
+    return set_
+
+
+def stage(ctx: Context, shape: Shape) -> Stage:
+    """This rank's stage, on its device, the tied copies made equal by upstream."""
+    config = TransformerConfig(
+        num_layers=STAGES,
+        hidden_size=shape.hidden,
+        num_attention_heads=1,
+        use_cpu_initialization=True,
+        pipeline_model_parallel_size=STAGES,
+        pipeline_dtype=torch.float32,
+        params_dtype=torch.float32,
+    )
+    module: Stage = Stage(config, shape, weights(shape, ctx.seed)).to(ctx.device)
+    return module
+
+
+def data_parallel(module: Stage, *, sharded: bool, overlap: bool) -> Any:
+    """Upstream's DistributedDataParallel around a stage.
+
+    ``sharded``: with the distributed optimizer, gradients are reduce-scattered. ``overlap``: while
+    the backward pass still runs.
+    """
+    told = {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap}
+    if hasattr(distributed, "DistributedDataParallelConfig"):
+        settings = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=True, **told)
+        wanted = inspect.signature(distributed.DistributedDataParallel.__init__).parameters
+        if "data_parallel_group" in wanted:  # 0.7
+            told = {"data_parallel_group": parallel_state.get_data_parallel_group()}
+            return distributed.DistributedDataParallel(module.config, settings, module, **told)
+        return distributed.DistributedDataParallel(module.config, settings, module)
+    return distributed.DistributedDataParallel(
+        module.config,
+        module,
+        data_parallel_group=parallel_state.get_data_parallel_group(),
+        accumulate_allreduce_grads_in_fp32=True,
+        **told,
+    )
+
+
+def zero_gradients(ddp: Any) -> None:
+    """Empty the buffers of the gradients."""
+    if Version(_release()) < Version("0.6"):
+        ddp.zero_grad_buffer(True)
+    else:
+        ddp.zero_grad_buffer()
+
+
+def _release() -> str:
+    return metadata.version("megatron-core")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a weight lies, as the release has laid out its buffers."""
+
+    buffer: tuple[int, int]
+    """Its elements in the buffer of all gradients: first and one past the last."""
+    bucket: tuple[int, int]
+    """The bucket that it is in, likewise."""
+    owned: tuple[int, int]
+    """Those elements of the weight that this rank's optimizer updates."""
+
+
+def layout(ddp: Any, weight: Any, *, sharded: bool) -> Layout:
+    """The layout of one of this rank's weights; what it owns is from the shards of upstream's own.
+
+    Without the distributed optimizer every rank owns all of its copy.
+    """
+    buffer = next(b for b in _buffers(ddp) if weight in b.param_index_map)
+    start, end, number = buffer.param_index_map[weight]
+    bucket = buffer.buckets[number]
+    data = bucket.grad_data if hasattr(bucket, "grad_data") else bucket.data
+    place = (bucket.offset, bucket.offset + data.numel())
+    if not sharded:
+        return Layout((start, end), place, (0, weight.numel()))
+    group = parallel_state.get_data_parallel_group()
+    shard = _shard_buffer()(data, dist.get_world_size(group))[dist.get_rank(group)]
+    first = weight.main_grad.storage_offset()
+    low = shard.storage_offset() - first
+    clamped = (min(max(at, 0), weight.numel()) for at in (low, low + shard.numel()))
+    return Layout((start, end), place, tuple(clamped))  # type: ignore[arg-type]
+
+
+def others(ddp: Any, *, sharded: bool) -> dict[str, Tensor]:
+    """By name, those elements of the other weights' gradients that this rank's optimizer uses."""
+    tied = tied_weight(ddp)
+    return {
+        name: weight.main_grad.flatten()[slice(*layout(ddp, weight, sharded=sharded).owned)]
+        for name, weight in ddp.module.named_parameters()
+        if weight is not tied
+    }
+
+
+def _buffers(ddp: Any) -> list[Any]:
+    return list(ddp.buffers if isinstance(ddp.buffers, list) else ddp.grad_buffers.values())
+
+
+def _shard_buffer() -> Callable[[Tensor, int], list[Tensor]]:
+    if hasattr(distributed, "grad_buffer"):
+        return distributed.grad_buffer.shard_buffer
+    return distributed.param_and_grad_buffer.shard_buffer
+
+
+def tied_weight(ddp: Any) -> Any:
+    """This rank's copy of the tied weight."""
+    return ddp.module.shared_embedding_or_output_weight()
+
+
+def apart(tensor: Tensor) -> float:
+    """How far a tensor of this rank's is from the other copy's at most; 0 where bitwise equal.
+
+    A collective call of the ranks in the embedding group.
+    """
+    differences = tied_differences([("", tensor, parallel_state.get_embedding_group())])
+    return max((each.greatest for each in differences), default=0.0)
+
+
+def drifted(ddp: Any) -> list[str]:
+    """The parameters whose data-parallel replicas are not bitwise equal; a collective call."""
+    group = parallel_state.get_data_parallel_group()
+    return [each.name for each in replica_differences(ddp.module.named_parameters(), group)]
+
+
+def loss_with(module: Any, row: Tensor, scale: float) -> Tensor:
+    """A loss whose gradient has ``row``, [hidden], in each row of the tied weight.
+
+    The embedding is looked up, or the logits are made, by upstream's own layers. Each element of
+    a linear layer gets the gradient ``scale``, so that it takes part in the reductions.
+    """
+    if module.pre_process:
+        vocabulary = module.shared_embedding_or_output_weight().shape[0]
+        every = torch.arange(vocabulary, device=row.device)[None]
+        loss = (module.embedding.word_embeddings(every) * row).sum()
+    else:
+        loss = module.output_layer(row[None, None])[0].sum()
+    return loss + scale * sum(weight.sum() for weight in module.linear)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens and labels of a whole training step, [micro-batches, replicas * size, sequence]."""
+
+    tokens: Tensor
+    labels: Tensor
+
+    def of_replica(self, replica: int, size: int) -> Batch:
+        """The sequences that one data-parallel replica trains on."""
+        mine = slice(replica * size, (replica + 1) * size)
+        return replace(self, tokens=self.tokens[:, mine], labels=self.labels[:, mine])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.tokens, self.labels, strict=True)
+
+
+def batch(shape: Shape, size: tuple[int, int, int], seed: int, device: torch.device) -> Batch:
+    """Random tokens and those that follow; ``size`` is micro-batches, sequences in each, length."""
+    generator = torch.Generator().manual_seed(seed)
+    micro_batches, sequences, length = size
+    tokens = torch.randint(
+        shape.vocabulary, (micro_batches, sequences, length + 1), generator=generator
+    )
+    return Batch(tokens[..., :-1].contiguous().to(device), tokens[..., 1:].contiguous().to(device))
+
+
+class Trainer:
+    """Upstream's pipeline schedule, gradients, and distributed optimizer over one stage."""
+
+    def __init__(self, ctx: Context, shape: Shape, lr: float) -> None:
+        from megatron.core.distributed import finalize_model_grads
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        connect(ctx)
+        module = stage(ctx, shape)
+        self.ddp = data_parallel(module, sharded=True, overlap=False)
+        self.own: Tensor | None = None
+        """This rank's own gradient of the tied weight in the last step, before any reduction."""
+        self._keep_own_gradient()
+        module.config.finalize_model_grads_func = finalize_model_grads
+        module.config.no_sync_func = self.ddp.no_sync
+        settings = OptimizerConfig(
+            optimizer="adam", lr=lr, weight_decay=0.0, clip_grad=0.0, use_distributed_optimizer=True
+        )
+        self.optimizer = _optimizer(get_megatron_optimizer, settings, self.ddp)
+
+    def _keep_own_gradient(self) -> None:
+        finish = self.ddp.finish_grad_sync
+
+        def keeping(*args: Any, **kwargs: Any) -> Any:
+            self.own = tied_weight(self.ddp).main_grad.clone()
+            return finish(*args, **kwargs)
+
+        self.ddp.finish_grad_sync = keeping
+
+    def step(self, data: Batch) -> float | None:
+        """One training step on this replica's part; its mean loss in nats, on the last stage."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        micro_batches, size, length = data.tokens.shape
+        zero_gradients(self.ddp)
+        self.optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=_forward,
+            data_iterator=iter(data),
+            model=self.ddp,
+            num_microbatches=micro_batches,
+            seq_length=length,
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        self.optimizer.step()
+        return sum(float(x["loss"]) for x in losses) / micro_batches if losses else None
+
+
+def _forward(data: Iterator[tuple[Tensor, Tensor]], model: Any) -> Any:
+    def mean(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = losses.mean()
+        return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+
+    return model(*next(data)), mean
+
+
+def _optimizer(make: Callable[..., Any], settings: Any, ddp: Any) -> Any:
+    if "no_weight_decay_cond" in inspect.signature(make).parameters:
+        return make(settings, [ddp], no_weight_decay_cond=None)
+    return make(settings, [ddp])

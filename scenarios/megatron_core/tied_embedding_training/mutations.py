@@ -1,0 +1,100 @@
+"""What else could be wrong in a training with a tied embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import without_call, wrapped
+from scenarios.common.mutation import mutation
+
+BUFFER = "megatron/core/distributed/param_and_grad_buffer.py"
+FINALIZE = "megatron/core/distributed/finalize_model_grads.py"
+OPTIMIZER = "megatron/core/optimizer/optimizer.py"
+SHARDS = "megatron/core/optimizer/distrib_optimizer.py"
+SYNC = "_ParamAndGradBucketGroup.start_grad_sync"
+EMBEDDING = "_allreduce_embedding_grad"
+
+
+@mutation(
+    "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
+)
+def not_summed(function: Any) -> Edits:
+    return without_call(function, "all_reduce")
+
+
+@mutation(
+    "maximum_for_sum", BUFFER, SYNC, "over the replicas the maximum is taken, and not the sum"
+)
+def maximum(function: Any) -> Edits:
+    import libcst as cst
+    import libcst.matchers as m
+
+    for name in m.findall(function, m.Attribute(attr=m.Name("SUM"))):
+        yield name, name.with_changes(attr=cst.Name("MAX"))
+
+
+@mutation(
+    "gradients_kept",
+    BUFFER,
+    "_ParamAndGradBuffer.reset",
+    "gradients are not zeroed between steps, and add up",
+)
+def kept(function: Any) -> Edits:
+    return without_call(function, "zero_")
+
+
+@mutation(
+    "half_the_owners_step",
+    OPTIMIZER,
+    "MixedPrecisionOptimizer.step_with_ready_grads",
+    "the first replica of each stage never steps",
+)
+def half_step(function: Any) -> Edits:
+    return wrapped(function, "step", "torch.distributed.get_rank() % 2 and _")
+
+
+@mutation(
+    "signs",
+    SHARDS,
+    "DistributedOptimizer._copy_model_grads_to_main_grads",
+    "the optimizer gets the signs of the gradients",
+)
+def signs(function: Any) -> Edits:
+    return wrapped(function, "float", "_.sign()")
+
+
+@mutation(
+    "embedding_not_summed",
+    FINALIZE,
+    EMBEDDING,
+    "the tied gradient is not summed over the stages",
+    variant="buggy",
+)
+def buggy_not_summed(function: Any) -> Edits:
+    return without_call(function, "all_reduce")
+
+
+@mutation(
+    "gradients_kept",
+    BUFFER,
+    "_ParamAndGradBuffer.reset",
+    "gradients are not zeroed between steps, and add up",
+    variant="buggy",
+)
+def buggy_kept(function: Any) -> Edits:
+    return without_call(function, "zero_")
+
+
+@mutation(
+    "signs",
+    SHARDS,
+    "DistributedOptimizer._copy_model_grads_to_main_grads",
+    "the optimizer gets the signs of the gradients",
+    variant="buggy",
+)
+def buggy_signs(function: Any) -> Edits:
+    return wrapped(function, "float", "_.sign()")
+
+
+MUTATIONS = (not_summed, maximum, kept, half_step, signs, buggy_not_summed, buggy_kept, buggy_signs)

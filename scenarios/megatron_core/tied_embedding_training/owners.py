@@ -1,0 +1,150 @@
+"""Whose gradients did the owners of a tied weight step with, and was each step the optimizer's?
+
+Beside a training in pipeline stages, replicated as in ``cells``, plain torch has the gradients g0
+to g3 of the tied weight's copies at the same weights, and those of all other weights. What a rank's
+optimizer owns must be the mean over the replicas, of the tied weight summed over the stages; and
+the weights must move as plain AdamW moves them by what their owners have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.numbers import near
+from harness.facts.shapes import SIZE, Facts, held
+from harness.spec import Finding, Record, Records
+from scenarios.megatron_core.tied_embedding_order.grad_buffer import RANKS, REPLICAS, misplaced
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARE = 1e-3
+"""How far (as a fraction) a gradient may be from plain torch's: fp32 rounding moves it by 1e-6."""
+
+DISTANCE = 1e-5
+"""How far weights, and losses in nats, may be from plain torch's. In fp32 rounding moved the
+weights by up to 3e-7 in twenty steps; the bug moves the first step by 1e-2."""
+
+NONE = "none"
+_ALL = held(dict.fromkeys([NONE, *(f"g{n}" for n in range(RANKS))], SIZE))
+
+
+def _missed(value: Any) -> str:
+    """What is wrong with ``missed``, which names all that may be missed, or nothing."""
+    return "" if value == {} else _ALL(value)
+
+
+FACTS: Facts = {"missed": _missed, "others_off": SIZE, "weights_off": SIZE, "plain_loss": SIZE}
+"""What ``plain`` has for the record of a step. ``missed`` has, by whose
+gradient is left out, how far what the rank owns of the tied gradient is from that sum; nothing
+where it owns none. ``others_off`` is how far what it owns of the other gradients is from right, at
+most, and ``weights_off`` how far any of its weights is from where plain AdamW has it."""
+
+
+def off(found: Tensor, right: Tensor) -> float:
+    """The distance as a fraction of what is right."""
+    return float((found - right).norm() / (right.norm() or 1.0))
+
+
+def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
+    """How far what a rank owns is from the mean of all parts, and from that less one of them."""
+    if not owned.numel():
+        return {}
+    right = sum(parts[1:], parts[0]) / REPLICAS
+    less = {f"g{n}": off(owned, right - part / REPLICAS) for n, part in enumerate(parts)}
+    return {NONE: off(owned, right), **less}
+
+
+def told(step: Record) -> str | None:
+    """Whose gradient a rank's part of the tied gradient misses: ``none``, ``g2``; else None.
+
+    Missed in the documented way is one of the other stage's.
+    """
+    own = step["rank"] // REPLICAS
+    names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != own)]
+    return next((n for n in names if near(step["missed"][n], 0.0, within=SHARE)), None)
+
+
+def missing(records: Records) -> Mapping[int, str]:
+    """By rank whose gradient it missed at the first step, of those that missed one."""
+    first = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
+    return {s["rank"]: name for s in first if (name := told(s)) not in (None, NONE)}
+
+
+def otherwise_wrong(records: Records) -> Finding | None:
+    """At some step something was wrong that no missed gradient explains: never documented."""
+    lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
+    lines += _retold(records)
+    if not lines:
+        return None
+    first = min(step["step"] for step, _ in lines)
+    shown = [(step["rank"], line) for step, line in lines if step["step"] == first]
+    ranks = tuple(dict.fromkeys(rank for rank, _ in shown))
+    return Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
+
+
+def _retold(records: Records) -> Iterator[tuple[Record, str]]:
+    """With the step that it concerns, what a rank tells twice, or two ranks tell, and not alike."""
+    for rank, line in misplaced(records):
+        yield from ((step, line) for step in records.of("step", rank)[:1])
+    for layout in records.of("layout"):
+        rank, owns = layout["rank"], layout["owned"][0] < layout["owned"][1]
+        other = records.of("step", rank % REPLICAS)  # the first stage's, of the same replica
+        for step, its in zip(records.of("step", rank), other, strict=False):
+            where = f"step {step['step']}, rank {rank}:"
+            if bool(step["missed"]) is not owns:
+                what = "a part" if owns else "nothing"
+                yield step, f"{where} missed has {len(step['missed'])} names, and it owns {what}"
+            if not near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
+                yield step, f"{where} its plain_loss is not that of the replica's first stage"
+
+
+def weights_wrong(records: Records) -> Finding | None:
+    """The weights at the end are not as far apart as the last step says, over the stages and over
+    the replicas."""
+    lines = []
+    for layout in records.of("layout"):
+        rank, last = layout["rank"], records.of("step", layout["rank"])[-1]
+        stage, replica = rank // REPLICAS * REPLICAS, rank % REPLICAS
+        own, of_stage, tied = (records.one("weight", n) for n in (rank, stage, replica))
+        if own and len(own["values"]) != layout["buffer"][1] - layout["buffer"][0]:
+            lines.append(f"rank {rank}: its weight at the end is of another size")
+        if not last["replicas_differ"] and distance(own, of_stage):
+            lines.append(f"rank {rank}: its weight at the end is not that of its replicas")
+        if not near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
+            lines.append(f"rank {rank}: its weight at the end is not as far from the first stage's")
+    return Finding("\n".join(lines), documented=False) if lines else None
+
+
+def distance(ours: Record | None, theirs: Record | None) -> float:
+    """How far two records ``weight`` are apart at most; NaN where one is missing, or of another
+    size, or has a NaN."""
+    if not ours or not theirs or len(ours["values"]) != len(theirs["values"]):
+        return math.nan
+    far = [abs(a - b) for a, b in zip(ours["values"], theirs["values"], strict=True)]
+    return max(far, key=lambda d: (math.isnan(d), d))  # max alone passes over NaNs
+
+
+def _wrong(step: Record) -> Iterator[str]:
+    if "missed" not in step:  # one process
+        return
+    where = f"step {step['step']}, rank {step['rank']}:"
+    if step["loss"] is not None and not near(step["loss"], step["plain_loss"], within=DISTANCE):
+        yield f"{where} its loss is {step['loss']:.6f}, and plain torch's {step['plain_loss']:.6f}"
+    if step["missed"] and told(step) is None:
+        yield (
+            f"{where} it steps the tied weight with neither the mean gradient of all nor that less "
+            f"one of the other stage's: {step['missed'][NONE]:.3g} of it is something else"
+        )
+    if not near(step["others_off"], 0.0, within=SHARE):
+        yield (
+            f"{where} it steps another weight with a gradient that is off by "
+            f"{step['others_off']:.3g} of the replicas' mean"
+        )
+    if not near(step["weights_off"], 0.0, within=DISTANCE):
+        yield (
+            f"{where} its weights are up to {step['weights_off']:.3g} from where AdamW has them "
+            "with their owners' gradients"
+        )

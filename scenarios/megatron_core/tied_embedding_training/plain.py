@@ -1,0 +1,114 @@
+"""The stages of ``tied_stages`` in plain torch: alone, or beside a pipeline that trains.
+
+Imports torch and upstream: import it from a scenario's ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.spec import Context
+from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+from scenarios.megatron_core.tied_embedding_order import stages as tied
+from scenarios.megatron_core.tied_embedding_training import owners
+
+Weights = Sequence[Tensor]
+"""Of a stage: the tied one, [vocabulary, hidden], and the linear ones, [hidden, hidden]."""
+
+
+def loss_of(first: Weights, last: Weights, data: tied.Batch) -> Tensor:
+    """The mean loss (nats) of the whole model, whose copies of the tied weight need not be one."""
+    x = tied.blocks(F.embedding(data.tokens, first[0]), [*first[1:], *last[1:]])
+    return F.cross_entropy(F.linear(x, last[0]).flatten(0, -2), data.labels.flatten())
+
+
+def train(ctx: Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
+    """Train the model in one process, with one tied weight; write down what came of it."""
+    initial = tied.weights(shape, ctx.seed)
+    weight = nn.Parameter(initial.tied.clone().to(ctx.device))
+    linear = [nn.Parameter(each.clone().to(ctx.device)) for each in initial.linear]
+    optimizer = torch.optim.AdamW([weight, *linear], lr=lr, weight_decay=0.0)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = loss_of([weight, *linear], [weight], data)
+        loss.backward()
+        optimizer.step()
+        ctx.record("step", step, loss=float(loss))
+    ctx.record("weight", values=weight.flatten().tolist())
+
+
+class Beside:
+    """Plain torch beside a pipeline's training: whose gradients its owners step with, and how."""
+
+    def __init__(self, ctx: Context, trainer: tied.Trainer, data: tied.Batch, lr: float) -> None:
+        ddp = trainer.ddp
+        self.rank, self.data = ctx.rank, data
+        self.weights = [tied.tied_weight(ddp), *ddp.module.linear]
+        self.owned = [slice(*tied.layout(ddp, w, sharded=True).owned) for w in self.weights]
+        self.stepped = [nn.Parameter(weight.detach().clone()) for weight in self.weights]
+        self.optimizer = torch.optim.AdamW(self.stepped, lr=lr, weight_decay=0.0)
+        self.before = _of_all(self.weights)
+
+    def facts(self) -> dict[str, Any]:
+        """After a step: ``owners.FACTS``. A collective call."""
+        stage, replica = divmod(self.rank, cells.REPLICAS)
+        losses, gradients = zip(*map(self._plainly, range(cells.REPLICAS)), strict=True)
+        first, *others = self._owned_gradients()
+        part = self.owned[0]
+        tied_parts = [each[s][0].flatten()[part] for s in range(tied.STAGES) for each in gradients]
+        means = [
+            sum(g) / cells.REPLICAS for g in zip(*(e[stage][1:] for e in gradients), strict=True)
+        ]
+        right = [m.flatten()[own] for m, own in zip(means, self.owned[1:], strict=True)]
+        facts = {
+            "missed": owners.missed(first, tied_parts),
+            "others_off": max(owners.off(*pair) for pair in zip(others, right, strict=True)),
+            "weights_off": self._weights_off(stage),
+            "plain_loss": losses[replica],
+        }
+        self.before = _of_all(self.weights)
+        return facts
+
+    def _plainly(self, replica: int) -> tuple[float, tuple[Weights, Weights]]:
+        """A replica's loss, and the gradients of both its stages at the weights of before."""
+        stages = [self.before[replica + s * cells.REPLICAS] for s in range(tied.STAGES)]
+        leaves = [[w.clone().requires_grad_() for w in stage] for stage in stages]
+        size = self.data.tokens.shape[1] // cells.REPLICAS
+        loss = loss_of(leaves[0], leaves[1], self.data.of_replica(replica, size))
+        found = torch.autograd.grad(loss, [w for stage in leaves for w in stage])
+        half = len(leaves[0])
+        return float(loss.detach()), (found[:half], found[half:])
+
+    def _owned_gradients(self) -> list[Tensor]:
+        pairs = zip(self.weights, self.owned, strict=True)
+        return [weight.main_grad.flatten()[own] for weight, own in pairs]
+
+    def _weights_off(self, stage: int) -> float:
+        """How far this rank's weights are from AdamW's, stepping with what each owner has."""
+        masked = [torch.zeros_like(weight.main_grad) for weight in self.weights]
+        for zeros, own, gradient in zip(masked, self.owned, self._owned_gradients(), strict=True):
+            zeros.view(-1)[own] = gradient
+        everybodys = _of_all(masked)[stage * cells.REPLICAS : (stage + 1) * cells.REPLICAS]
+        for parameter, *parts in zip(self.stepped, *everybodys, strict=True):
+            parameter.grad = sum(parts[1:], parts[0])
+        self.optimizer.step()
+        pairs = zip(self.weights, self.stepped, strict=True)
+        return max(float((now - then).detach().abs().max()) for now, then in pairs)
+
+
+def _of_all(tensors: Weights) -> list[Weights]:
+    """By rank, the tensors of every rank; they are of the same shapes. A collective call."""
+    flat = torch.cat([each.detach().flatten() for each in tensors])
+    found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, flat)
+    sizes = [each.numel() for each in tensors]
+    return [
+        [part.view_as(each) for part, each in zip(one.split(sizes), tensors, strict=True)]
+        for one in found
+    ]

@@ -1,0 +1,262 @@
+"""A tied embedding becomes two: its copies part at the first training step, and go on parting.
+
+The training of a small language model with the bug that ``tied_embedding_order`` shows cell by
+cell: each owner of the tied embedding steps with a gradient that misses one replica's part, the
+first stage's owners another one than the last stage's. The replicas agree with one another all the
+time, and the loss is no worse than it ought to be, for many steps even lower.
+
+Reported in May 2024 for GPT-2 with pipeline parallelism and the distributed optimizer. Weights that
+were to be one are two afterwards, and a checkpoint, or the next restart, keeps one of them.
+
+Root cause: the data-parallel reduce-scatter cuts the first and the last stage's copy at different
+places, and the all-reduce between the stages then adds reduced to unreduced parts. The fix, in
+megatron-core since 0.6.0, gives the tied weight a bucket of its own. The releases that have the bug
+come without the distributed optimizer that trains with it, so the buggy variant is a later release
+which no longer asks whether a weight is tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import LINE, NUMBER, SIZE, alike, exactly, many
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    FIXED,
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Place,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
+from scenarios.common import agree as agreement
+from scenarios.common import copies
+from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+from scenarios.megatron_core.tied_embedding_training import owners
+
+STEP = {
+    "apart": alike(SIZE),
+    "replicas_differ": many(LINE),
+    "gradients_differ": SIZE,
+    "gradient_sum": NUMBER,
+    "own_gradient": SIZE,
+    **owners.FACTS,
+}
+
+
+@dataclass
+class Params(Knobs):
+    lr: float = knob(
+        1e-2, above=0, about="of Adam: it moves each weight by about this much at the first step"
+    )
+    steps: int = knob(20, least=1, about="of training")
+    micro_batches: int = knob(2, least=1, about="in a step")
+    batch: int = knob(2, least=1, unit="sequences", about="in a micro-batch of one replica")
+    sequence: int = knob(8, least=1, unit="tokens", about="in a sequence")
+
+
+def never_its_own_bucket(function: Any) -> Edits:
+    """Answer False where a weight is asked whether it is a shared embedding."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    name = m.MatchRegex("[\"']shared_embedding[\"']")
+    asked = m.Call(
+        func=m.Name("getattr"), args=[m.Arg(), m.Arg(m.SimpleString(name)), m.Arg(m.Name("False"))]
+    )
+    for call in m.findall(function, asked):
+        yield call, cst.Name("False")
+
+
+DEFECT = Defect(
+    name="never_its_own_bucket",
+    upstream="megatron-core",
+    file="megatron/core/distributed/param_and_grad_buffer.py",
+    scope="_does_param_require_new_bucket",
+    edit=never_its_own_bucket,
+    about="gives a tied weight no bucket of its own, so that the reduce-scatter cuts its copies on "
+    "the first and on the last stage at different places",
+)
+
+SCENARIO = Scenario(
+    title="the two copies of a tied embedding part at the first training step",
+    report=(
+        "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
+        "https://github.com/NVIDIA/Megatron-LM/issues/844",
+    ),
+    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
+    symptom="use_distributed_optimizer with share_embeddings_and_output_weights: wrong embedding "
+    "gradients, and the first and the last stage step with different ones",
+    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
+    "parallelism",
+    remedy="use megatron-core 0.6.0 or later",
+    pins={"megatron-core": "0.16.1"},
+    goes_wrong="gradients",
+    date="2026-11-20",
+    ranks=4,
+    releases="megatron-core>=0.6",  # the wheels before have no DistributedOptimizer
+    variants={
+        "buggy": affected(
+            about="the release, without a bucket of its own for the tied weight", defects=(DEFECT,)
+        ),
+        "fixed": unaffected(),
+        "reference": unaffected(
+            about="one process in plain torch: one weight, all sequences", ranks=1, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Place) -> Plan:
+    """Each step and the weight at the end; of a pipeline, too, where the copy lies."""
+    weight, steps = Kind({"values": many(NUMBER, least=1)}), each(at.params.steps)
+    if at.world_size == 1:
+        return {"step": Kind({"loss": NUMBER}, steps), "weight": weight}
+    loss = exactly(None) if at.rank < cells.REPLICAS else NUMBER  # the last stage has it
+    return {
+        "layout": cells.layout(sharded=True),
+        "step": Kind({**STEP, "loss": loss}, steps),
+        "weight": weight,
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train; after every step compare the tied copies, the replicas, and the gradients."""
+    from scenarios.megatron_core.tied_embedding_order import stages as tied
+    from scenarios.megatron_core.tied_embedding_training import plain as tied_plain
+
+    p, shape = ctx.params, tied.Shape()
+    size = (p.micro_batches, cells.REPLICAS * p.batch, p.sequence)
+    data = tied.batch(shape, size, ctx.seed, ctx.device)
+    if ctx.world_size == 1:
+        tied_plain.train(ctx, shape, data, p.lr, p.steps)
+        return
+    with ctx.phase("init"):
+        trainer = tied.Trainer(ctx, shape, p.lr)
+        place = tied.layout(trainer.ddp, tied.tied_weight(trainer.ddp), sharded=True)
+        ctx.record("layout", sharded=True, **vars(place))
+    with ctx.phase("steps"):
+        beside = tied_plain.Beside(ctx, trainer, data, p.lr)
+        _train(ctx, trainer, beside, data.of_replica(ctx.rank % cells.REPLICAS, p.batch))
+
+
+def _train(ctx: Context, trainer: Any, beside: Any, data: Any) -> None:
+    import torch.distributed as dist
+
+    from scenarios.megatron_core.tied_embedding_order import stages as tied
+
+    weight = tied.tied_weight(trainer.ddp)
+    for step in range(1, ctx.params.steps + 1):
+        ctx.record(
+            "step",
+            step,
+            loss=trainer.step(data),
+            apart=tied.apart(weight),
+            replicas_differ=tied.drifted(trainer.ddp),
+            gradients_differ=tied.apart(weight.main_grad),
+            gradient_sum=float(weight.main_grad.sum()),
+            own_gradient=float(trainer.own.norm()),
+            **beside.facts(),
+        )
+    ctx.record("weight", values=weight.flatten().tolist())
+    dist.barrier()
+
+
+def detect(records: Records) -> Finding | None:
+    """The tied copies are not bitwise equal after a step, while the replicas of each are; the
+    owners on both stages stepped as AdamW does, without one gradient of the other stage."""
+    unlike = [step for step in records.of("step") if step.get("replicas_differ")]
+    replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
+    parted = [step for step in records.of("step", 0) if step.get("apart")]
+    missing = owners.missing(records)
+    other = owners.otherwise_wrong(records) or owners.weights_wrong(records) or _retold(records)
+    if other or not parted:
+        told = f"{replicas}, and the tied copies agree"
+        return other or (Finding(told, documented=False) if unlike or missing else None)
+    first, last = parted[0], parted[-1]
+    way = [step for step in parted if step["step"] in (first["step"], 5, last["step"])]
+    told = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in way)
+    without = [f"; rank {rank} stepped without {name}" for rank, name in missing.items()]
+    return Finding(
+        f"the copies of the tied embedding differ from step {first['step']} on: by up to {told}\n"
+        f"{replicas}{''.join(without)}",
+        first["step"],
+        ("embedding.word_embeddings.weight", "output_layer.weight"),
+        records.ranks,
+        last["apart"],
+        copies.UNIT,
+        documented=first["step"] == 1
+        and not unlike
+        and {rank // cells.REPLICAS for rank in missing} == {0, 1},
+    )
+
+
+def _retold(records: Records) -> Finding | None:
+    """The ranks of an embedding group do not tell the same of how far their gradients are apart,
+    or have sums that are farther apart than that."""
+    for last in (layout["rank"] for layout in records.of("layout")):
+        first, size = last % cells.REPLICAS, len(records.of("weight", last)[0]["values"])
+        for one, other in zip(records.of("step", first), records.of("step", last), strict=True):
+            far, apart = one["gradient_sum"] - other["gradient_sum"], one["gradients_differ"]
+            if apart != other["gradients_differ"] or not near(far, 0.0, within=2 * size * apart):
+                told = f"step {one['step']}: ranks {first} and {last} do not have gradients"
+                return Finding(f"{told} that are {apart:.3g} apart", documented=False)
+    return None
+
+
+def exercised(records: Records) -> Exercise:
+    """All ranks' own gradients differed in every step; the copies lay at different places of their
+    buffers, cut among the replicas."""
+    own: dict[int, list[tuple[float]]] = {}
+    for step in records.of("step"):
+        own.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
+    alike = [step for step, norms in own.items() if not cells.different(norms)]
+    norms = ", ".join(f"{norm:.3g}" for (norm,) in own.get(1, ()))
+    return cells.cut(records) & Exercise.of(
+        bool(own) and not alike,
+        f"all ranks' own gradients of the weight differed in {len(own)} steps (norms {norms} at "
+        "step 1)",
+        f"the ranks' own gradients were alike, 0 or not there in {len(alike)} of {len(own)} steps",
+    )
+
+
+def wrong_detectors(records: Records) -> dict[str, bool]:
+    """What misses this bug, or sees it everywhere, and whether it fired."""
+    if not records.of("layout"):  # one process has nothing to compare
+        return {}
+    steps = records.of("step")
+    sums = ([s["gradient_sum"] for s in records.of("step", rank)] for rank in (1, 2))
+    return cells.blind(
+        any(step["gradients_differ"] for step in steps),
+        any(one != other for one, other in zip(*sums, strict=False)),
+    ) | {"the data-parallel replicas differ": any(step["replicas_differ"] for step in steps)}
+
+
+def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+    """The fixed release must train both copies as one process trains its only one."""
+    yield from agreement.losses(trials, owners.DISTANCE, "one process", _mean_losses)
+    if {FIXED, agreement.REFERENCE} <= set(trials):
+        alone = trials[agreement.REFERENCE].one("weight")
+        for rank in (0, 2):
+            distance = owners.distance(trials[FIXED].one("weight", rank), alone)
+            if not near(distance, 0.0, within=owners.DISTANCE):
+                yield f"fixed: the tied weight of rank {rank} is {distance:.3g} from one process's"
+
+
+def _mean_losses(records: Records) -> list[float]:
+    """The loss after each step over both replicas: the last stage's ranks have it."""
+    replicas = (records.of("step", rank) for rank in (2, 3))
+    return [(a["loss"] + b["loss"]) / 2 for a, b in zip(*replicas, strict=False)]
+
+
+picture = partial(copies.drifting, field="apart")

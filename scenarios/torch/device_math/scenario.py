@@ -1,0 +1,165 @@
+"""A GPU divides by a plain number less exactly than a CPU: 9 / 10 differs in its last bit.
+
+``10 ** (torch.arange(0, 10) / 10)`` gives other values on CUDA than on the CPU in 2 of 10 elements.
+Frequencies, schedules and tables that are computed like that depend on where they were computed.
+
+Found in January 2024 while the wrong rotary buffers of ``rope_zero_init`` were hunted: zero.Init
+also moves what a constructor computes to the GPU, and some differences stayed after the rounded
+positions had been explained.
+
+Root cause: torch's CUDA kernel for division takes a divisor that is a plain number, or a scalar
+tensor on the CPU, as a multiplication by its reciprocal, which was rounded already. A divisor that
+is a tensor on the device is really divided by, and the results agree. Torch keeps it so for speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import NUMBER, Shape, exactly, held, many, matching
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Lane,
+    Place,
+    Records,
+    Scenario,
+    Trials,
+    affected,
+    unaffected,
+)
+
+DIFFERING = [4, 9]
+NINTH = {"host": 7.94328212738037109375, "device": 7.94328308105468750000}
+"""10 ** (9 / 10) in float32."""
+QUOTIENT = {"host": "0x3f666666", "device": "0x3f666667"}
+"""9 / 10 in float32, as bits."""
+
+
+@dataclass
+class Params(Knobs):
+    divisor: str = knob(
+        "number",
+        choices=("number", "tensor"),
+        about="what is divided by: a plain number, or a tensor on the device",
+    )
+    device: str = knob("cuda", choices=("cuda", "cpu"), about="what is compared with the CPU")
+
+
+SCENARIO = Scenario(
+    title="CUDA multiplies by the rounded reciprocal of a plain divisor: 9 / 10 is not that of "
+    "the CPU",
+    report=(
+        "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
+        "https://github.com/microsoft/DeepSpeed/issues/4932",
+        "https://github.com/pytorch/pytorch/issues/186618",
+    ),
+    fix="none in torch: divide by a tensor on the device",
+    symptom="10 ** (torch.arange(0, 10) / 10) ends in 7.94328212738037109375 on the CPU and in "
+    "7.94328308105468750000 on CUDA",
+    trigger="values computed on a GPU and compared bit by bit with those of the CPU",
+    remedy="divide by a tensor on the device, and compare with a tolerance",
+    pins={},
+    goes_wrong="precision",
+    date="2026-11-20",
+    ranks=1,
+    lanes=(Lane.GPU,),
+    variants={
+        "buggy": affected(about="divided by the number 10"),
+        "fixed": unaffected(
+            about="divided by a tensor on the device", params={"divisor": "tensor"}
+        ),
+        "control": unaffected(
+            about="divided by the number 10, on the CPU both times",
+            params={"device": "cpu"},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Place) -> Plan:
+    """Both expressions, on the CPU and on the device."""
+    word, dtype = matching("0x[0-9a-f]{8}", "32 bits"), matching(r"torch\.float\d+", "dtype")
+    values = {"powers": both(many(NUMBER, 10)), "bits": both(many(word, 10))}
+    told = {"device": exactly(at.params.device), "dtype": dtype}
+    return {"values": Kind({**told, **values, "quotient": both(word)})}
+
+
+def both(shape: Shape) -> Shape:
+    """This of the CPU, ``host``, and of the device."""
+    return held({"host": shape, "device": shape})
+
+
+def run(ctx: Context) -> None:
+    """Compute the report's two expressions on the CPU and on the device."""
+    import torch
+
+    places = {"host": torch.device("cpu"), "device": torch.device(ctx.params.device)}
+    powers, quotients = {}, {}
+    for name, place in places.items():
+        divisor = torch.tensor(10, device=place) if ctx.params.divisor == "tensor" else 10
+        powers[name] = 10 ** (torch.arange(0, 10, device=place) / divisor)
+        quotients[name] = torch.tensor(9, device=place) / divisor
+    ctx.record(
+        "values",
+        device=powers["device"].device.type,
+        dtype=str(powers["device"].dtype),
+        powers={name: values.tolist() for name, values in powers.items()},
+        bits={name: [_bits(v) for v in values] for name, values in powers.items()},
+        quotient={name: _bits(value) for name, value in quotients.items()},
+    )
+
+
+def _bits(value: Any) -> str:
+    import torch
+
+    return f"{value.cpu().view(torch.int32).item():#010x}"
+
+
+def detect(records: Records) -> Finding | None:
+    """The CPU and the device have other bits for 9 / 10, and so for the power of it.
+
+    Element 4 alone proves nothing: its power differs by one unit in the last place on a GPU also
+    where both start from the same exponent.
+    """
+    seen = records.of("values")[0]
+    pairs = list(zip(seen["bits"]["host"], seen["bits"]["device"], strict=True))
+    differing = [index for index, (host, device) in enumerate(pairs) if host != device]
+    quotient, powers = seen["quotient"], seen["powers"]
+    if quotient["host"] == quotient["device"] and len(pairs) - 1 not in differing:
+        return None
+    last = {name: values[-1] for name, values in powers.items()}
+    return Finding(
+        f"elements {differing} of {len(pairs)} differ; the last is {last['host']:.20f} on the CPU "
+        f"and {last['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
+        f"{quotient['device']}",
+        ranks=records.ranks,
+        magnitude=max(abs(h - d) for h, d in zip(powers["host"], powers["device"], strict=True)),
+        unit="between the CPU's power and the device's",
+        documented=(differing, last, quotient) == (DIFFERING, NINTH, QUOTIENT),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """A GPU was asked, in float32."""
+    seen = records.of("values")[0]
+    told = (
+        f"{len(seen['powers']['device'])} powers of the CPU were compared with those of "
+        f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
+    )
+    on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
+    return Exercise.of(on_gpu, told, told)
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """The difference between the device's powers and the CPU's, element by element."""
+    seen = [(v, r["powers"]) for v, records in trials.items() for r in records.of("values", 0)]
+    bars = [(v, f"n = {n}", p["device"][n] - p["host"][n]) for v, p in seen for n in range(10)]
+    told = "with a plain divisor the ninth power has other bits on a GPU"
+    return [Bars("10 ** (n / 10) on the device, less that on the CPU", told, bars, "difference")]

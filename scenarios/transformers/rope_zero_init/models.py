@@ -1,0 +1,277 @@
+"""A small LLaMA built under DeepSpeed's zero.Init, and the same one built outside of it.
+
+The class is transformers' own, configured in code. Its head dimension and its number of positions
+are those of the report, since its figures count the elements of these buffers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # type: ignore[import-not-found]
+
+from harness.detectors.buffers import buffer_differences, difference
+from harness.detectors.replicas import replica_differences
+from harness.spec import Context
+from scenarios.transformers.rope_zero_init import buffers, plain_llama
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
+"""The model's dtype under each precision of the DeepSpeed config. A config without bf16 and fp16
+means fp32 to DeepSpeed, whatever the model is: that was the report's comparison."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the model is."""
+
+    layers: int = 2
+    hidden: int = 512
+    heads: int = 4
+    """128 a head, as in LLaMA-2."""
+    inner: int = 1024
+    vocabulary: int = 512
+    positions: int = 4096
+    init: float = 0.06
+    """The standard deviation of the weights. LLaMA's 0.02 is for a wider model: here it makes
+    logits so small that the wrong positions hardly move them."""
+
+
+def init_distributed(ctx: Context) -> None:
+    """Open the process group through DeepSpeed, which zero.Init would do for itself otherwise."""
+    deepspeed.init_distributed(dist_backend=ctx.lane.backend)
+
+
+def built(
+    precision: str, contexts: Iterable[AbstractContextManager[Any]]
+) -> tuple[LlamaForCausalLM, dict[str, str]]:
+    """The model, built in these contexts, the outermost first; and the dtypes that constructors
+    made there of the float32 that they were asked for."""
+    with ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        model = build(precision)
+        made = {
+            "arange": torch.arange(3, dtype=torch.float32),
+            "ones": torch.ones(3, dtype=torch.float32),
+        }
+    return model, {name: str(value.dtype).removeprefix("torch.") for name, value in made.items()}
+
+
+def build(
+    precision: str, device: torch.device | str | None = None, shape: Shape | None = None
+) -> LlamaForCausalLM:
+    """The model, under its own default dtype; without ``device``, zero.Init chooses one."""
+    where = nullcontext() if device is None else torch.device(device)
+    shape = shape or Shape()
+    config = LlamaConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.inner,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.positions,
+        initializer_range=shape.init,
+    )
+    with _default_dtype(DTYPES[precision]), where:
+        return LlamaForCausalLM(config)
+
+
+def tiny(precision: str) -> LlamaForCausalLM:
+    """A model of one layer, built plainly on the CPU: its buffers are those of every layer."""
+    return build(precision, "cpu", Shape(layers=1))
+
+
+def zero_init(precision: str) -> AbstractContextManager[Any]:
+    """DeepSpeed's own context for building a model in shards, of one precision."""
+    zero = {"stage": 3, "memory_efficient_linear": False}
+    settings: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+    if precision != "fp32":
+        settings[precision] = {"enabled": True}
+    return deepspeed.zero.Init(config_dict_or_path=settings)
+
+
+def compare_buffers(
+    ctx: Context, model: LlamaForCausalLM, precision: str, casts: Mapping[str, str], **more: Any
+) -> None:
+    """Record how the buffers differ from those of ``tiny``, for ``buffers``."""
+    parameters, reference = list(model.parameters()), tiny(precision)
+    ctx.record(
+        "buffers",
+        lane=ctx.lane,
+        precision=precision,
+        casts=casts,
+        sharded=sum(map(_sharded, parameters)),
+        parameters=len(parameters),
+        compared={name: list(buffer.shape) for name, buffer in model.named_buffers()},
+        differing=buffers.facts(buffer_differences(model, reference)),
+        reference_off=plain_llama.buffers_off(reference.named_buffers(), Shape.positions),
+        parted=_parted(model, ctx.device),
+        **more,
+    )
+
+
+def _sharded(parameter: nn.Parameter) -> bool:
+    """Whether zero.Init has taken it over."""
+    return hasattr(parameter, "ds_id")
+
+
+def _parted(model: nn.Module, device: torch.device) -> list[str]:
+    """The buffers that differ between ranks: a check that this bug passes."""
+    if dist.get_world_size() == 1:
+        return []
+    named = [(n, b.to(device)) for n, b in model.named_buffers() if b.is_floating_point()]
+    return [found.name for found in replica_differences(named)]
+
+
+def turned(
+    model: LlamaForCausalLM, device: torch.device
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """How the cosines and sines differ that the rotary embeddings of transformers 5 give out, for
+    every position, from those of ``tiny``; and how far these are from plain torch's."""
+    answers = []
+    for each, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
+        positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
+        like = torch.empty(0, dtype=torch.bfloat16, device=where)
+        answers.append([t[0] for t in each.model.rotary_emb(like, positions)])
+    named = list(zip(("cos", "sin"), *answers, strict=True))
+    differences = [difference(name, ours, theirs) for name, ours, theirs in named]
+    off = plain_llama.buffers_off(((name, theirs) for name, _, theirs in named), Shape.positions)
+    return buffers.facts(found for found in differences if found is not None), off
+
+
+def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
+    """Give the bf16 model and references the same weights, see that they have, and record how
+    their logits of one random sequence differ.
+
+    The references are built plainly, on the CPU and where there is one on the GPU. Their
+    frequencies may be an ulp apart, and either is right.
+    """
+    torch.manual_seed(ctx.seed)
+    kinds = dict.fromkeys(["cpu", ctx.device.type])
+    references = {kind: build("bf16", kind).to(ctx.device) for kind in kinds}
+    first = next(iter(references.values()))
+    for other in references.values():
+        other.load_state_dict(first.state_dict())
+    _move(model, ctx.device)
+    _give(model, first)
+    tokens = _tokens(length, ctx.seed).to(ctx.device)
+    with _gathered(model), torch.no_grad():
+        unequal = {name for each in references.values() for name in _unequal(model, each)}
+        theirs = {kind: _logits(each, tokens) for kind, each in references.items()}
+        answer = buffers.diverging(_logits(model, tokens), theirs)
+        plain = plain_llama.logits(first.state_dict(), tokens, Shape.layers, Shape.heads)
+        off = max(plain_llama.logits_off(each, plain) for each in theirs.values())
+    ctx.record(
+        "logits",
+        parameters=len(list(model.parameters())),
+        unequal_parameters=sorted(unequal),
+        reference_off=off,
+        **answer,
+    )
+
+
+def _logits(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
+
+
+def _tokens(length: int, seed: int) -> Tensor:
+    """One random sequence ``[1, length]``, the same on every rank and device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(Shape.vocabulary, (1, length), generator=generator)
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """All to ``device``; of a sharded model its buffers alone, for zero.Init has its shards."""
+    if not any(map(_sharded, model.parameters())):
+        model.to(device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+
+
+@contextmanager
+def unwrapped_arange() -> Iterator[None]:
+    """The thread's remedy: the rotary embedding's constructor gets torch's own arange.
+
+    Entered before zero.Init, which wraps the constructors that it finds.
+    """
+    from deepspeed.runtime.zero import partition_parameters
+
+    kind = LlamaRotaryEmbedding
+    constructor = kind.__init__
+
+    def construct(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        wrapped = torch.arange
+        torch.arange = partition_parameters._orig_torch_arange
+        try:
+            constructor(self, *args, **kwargs)
+        finally:
+            torch.arange = wrapped
+
+    construct.__signature__ = inspect.signature(constructor)  # type: ignore[attr-defined]
+    kind.__init__ = construct  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        kind.__init__ = constructor  # type: ignore[method-assign]
+
+
+def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> None:
+    """The thread's remedy: overwrite every layer's buffers with those of a small healthy model."""
+    healthy = dict(healthy_model.model.layers[0].named_buffers())
+    for layer in model.model.layers:
+        for name, buffer in layer.named_buffers():
+            buffer.copy_(healthy[name])
+
+
+def load_buffers(model: nn.Module, healthy: nn.Module) -> list[str]:
+    """The thread's remedy: make the buffers persistent, so that a checkpoint carries them.
+
+    Saves those of a healthy model and loads them. Returns the names of what was saved.
+    """
+    for each in (model, healthy):
+        for module in each.modules():
+            module._non_persistent_buffers_set.clear()
+    names = {name for name, _ in healthy.named_buffers()}
+    saved = {name: value for name, value in healthy.state_dict().items() if name in names}
+    model.load_state_dict(saved, strict=False)
+    return sorted(saved)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _gathered(model: nn.Module, modifier: int | None = None) -> AbstractContextManager[Any]:
+    parameters = list(filter(_sharded, model.parameters()))
+    return deepspeed.zero.GatheredParameters(
+        parameters, modifier_rank=modifier, enabled=bool(parameters)
+    )
+
+
+def _give(model: nn.Module, reference: nn.Module) -> None:
+    source: Mapping[str, Tensor] = dict(reference.named_parameters())
+    with _gathered(model, modifier=0), torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(source[name])
+
+
+def _unequal(model: nn.Module, reference: nn.Module) -> list[str]:
+    theirs = dict(reference.named_parameters())
+    return [n for n, p in model.named_parameters() if not torch.equal(p, theirs[n])]

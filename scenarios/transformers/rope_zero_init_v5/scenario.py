@@ -1,0 +1,148 @@
+"""zero.Init rounds LLaMA's rotary frequencies: transformers 5 has the old defect once more.
+
+Where a model is built inside an explicit ``with deepspeed.zero.Init()``, as DeepSpeed's own manual
+shows it, 63 of the 64 rotary frequencies are those of bf16. Every position but the first is turned
+by a wrong angle, and far out in the context the cosines are arbitrary: wrong by up to 2.0.
+
+Nobody need notice, as in the first case (``rope_zero_init``): the buffers are in no checkpoint, the
+parameters are right, and every rank is wrong in the same way.
+
+Root cause: the fix of 2024 made ``torch.arange`` count in integers, which ``zero.Init`` leaves
+alone, and cast late. From 5.15.0 on transformers asks for a float arange again, and protects itself
+by switching off what ``zero.Init`` does to ``arange``: but only where transformers enters
+``zero.Init`` itself. Where the user does, the arange is cast to bf16, and the division and the
+power that make the frequencies run in bf16 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Plan
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Lane,
+    Place,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
+from scenarios.transformers.rope_zero_init import buffers
+from scenarios.transformers.rope_zero_init.buffers import Documented, Figures
+
+FREQUENCIES = ("model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq")
+
+ROUNDED = Figures(63, dtype="torch.bfloat16")
+DOCUMENTED = Documented(
+    first=1,  # the first position that is not turned by the angle 0
+    figures={
+        Lane.CPU: {("bf16", "inv_freq"): ROUNDED, ("bf16", "cos"): Figures(396216)},
+        Lane.GPU: {("bf16", "inv_freq"): ROUNDED},
+    },
+)
+"""Mismatched elements, of 64 and of 4096 * 128; ``cos`` in bf16, as the layers get them."""
+
+
+@dataclass
+class Params(Knobs):
+    zero_init: bool = knob(True, about="whether the model is built under zero.Init at all")
+    guard: bool = knob(
+        False, about="whether transformers' own guard of arange is entered before zero.Init"
+    )
+    tokens: int = knob(320, least=2, most=4096, about="in the sequence whose logits are compared")
+
+
+SCENARIO = Scenario(
+    title="transformers 5 under an explicit zero.Init: LLaMA's rotary frequencies are rounded "
+    "to bf16",
+    report=(
+        "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss (the first case)",
+        "https://github.com/microsoft/DeepSpeed/issues/4932",
+        "https://github.com/huggingface/transformers/issues/28685",
+    ),
+    fix="none at the time of writing: transformers counts in integers up to 5.14.1, but not since "
+    "5.15.0",
+    symptom="63 of 64 rotary frequencies are bf16 and wrong, relatively by up to 0.0045; the "
+    "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
+    trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
+    remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or leave "
+    "zero.Init to transformers' own integration",
+    pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
+    goes_wrong="positions",
+    date="2026-11-20",
+    files=("transformers/models/llama/modeling_llama.py",),
+    ranks=1,
+    releases="transformers>=5",
+    variants={
+        "buggy": affected(),
+        "fixed": unaffected("5.12.1"),
+        "guarded": unaffected(
+            about="the release, its own guard of arange entered before zero.Init",
+            params={"guard": True},
+        ),
+        "control": unaffected(
+            about="the release, and no zero.Init", params={"zero_init": False}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Place) -> Plan:
+    """The buffers and the logits in bf16."""
+    return buffers.plan(at, "bf16", **buffers.TURNED)
+
+
+def run(ctx: Context) -> None:
+    """Build the model, compare its frequencies, its cosines and then its logits."""
+    from scenarios.transformers.rope_zero_init import models as rope
+
+    with ctx.phase("init"):
+        rope.init_distributed(ctx)
+    with ctx.phase("buffers"):
+        model, casts = rope.built("bf16", _contexts(ctx))
+        turned, off = rope.turned(model, ctx.device)
+        rope.compare_buffers(ctx, model, "bf16", casts, turned=turned, turned_off=off)
+    with ctx.phase("logits"):
+        rope.compare_logits(ctx, model, ctx.params.tokens)
+
+
+def _contexts(ctx: Context) -> Iterator[AbstractContextManager[Any]]:
+    """What the model is built in, outermost first."""
+    from scenarios.transformers.rope_zero_init import models as rope
+
+    if ctx.params.guard:
+        from transformers.integrations.deepspeed import prevent_arange_dtype_change  # type: ignore[import-not-found]
+
+        yield prevent_arange_dtype_change()
+    if ctx.params.zero_init:
+        yield rope.zero_init("bf16")
+
+
+def detect(records: Records) -> Finding | None:
+    """63 of 64 frequencies are not the reference's, nor the cosines and logits made from them."""
+    return buffers.unlike_reference(records, DOCUMENTED)
+
+
+def exercised(records: Records) -> Exercise:
+    """zero.Init was at work while the model was built, of a release that keeps frequencies.
+
+    Asked for is ones, and not arange, which a release may guard.
+    """
+    compared = {name for record in records.of("buffers") for name in record["compared"]}
+    missing = sorted(set(FREQUENCIES) - compared)
+    return (
+        buffers.under_zero_init(records, "ones")
+        & Exercise.of(not missing, "", f"the model has no {', '.join(missing)}")
+        & buffers.asked_beyond(records, 1)
+    )
+
+
+picture = buffers.by_position
+wrong_detectors = buffers.weights_differ

@@ -1,0 +1,50 @@
+"""By what is a loss divided? Of some micro-batches it is one number, and several are plausible.
+
+A rank writes down the mean loss and the number of tokens of each micro-batch, by plain torch, and
+the loss that the library tells. One of these may be it; where two are the same, both are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from harness.facts.numbers import near
+from harness.spec import Record
+from scenarios.common import applied
+
+Losses = Sequence[float]
+
+TOKENS = "the mean over all tokens"
+MEANS = "the mean of the micro-batches' means"
+
+NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
+    TOKENS: lambda means, tokens: (
+        math.fsum(m * t for m, t in zip(means, tokens, strict=True)) / sum(tokens)
+    ),
+    MEANS: lambda means, _: math.fsum(means) / len(means),
+    "the sum of the micro-batches' means": lambda means, _: math.fsum(means),
+    "the mean, divided once more": lambda means, _: math.fsum(means) / len(means) ** 2,
+    "the last micro-batch's mean": lambda means, _: means[-1],
+}
+
+
+def miscounted(step: Record, rows: int) -> Iterator[str]:
+    """What a step, which also has ``applied.facts``, tells of other numbers of micro-batches, or of
+    rows than the first one, which was given so many; and a mean of its losses that is none."""
+    counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
+    *batches, given = counts.values()
+    if len(set(batches)) > 1 or given != rows or given % batches[0]:
+        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        yield f"step {step['step']} tells of {told}, where the first one was given {rows} rows"
+    mean = math.fsum(step["losses"]) / len(step["losses"])
+    if not near(step["reference_loss"], mean, share=applied.TOLERANCE):
+        yield f"the loss of step {step['step']} is {step['reference_loss']:.5g} and {mean:.5g}"
+
+
+def explains(
+    told: float, means: Losses, tokens: Sequence[int], tolerance: float = 1e-4
+) -> list[str]:
+    """Which normalisers give the loss that was told, within a fraction; none of NaN."""
+    values = {name: of(means, tokens) for name, of in NORMALISERS.items()}
+    return [n for n, value in values.items() if near(told, value, share=tolerance)]

@@ -1,1 +1,0 @@
-"""Small models and data that several scenarios share."""

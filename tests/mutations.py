@@ -1,0 +1,100 @@
+"""Run mutations and keep the result of each in the scenario's mutations.json.
+
+    python -m tests.mutations                          all of them
+    python -m tests.mutations bf16_clip --only fixed_no_clipping
+
+Exit code 1 where one came out as the documented symptom or as clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from harness import catalog, config, machine
+from harness.files import write_whole
+from harness.report import terminal
+from harness.spec import Outcome, RunResult, TrialResult
+from harness.trial.run import run
+from harness.verbs import pages
+from scenarios.common.mutation import Mutation
+
+
+def main(arguments: list[str]) -> int:
+    found = {name: mutations(name) for name in catalog.names() if mutations(name)}
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("scenario", nargs="*", choices=[[], *found], default=[])
+    parser.add_argument("--only", help="the name of one mutation")
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for scenario in options.scenario or found:
+        chosen = [m for m in found[scenario] if options.only in (None, m.name)]
+        wrong += _record(scenario, chosen)
+    terminal().print(f"{wrong} came out as the documented bug or as clean")
+    return 1 if wrong else 0
+
+
+def mutations(scenario: str) -> tuple[Mutation, ...]:
+    """The mutations of a scenario; empty where it has none."""
+    if not (catalog.folder(scenario) / "mutations.py").is_file():
+        return ()
+    module = f"{catalog.places()[scenario].rpartition('.')[0]}.mutations"
+    found: tuple[Mutation, ...] = import_module(module).MUTATIONS
+    return found
+
+
+def _record(scenario: str, chosen: Sequence[Mutation]) -> int:
+    """Run mutations, keep their results, and count those that came out wrong."""
+    trials = list(_trials(scenario, chosen))
+    abouts = {m.name: (m.variant, m.defect.about) for m in mutations(scenario)}
+    file = catalog.folder(scenario) / pages.MUTATIONS
+    kept = json.loads(file.read_text()) if file.is_file() else {}
+    kept |= {trial.variant: _row(trial, *abouts[trial.variant]) for trial in trials}
+    ordered = {name: kept[name] for name in abouts if name in kept}
+    write_whole(file, json.dumps(ordered, indent=1) + "\n")
+    pages.write([scenario])
+    return sum(trial.outcome is not Outcome.INCONCLUSIVE for trial in trials)
+
+
+def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[TrialResult]:
+    """Those of one variant in a run: a release need not have the files that another's edits need,
+    and every rank must have loaded each that a run's defects name."""
+    for variant in dict.fromkeys(m.variant for m in chosen):
+        yield from _run(scenario, [m for m in chosen if m.variant == variant]).trials
+
+
+def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
+    """Run a scenario's variants with mutations in them; the catalogue knows them meanwhile."""
+    module: Any = catalog.load(scenario)
+    own = module.SCENARIO
+    module.SCENARIO = replace(own, variants={**own.variants, **{m.name: m.of(own) for m in chosen}})
+    try:
+        names = ",".join(m.name for m in chosen)
+        asked = config.compose([f"scenario={scenario}", f"variant=[{names}]", "launch.timeout=120"])
+        return run(asked)[0]
+    finally:
+        module.SCENARIO = own
+
+
+def _row(trial: TrialResult, variant: str, about: str) -> dict[str, str]:
+    first = trial.reason.splitlines()[0] if trial.reason else ""
+    facts = machine.facts()
+    return {
+        "variant": variant,
+        "about": about,
+        "outcome": str(trial.outcome),
+        "reason": first,
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": str(facts["torch"]),
+        "python": facts["python"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
