@@ -61,7 +61,7 @@ test-all: test-ci
 
 # Needs nothing that is set up here. DOCKER_NIGHT=--where-possible, for example, is passed on.
 docker:
-	$(PYTHON) -m tests.docker_night $(DOCKER_NIGHT)
+	$(PYTHON) -m tests.docker_nightly $(DOCKER_NIGHT)
 
 setup: $(READY)
 

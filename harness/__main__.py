@@ -1,4 +1,4 @@
-"""The command line: finds the verb, and turns how it ends into an exit code."""
+"""The command line: finds the command, and turns how it ends into an exit code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.plain import complaint, open_streams, silence, warn
+from harness.commands import USERS, commands
 from harness.spec import ExitCode, HarnessError, UserError
-from harness.verbs import USERS, verbs
+from harness.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
 EXTRAS = {"site": "'.[site]'"}
-"""What a verb needs besides what all need."""
+"""What a command needs besides what all need."""
 
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         warn("interrupted; every process of the run was ended")
         return _flushed(INTERRUPTED)
-    except SystemExit as left:  # argparse and Hydra end so, after --help; no verb does
+    except SystemExit as left:  # argparse and Hydra end so, after --help; no command does
         return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:
@@ -88,33 +88,33 @@ def _as_interrupt(*_: object) -> NoReturn:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE.format(users=_listed(USERS), maintainers=_listed(verbs(), USERS)), end="")
+        print(USAGE.format(users=_listed(USERS), maintainers=_listed(commands(), USERS)), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
-    verb, *rest = arguments
-    if verb not in verbs():
+    command, *rest = arguments
+    if command not in commands():
         from harness.catalog import unknown
 
-        raise UserError(unknown("verb", verb, verbs()))
-    code: int = _imported(verb).main(rest)
+        raise UserError(unknown("command", command, commands()))
+    code: int = _imported(command).main(rest)
     return code
 
 
 def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
     """Commands with what they do, a line each."""
-    width = max(map(len, verbs()))
-    return "\n".join(f"  {n:<{width}}  {verbs()[n]}" for n in names if n not in without)
+    width = max(map(len, commands()))
+    return "\n".join(f"  {n:<{width}}  {commands()[n]}" for n in names if n not in without)
 
 
-def _imported(verb: str):  # type: ignore[no-untyped-def]
+def _imported(command: str):  # type: ignore[no-untyped-def]
     try:
-        return importlib.import_module(f"harness.verbs.{verb}")
+        return importlib.import_module(f"harness.commands.{command}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("harness", "scenarios"):
             raise
         raise HarnessError(
-            f"{verb} needs the package {missing}, which is not installed here: "
-            f"python -m pip install --editable {EXTRAS.get(verb, '.')}"
+            f"{command} needs the package {missing}, which is not installed here: "
+            f"python -m pip install --editable {EXTRAS.get(command, '.')}"
         ) from None
 
 

@@ -22,8 +22,8 @@ from types import ModuleType
 
 import scenarios
 from harness.files import ROOT
-from harness.plain import complaint
 from harness.spec import HarnessError, Scenario, UserError
+from harness.text import complaint
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 COMMON = "common"
@@ -161,7 +161,8 @@ def file(name: str) -> str:
 def scenario(name: str) -> Scenario:
     """The metadata of one scenario."""
     found: Scenario = load(name).SCENARIO
-    return replace(found, locks=folder(name) / "locks")
+    title = story(name).partition("\n")[0].rstrip(".")
+    return replace(found, title=title, locks=folder(name) / "locks")
 
 
 def story(name: str) -> str:

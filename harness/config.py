@@ -28,8 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog, machine
 from harness.knobs import knobs, meaning
-from harness.plain import complaint
 from harness.spec import BUGGY, FIXED, RELEASED, Scenario, UserError
+from harness.text import complaint
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
 LANES = ("auto", "cpu", "gpu")

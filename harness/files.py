@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.plain import NO_ROOM
 from harness.spec import Fault
+from harness.text import NO_ROOM
 
 ROOT = Path(__file__).parent.parent
 """The checkout, or the folder that the packages are installed in."""

@@ -18,8 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from harness.plain import plain, silence
 from harness.spec import BUGGY, FIXED, Outcome, RunResult, TrialResult, Verdict
+from harness.text import plain, silence
 
 COLOURS = {
     Verdict.REPRODUCED: "green",
@@ -135,7 +135,7 @@ def print_trial(console: Console, result: TrialResult) -> None:
         console.print(f"    {line}")
     if where := first_seen(result):
         console.print(f"    {where}")
-    for name, fired in (result.wrong_detectors or {}).items():
+    for name, fired in (result.insufficient_checks or {}).items():
         if result.outcome is Outcome.SYMPTOM:
             console.print(f"    a wrong detector, '{name}': {'fired' if fired else 'silent'}")
 
@@ -228,8 +228,8 @@ def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list
 def _finished(log: Path) -> bool:
     """Whether the rank of a log left its records complete: then grading has found what is wrong,
     and the log ends with what upstream says of its settings."""
-    act, rank = log.parent.parent.parent, log.parent.name
-    return (act / f"{rank}.jsonl").is_file()
+    launch, rank = log.parent.parent.parent, log.parent.name
+    return (launch / f"{rank}.jsonl").is_file()
 
 
 def _traceback(text: str) -> list[str]:
@@ -281,7 +281,7 @@ def count(number: int, what: str) -> str:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table for the verbs that list things: its cells are text, and never markup."""
+    """A plain table for the commands that list things: its cells are text, and never markup."""
     made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         made.add_column(Text(column), overflow="fold")

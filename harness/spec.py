@@ -191,8 +191,6 @@ def unaffected(release: str = "", about: str = "", **changes: Any) -> Variant:
 class Scenario:
     """One documented bug, with its provenance."""
 
-    title: str
-    """The wrong behaviour in one sentence."""
     report: tuple[str, ...]
     """Where it was reported: links or citations."""
     fix: str
@@ -204,8 +202,6 @@ class Scenario:
     """What a user who is affected can do, as an order: "train in bf16"."""
     pins: Mapping[str, str]
     """Upstream releases; the first is the subject, whose day decides the dependencies."""
-    date: str
-    """The day (ISO) the default pins' dependencies are resolved for."""
     variants: Mapping[str, Variant]
     ranks: int
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
@@ -215,11 +211,13 @@ class Scenario:
     releases: str = ""
     """The releases that it can ask, as a requirement such as ``transformers>=5``; else all."""
     companions: tuple[Companion, ...] = ()
-    acts: tuple[str, ...] = ("",)
+    launches: tuple[str, ...] = ("",)
     """The launches that a trial is made of, one after another, each in fresh processes: to save in
     one and load in the next. Most scenarios have just one, without a name."""
     goes_wrong: str = OTHER
     """What the bug spoils: one of ``GOES_WRONG``; anything else is a ValueError."""
+    title: str = ""
+    """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
     locks: Path | None = None
     """The folder of its lock files. The catalogue fills it in."""
 
@@ -320,6 +318,8 @@ class Records:
     """What the ranks of one trial wrote down, by rank and in order."""
 
     by_rank: Mapping[int, Sequence[Record]]
+    params: Any = None
+    """The scenario's ``Params`` of this trial, with what its variant changes already in it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -343,7 +343,7 @@ Trials = Mapping[str, Records]
 
 
 @dataclass
-class Place:
+class Position:
     """Where in a run a rank stands: all that decides what it is going to record."""
 
     params: Any
@@ -355,16 +355,16 @@ class Place:
     lane: Lane
     pins: Mapping[str, str]
     """The upstream releases of this trial."""
-    act: str
-    """Which of the scenario's acts this is; empty where it has none."""
+    launch: str
+    """Which of the scenario's launches this is; empty where it has none."""
 
 
 @dataclass
-class Context(Place):
+class Context(Position):
     """What a scenario's ``run`` gets: its parameters, its place, and a way to write things down."""
 
     folder: Path
-    """The trial's folder, shared by its ranks and acts: checkpoints go here."""
+    """The trial's folder, shared by its ranks and launches: checkpoints go here."""
     record: Callable[..., None]
     """``record(kind, step=None, **facts)`` appends one record that ``plan`` has promised."""
     device: Any = None
@@ -396,7 +396,7 @@ class TrialResult:
     finding: Finding | None = None
     failure: Mapping[str, Any] | None = None
     """The rank that failed first, and its message."""
-    wrong_detectors: Mapping[str, bool] | None = None
+    insufficient_checks: Mapping[str, bool] | None = None
     """Plausible checks that the scenario shows to miss the bug, and whether each fired."""
     shims: Mapping[str, int] | None = None
     """How often each shim was used, over all ranks."""

@@ -16,7 +16,7 @@ import scenarios
 from harness import catalog, machine
 from harness.spec import Inconclusive
 from harness.sweep import affected, cells
-from harness.sweep.cells import Answer
+from harness.sweep.cells import Status
 from harness.upstream import index, pins
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
@@ -110,7 +110,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def record(folders: Path) -> Callable[..., None]:
-    def add(**answers: Answer) -> None:
+    def add(**answers: Status) -> None:
         affected.record(cell(release.replace("_", "."), a) for release, a in answers.items())
 
     return add

@@ -9,7 +9,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.spec import RunResult, Verdict
-from harness.sweep.cells import Answer, Cell
+from harness.sweep.cells import Cell, Status
 from harness.sweep.history import Change, Kind, writing
 from harness.upstream.index import Release
 from tests.recording import RECORDED, all_recorded
@@ -19,7 +19,7 @@ EVIL = "<script>alert(1)</script>"
 
 LAST = {"bf16_clip": RECORDED}
 
-YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 DAYS = {
     "4.30.0": "2023-06-08",
     "4.36.2": "2023-12-18",
@@ -30,19 +30,19 @@ DAYS = {
 }
 
 
-def a_cell(scenario: str, version: str, answer: Answer, reason: str = "because") -> Cell:
+def a_cell(scenario: str, version: str, status: Status, reason: str = "because") -> Cell:
     """A scenario's answer of a release of transformers."""
     return Cell(
         scenario,
         {"transformers": version, "deepspeed": "0.19.8"},
-        answer,
+        status,
         reason,
         "cpu",
         "3.11.7",
         "2.13.0",
         "2026-11-21",
         12.0,
-        0 if answer is YES else None,
+        0 if status is YES else None,
     )
 
 
@@ -52,8 +52,8 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
     with writing(file) as history:
         history.keep_releases(Release("transformers", v, day) for v, day in DAYS.items())
         recorded = history.begin(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
-        for version, answer in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
-            cell = a_cell("rope_zero_init", version, answer)
+        for version, status in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
+            cell = a_cell("rope_zero_init", version, status)
             history.keep_answer(recorded, "transformers", version, cell)
         cell = a_cell("trainer_gas_twice", "5.23.0", NO)
         history.keep_answer(recorded, "transformers", "5.23.0", cell)

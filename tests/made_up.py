@@ -13,15 +13,15 @@ from rich.console import Console
 from harness import catalog
 from harness.config import RunConfig
 from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
-from harness.sweep.cells import Answer, Cell
+from harness.sweep.cells import Cell, Status
 from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
 from harness.upstream.index import Release
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
 """The releases that there are, newest first."""
 FIXED_IN = "4.38"
-YES, NO, UNCLEAR = Answer.AFFECTED, Answer.NOT_AFFECTED, Answer.INCONCLUSIVE
+YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 
 
 OF = Identity("run", "run_json", "rope_zero_init", RELEASED, "", 0, "params", 2)
@@ -75,12 +75,12 @@ def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:
     return lambda *_: found
 
 
-def cell(release: str, answer: Answer) -> Cell:
+def cell(release: str, status: Status) -> Cell:
     told = {"transformers": release.removeprefix("v"), "deepspeed": "0.13.3"}
     return Cell(
         "rope_zero_init",
         told,
-        answer,
+        status,
         f"because of {release}\nand",
         "cpu",
         "3.11.7",

@@ -18,11 +18,11 @@ from importlib import import_module
 from typing import Any
 
 from harness import catalog, config, machine
+from harness.commands import pages
 from harness.files import write_whole
 from harness.report import terminal
 from harness.spec import Outcome, RunResult, TrialResult
 from harness.trial.run import run
-from harness.verbs import pages
 from scenarios.common.mutation import Mutation
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from harness.files import ROOT
-from harness.site.material import collect
+from harness.site.inputs import collect
+from harness.site.output import put
 from harness.site.pages import pages
-from harness.site.place import put
 from tests.chromium import executable
 from tests.recording import all_recorded
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.trial import code
-from harness.trial.code import MADE_FILE
+from harness.trial import loaded_files
 from harness.trial.grade import grade
+from harness.trial.loaded_files import MADE_FILE
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream.overlay import SITE as SITE_FOLDER
 from tests.recording import read, seal, write
@@ -74,7 +74,7 @@ def _neutral(text: str, sites: dict[str, str]) -> str:
 
 
 def _shorten_lists(run: Path, out: Path, made: Path) -> None:
-    """Keep of an act's lists of loaded files what grading looks for: a list has 1500 files."""
+    """Keep of a launch's lists of loaded files what grading looks for: a list has 1500 files."""
     told = json.loads(made.read_text())
     for file in sorted(made.parent.glob("rank_*.jsonl")):
         records = read(file)
@@ -83,8 +83,8 @@ def _shorten_lists(run: Path, out: Path, made: Path) -> None:
         rank, names = file.stem.removeprefix("rank_"), names | set(proof["files"])
 
         def shorter(named: str, names: set[str] = names) -> str:
-            whole = code.files(run, named)
-            return code.keep(out, {name: whole[name] for name in sorted(names)})
+            whole = loaded_files.files(run, named)
+            return loaded_files.keep(out, {name: whole[name] for name in sorted(names)})
 
         proof["loaded"], told["loaded"][rank] = map(
             shorter, (proof["loaded"], told["loaded"][rank])

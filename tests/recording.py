@@ -18,8 +18,8 @@ from typing import Any
 
 from harness import catalog
 from harness.spec import RunResult, TrialResult
-from harness.trial.code import MADE_FILE
 from harness.trial.grade import grade, grade_trial, run_of
+from harness.trial.loaded_files import MADE_FILE
 from harness.trial.records import (
     BEGIN,
     CHAIN,
@@ -97,7 +97,7 @@ class Recording:
     def records(self, variant: str, rank: int = 0) -> Iterator[list[dict[str, Any]]]:
         """A rank's records, to be changed in place; sealed, and the count at their end is right.
 
-        ``variant`` may name an act as well: ``buggy/resume``.
+        ``variant`` may name a launch as well: ``buggy/resume``.
         """
         file = self.rank_file(variant, rank)
         records = read(file)
@@ -142,20 +142,20 @@ def seal(folder: Path) -> None:
     """Make all digests of a run folder anew, and have each file say that it is of its place."""
     run = json.loads((folder / RUN_FILE).read_text())
     for variant, trial in dict(run["trials"] or {}).items():
-        for act in trial.get("acts", ()):
-            if (folder / variant / act).is_dir():
-                _seal_act(folder / variant / act, _identity(run, variant, act))
+        for launch in trial.get("launches", ()):
+            if (folder / variant / launch).is_dir():
+                _seal_act(folder / variant / launch, _identity(run, variant, launch))
 
 
-def _identity(run: dict[str, Any], variant: str, act: str) -> dict[str, Any]:
-    """Of an act, as far as a run.json that may have been spoilt still tells it."""
+def _identity(run: dict[str, Any], variant: str, launch: str) -> dict[str, Any]:
+    """Of a launch, as far as a run.json that may have been spoilt still tells it."""
     trial = run["trials"][variant]
     of = Identity(
         run["run"],
         digest(run),
         run["scenario"],
         variant,
-        act,
+        launch,
         run["seed"],
         digest(trial.get("params")),
         trial.get("ranks"),

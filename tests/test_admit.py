@@ -15,13 +15,13 @@ from rich.console import Console
 import scenarios
 from harness import catalog
 from harness.__main__ import main
+from harness.commands import admit, pages
+from harness.commands.admit import Gate
 from harness.config import RunConfig
 from harness.spec import Finding, Outcome, Records, RunResult, TrialResult, UserError, Verdict
 from harness.trial import grade
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
 from harness.upstream import pins
-from harness.verbs import admit, pages
-from harness.verbs.admit import Gate
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -201,7 +201,7 @@ def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
     finding = module.detect(Records({0: []}))
     assert not finding.documented
     assert "UNFINISHED" in finding.message
-    assert "UNFINISHED" in module.SCENARIO.title
+    assert "UNFINISHED" in module.__doc__
     assert not module.exercised(Records({0: []})).met
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from harness import catalog
+from harness.commands import pages
 from harness.sweep import affected
-from harness.sweep.cells import Answer
-from harness.verbs import pages
+from harness.sweep.cells import Status
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]
@@ -19,7 +19,7 @@ Recording = Callable[..., None]
 def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
     record(v4_36_2=YES, v4_38_2=NO, v4_40_1=NO, v4_39_0=UNCLEAR)
 
-    def known(version: str) -> Answer | None:
+    def known(version: str) -> Status | None:
         found = affected.known("rope_zero_init", "transformers", version)
         return found and found[0]
 
@@ -35,9 +35,9 @@ def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
 def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)
-    assert [f["answer"] for f in affected.of("rope_zero_init")] == ["affected"]
+    assert [f["status"] for f in affected.of("rope_zero_init")] == ["affected"]
     record(v4_36_2=NO)
-    assert [f["answer"] for f in affected.of("rope_zero_init")] == ["not affected"]
+    assert [f["status"] for f in affected.of("rope_zero_init")] == ["not affected"]
 
 
 def test_what_is_recorded_alike_shares_a_row(record: Recording) -> None:

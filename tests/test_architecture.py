@@ -77,10 +77,10 @@ def test_imports_go_down(name: str) -> None:
     ("name", "rooms"),
     [
         ("harness.spec", set()),
-        ("harness.files", {"harness.plain", "harness.spec"}),
+        ("harness.files", {"harness.text", "harness.spec"}),
         ("harness.knobs", set()),
         ("harness.detectors", set()),
-        ("harness.upstream", {"harness.apex", "harness.files", "harness.plain", "harness.spec"}),
+        ("harness.upstream", {"harness.apex", "harness.files", "harness.text", "harness.spec"}),
         ("harness.apex", set()),
         ("harness.facts", set()),
         ("harness.pictures", set()),

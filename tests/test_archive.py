@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from harness.commands import bundle
 from harness.files import sha256
 from harness.spec import Inconclusive, UserError
 from harness.upstream import archive, bytecode, overlay, pins
 from harness.upstream.archive import Refused
 from harness.upstream.overlay import Overlay, borrowed
 from harness.upstream.pins import Stack
-from harness.verbs import bundle
 
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
 LATER = replace(STACK, pins={"up": "1.1"})

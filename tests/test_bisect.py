@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from harness.__main__ import main
+from harness.commands.bisect import Flip, Found, Search
 from harness.sweep import cells
-from harness.sweep.cells import Answer
-from harness.verbs.bisect import Flip, Found, Search
+from harness.sweep.cells import Status
 from tests.made_up import Upstream
 
-ANSWERS = {
-    "A": Answer.AFFECTED,
-    "n": Answer.NOT_AFFECTED,
-    "?": Answer.INCONCLUSIVE,
-    "-": Answer.UNSUPPORTED,
+STATUSES = {
+    "A": Status.AFFECTED,
+    "n": Status.NOT_AFFECTED,
+    "?": Status.INCONCLUSIVE,
+    "-": Status.UNSUPPORTED,
 }
 
 
 def searched(line: str, apart: int) -> tuple[Found, list[int]]:
     asked: list[int] = []
 
-    def ask(place: int) -> Answer:
+    def ask(place: int) -> Status:
         asked.append(place)
-        return ANSWERS[line[place]]
+        return STATUSES[line[place]]
 
     return Search(len(line), ask, apart).run(), asked
 

@@ -15,10 +15,10 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
+from harness.commands import bundle
 from harness.spec import Defect
 from harness.upstream import archive, overlay, pins
 from harness.upstream.defect import DefectError
-from harness.verbs import bundle
 
 USE = """\
 set -eu

@@ -16,6 +16,7 @@ import pytest
 
 from harness import catalog, config, machine
 from harness.__main__ import main
+from harness.commands import matrix
 from harness.config import RunConfig
 from harness.spec import (
     RELEASED,
@@ -28,10 +29,9 @@ from harness.spec import (
     UserError,
 )
 from harness.sweep import cells
-from harness.sweep.cells import Answer
+from harness.sweep.cells import Status
 from harness.trial.run import stack_of
 from harness.upstream import index, overlay
-from harness.verbs import matrix
 from tests.made_up import KNOWN, YES, Upstream, cell, published
 
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -55,7 +55,7 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 ) -> None:
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.trial.ahead.prepared", note)
+    monkeypatch.setattr("harness.trial.prefetch.prepared", note)
     monkeypatch.setattr(cells, "_make_overlay", lambda config, *_: "4.37.2" not in str(config.pins))
     assert main([*SWEEP, "jobs=1"]) == 0
     # Not the first one, which is asked at once; nor the one that is stored.
@@ -103,7 +103,7 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
         lambda text: text[:40],
         lambda text: "",
         lambda text: "[" * 100_000,
-        lambda text: text.replace('"answer": "affected"', '"answer": "not affected"'),
+        lambda text: text.replace('"status": "affected"', '"status": "not affected"'),
         lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
         lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
     ],
@@ -186,9 +186,9 @@ def test_a_cell_that_lacks_a_field_is_not_believed(name: str) -> None:
         ("scenario", None),
         ("pins", ["transformers"]),
         ("pins", {"transformers": 4}),
-        ("answer", "Affected"),
-        ("answer", None),
-        ("answer", ["affected"]),
+        ("status", "Affected"),
+        ("status", None),
+        ("status", ["affected"]),
         ("reason", 1),
         ("lane", None),
         ("torch", 2.0),
@@ -233,14 +233,14 @@ def test_a_fault_is_an_inconclusive_cell_where_nobody_tells_it_apart(upstream: U
     upstream.error = Fault("no network")
     asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
     ((_, cell_),) = cells.answers(asking, jobs=1)
-    assert (cell_.answer, cell_.reason) == (Answer.INCONCLUSIVE, "no network")
+    assert (cell_.status, cell_.reason) == (Status.INCONCLUSIVE, "no network")
 
 
 def test_a_release_that_cannot_be_installed_is_a_cell_in_either_case(upstream: Upstream) -> None:
     upstream.error = Inconclusive("it could not be installed")
     asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
     ((_, cell_),) = cells.answers(asking, jobs=1, lost=lambda *_: None)
-    assert cell_.answer is Answer.INCONCLUSIVE
+    assert cell_.status is Status.INCONCLUSIVE
 
 
 def test_a_full_disk_ends_a_sweep_with_one_line(
@@ -300,19 +300,19 @@ def test_an_inconclusive_cell_is_kept_unless_time_ran_out(
 
 
 @pytest.mark.parametrize(
-    ("error", "answer", "code"),
+    ("error", "status", "code"),
     [
-        (Unsupported("no wheels for this Python"), Answer.UNSUPPORTED, 0),
-        (Inconclusive("no network"), Answer.INCONCLUSIVE, 3),
+        (Unsupported("no wheels for this Python"), Status.UNSUPPORTED, 0),
+        (Inconclusive("no network"), Status.INCONCLUSIVE, 3),
     ],
 )
 def test_what_cannot_be_run_is_told_with_its_reason_and_not_kept(
-    upstream: Upstream, tmp_path: Path, error: Exception, answer: Answer, code: int
+    upstream: Upstream, tmp_path: Path, error: Exception, status: Status, code: int
 ) -> None:
     upstream.error = error
     assert main([*SWEEP, "--json", str(tmp_path / "cells.json")]) == code
     told = json.loads((tmp_path / "cells.json").read_text())
-    assert {cell["answer"] for cell in told} == {answer}
+    assert {cell["status"] for cell in told} == {status}
     assert told[0]["reason"] == str(error)
     upstream.error = None
     assert main([*SWEEP]) == 0
@@ -357,7 +357,7 @@ def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
         ["4.38.2", "not", "affected", "not", "affected"],
     ]
     lines = (tmp_path / "cells.csv").read_text().splitlines()
-    assert lines[0].startswith("transformers,deepspeed,answer,step,seconds,lane,python,torch,date")
+    assert lines[0].startswith("transformers,deepspeed,status,step,seconds,lane,python,torch,date")
     assert lines[1].startswith("4.37.2,0.13.3,affected,0,1.5,cpu,3.11.7,2.13.0,")
     assert len(json.loads((tmp_path / "cells.json").read_text())) == 4
 
@@ -493,14 +493,14 @@ def test_a_matrix_without_a_network_goes_on_with_what_is_stored(
 def test_failures_that_are_not_alike_suggest_nothing() -> None:
     streak = cells.Streak()
     reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
-    lost = [replace(cell("4.36.2", Answer.INCONCLUSIVE), reason=reason) for reason in reasons]
+    lost = [replace(cell("4.36.2", Status.INCONCLUSIVE), reason=reason) for reason in reasons]
     assert [streak.hint(each) for each in lost] == ["", "", "", ""]
     assert streak.hint(cell("4.36.2", YES)) == ""
     assert [bool(streak.hint(lost[0])) for _ in range(5)] == [False, False, True, False, False]
 
 
 def test_a_crash_is_a_run() -> None:
-    crashed = replace(cell("4.36.2", Answer.INCONCLUSIVE), run="runs/one")
+    crashed = replace(cell("4.36.2", Status.INCONCLUSIVE), run="runs/one")
     assert crashed.started
     assert cells.Streak().hint(crashed) == ""
 

@@ -9,16 +9,16 @@ import pytest
 from harness import catalog
 from harness.spec import Verdict
 from harness.sweep import changes
-from harness.sweep.cells import Answer
-from harness.sweep.history import Asked
-from tests.nights import NO, SCENARIO, UNCLEAR, YES, asked, indexed, own, release
+from harness.sweep.cells import Status
+from harness.sweep.history import ReleaseResult
+from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, indexed, own, release
 
 DAY = "2024-03-04"
-UNSUPPORTED = Answer.UNSUPPORTED
+UNSUPPORTED = Status.UNSUPPORTED
 RELEASES = indexed([release("2.0", "2024-03-01")])
 
 
-def kinds(tonight: list[Asked], before: list[Asked]) -> dict[str | None, str]:
+def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str | None, str]:
     found = changes.of_releases(tonight, before, RELEASES, DAY)
     return {change.version: change.kind for change in found}
 
@@ -38,7 +38,7 @@ def kinds(tonight: list[Asked], before: list[Asked]) -> dict[str | None, str]:
     ],
 )
 def test_a_release_is_compared_with_the_one_before_it(
-    before: Answer, now: Answer, kind: str | None
+    before: Status, now: Status, kind: str | None
 ) -> None:
     assert kinds([asked("2.0", now, 2)], [asked("1.0", before)]) == ({"2.0": kind} if kind else {})
 

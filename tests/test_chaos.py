@@ -14,8 +14,8 @@ import pytest
 from tests.chaos import __main__ as chaos
 from tests.chaos.case import Case, finish
 from tests.chaos.kinds import KINDS
-from tests.place import ROOT, Place
 from tests.recording import Recording
+from tests.sandbox import ROOT, Sandbox
 
 SOME = ("rank SIGKILL", "records deleted", "overlay damaged")
 
@@ -63,7 +63,7 @@ def test_the_same_seed_makes_the_same_faults_and_every_kind_comes() -> None:
 def case(recording: Recording, tmp_path: Path) -> Case:
     """A case whose run is the recorded one: reproduced, and whole."""
     (tmp_path / "case").mkdir()
-    place = Place.under(tmp_path / "case", tmp_path / "cache")
+    place = Sandbox.under(tmp_path / "case", tmp_path / "cache")
     place.runs.mkdir()
     recording.folder.rename(place.runs / "20261121-033325-bf16_clip-ce3e10")
     return Case(0, "", "bf16_clip", place, random.Random(0))

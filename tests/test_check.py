@@ -11,11 +11,11 @@ import pytest
 
 from harness import catalog, config
 from harness.__main__ import main
+from harness.commands import check
 from harness.config import RunConfig
 from harness.spec import RELEASED, Inconclusive, Unsupported, UserError
 from harness.sweep import affected
 from harness.upstream import overlay, pins
-from harness.verbs import check
 from tests.made_up import YES, Upstream
 from tests.overlays import lent
 
@@ -42,7 +42,7 @@ def asked(scenario: str) -> RunConfig:
 
 def test_what_is_not_installed_cannot_be_affected(environment: dict[str, str]) -> None:
     found = check.checked(asked("bf16_clip"))
-    assert (found.answer, found.why) == ("not affected", "deepspeed is not installed")
+    assert (found.status, found.why) == ("not affected", "deepspeed is not installed")
 
 
 def test_what_cannot_be_run_is_answered_from_the_record(
@@ -50,11 +50,11 @@ def test_what_cannot_be_run_is_answered_from_the_record(
 ) -> None:
     environment["transformers"] = "4.37.0"
     found = check.checked(asked("rope_zero_init"))
-    assert found.answer == "unknown"
+    assert found.status == "unknown"
     assert "deepspeed is not installed, which the run needs" in found.why
     record(v4_36_2=YES, v4_37_2=YES)
     found = check.checked(asked("rope_zero_init"))
-    assert (found.answer, found.how) == ("affected", "recorded")
+    assert (found.status, found.how) == ("affected", "recorded")
     assert "as 4.36.2 and 4.37.2 were; not run here" in found.why
 
 
@@ -63,15 +63,15 @@ def test_a_release_that_the_scenario_is_not_about_is_not_affected(
 ) -> None:
     environment.update(transformers="4.36.2", deepspeed="0.13.3")
     found = check.checked(asked("rope_zero_init_v5"))
-    assert found.answer == "not affected"
+    assert found.status == "not affected"
     assert "this is about transformers>=5" in found.why
 
 
 def test_requirements_are_asked_on_overlays(upstream: Upstream) -> None:
     found = check.checked(asked("rope_zero_init"), {"transformers": "4.36.2"})
-    assert (found.answer, found.how) == ("affected", "ran")
+    assert (found.status, found.how) == ("affected", "ran")
     found = check.checked(asked("rope_zero_init"), {"transformers": "4.38.2"})
-    assert found.answer == "not affected"
+    assert found.status == "not affected"
     assert upstream.asked == ["4.36.2", "4.38.2"]
     found = check.checked(asked("bf16_clip"), {"transformers": "4.38.2"})
     assert found.why == "deepspeed is not required"
@@ -180,5 +180,5 @@ def test_what_is_installed_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
         words = ["scenario=sampler_shards", f"variant={RELEASED}", "launch=cpu"]
         found = check.checked(config.compose([*words, f"runs={tmp_path}"]))
-    assert (found.answer, found.how) == ("affected", "ran"), found.why
+    assert (found.status, found.how) == ("affected", "ran"), found.why
     assert found.why.startswith("accelerate 0.29.3: ")

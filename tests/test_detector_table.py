@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
+from harness.commands import detector_table
+from harness.commands.detector_table import DETECTORS
 from harness.files import ROOT
-from harness.verbs import detector_table
-from harness.verbs.detector_table import DETECTORS
 from tests.recording import recorded
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.facts.plan import wrong_facts
-from harness.spec import Lane, Place, Records
+from harness.spec import Lane, Position, Records
 from scenarios.torch.device_math import scenario as device_math
 from scenarios.torch.device_math.scenario import NINTH, QUOTIENT
 
@@ -76,7 +76,7 @@ def test_it_takes_a_gpu_and_float32(device: str, dtype: str, met: bool) -> None:
 
 def planned(**changed: Any) -> str:
     """What is wrong with the facts of ``seen`` by the plan, on a GPU."""
-    at = Place(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
+    at = Position(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
     (values,) = seen(bits={"host": HOST, "device": HOST}, **changed).of("values")
     return wrong_facts(device_math.plan(at)["values"].of(0), values)
 

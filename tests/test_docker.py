@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.another_user import NOBODY, needs_root
-from tests.place import hear_signals
+from tests.sandbox import hear_signals
 
 ROOT = Path(__file__).parent.parent
 WORKFLOW = ROOT / ".github" / "workflows" / "nightly.yml"
@@ -85,7 +85,7 @@ class Nights:
         return [(words[2:], around) for words, around in started if words != "ended"]
 
     def ended(self) -> list[str]:
-        """The verbs that a signal reached."""
+        """The commands that a signal reached."""
         lines = [json.loads(line) for line in self.told.read_text().splitlines()]
         return [verb for words, verb in lines if words == "ended"]
 

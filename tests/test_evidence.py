@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.verbs import evidence
+from harness.commands import evidence
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]

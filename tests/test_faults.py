@@ -29,11 +29,11 @@ from harness.spec import ExitCode
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream import overlay
 from tests.overlays import copy, lent
-from tests.place import (
+from tests.sandbox import (
     PATIENCE,
     ROOT,
     Ended,
-    Place,
+    Sandbox,
     ended,
     fill,
     mid_run,
@@ -95,17 +95,17 @@ def _as_made(file: Path, folder: Path) -> None:
 
 
 @pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.cold)])
-def place(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iterator[Place]:
-    place = Place.under(tmp_path, cache)
+def place(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iterator[Sandbox]:
+    place = Sandbox.under(tmp_path, cache)
     place.warm = request.param == "warm"
     yield place
     place.end()
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Place]:
+def bare(tmp_path: Path) -> Iterator[Sandbox]:
     """A place whose cache is empty."""
-    place = Place.under(tmp_path, tmp_path / "cache")
+    place = Sandbox.under(tmp_path, tmp_path / "cache")
     yield place
     place.end()
 
@@ -115,7 +115,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """``command(place, *arguments)``: the command line in this process, where it can be patched."""
     before = signal.getsignal(signal.SIGTERM)
 
-    def call(place: Place, *arguments: str) -> Ended:
+    def call(place: Sandbox, *arguments: str) -> Ended:
         monkeypatch.chdir(place.cwd)
         monkeypatch.setenv("HARNESS_RUNS", str(place.runs))
         monkeypatch.setenv("HARNESS_CACHE", str(place.cache))
@@ -141,7 +141,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.launch
-def test_a_rank_killed_mid_run_is_inconclusive_and_named(place: Place) -> None:
+def test_a_rank_killed_mid_run_is_inconclusive_and_named(place: Sandbox) -> None:
     process = place.start(*BUGGY_ALONE, LONG)
     os.kill(mid_run(place, process)[0], signal.SIGKILL)
     done = ended(process)
@@ -153,7 +153,7 @@ def test_a_rank_killed_mid_run_is_inconclusive_and_named(place: Place) -> None:
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place: Place) -> None:
+def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place: Sandbox) -> None:
     done = place.run(*BUGGY_ALONE, "launch.timeout=10", FAULT=SLEEPS, FAULTY="1")
     assert done.code == ExitCode.INCONCLUSIVE
     assert outcome(place)[0] == "inconclusive"
@@ -166,7 +166,7 @@ def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place:
 
 
 @pytest.mark.launch
-def test_ranks_that_exit_0_without_records_are_inconclusive(place: Place) -> None:
+def test_ranks_that_exit_0_without_records_are_inconclusive(place: Sandbox) -> None:
     done = place.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
     assert done.code == ExitCode.INCONCLUSIVE
     assert outcome(place) == ("inconclusive", "rank 0 left no complete records")
@@ -178,7 +178,7 @@ def test_ranks_that_exit_0_without_records_are_inconclusive(place: Place) -> Non
 
 
 @pytest.mark.launch
-def test_ctrl_c_ends_everything_and_keeps_the_stacks(place: Place, command: Any) -> None:
+def test_ctrl_c_ends_everything_and_keeps_the_stacks(place: Sandbox, command: Any) -> None:
     process = place.start(*BUGGY_ALONE, LONG)
     mid_run(place, process)
     process.send_signal(signal.SIGINT)
@@ -187,7 +187,8 @@ def test_ctrl_c_ends_everything_and_keeps_the_stacks(place: Place, command: Any)
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
     for rank in (0, 1):
-        assert f"{SCENARIO}.py" in (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
+        stack = (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
+        assert f"{SCENARIO}/scenario.py" in stack
     again = command(place, "grade", str(place.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
     assert "buggy: interrupted" in again.out
@@ -202,7 +203,7 @@ subprocess.Popen(["sleep", "1000"], start_new_session=True)
 @pytest.mark.launch
 @pytest.mark.slow
 def test_with_a_killed_harness_everything_ends_and_the_next_run_finds_nothing(
-    place: Place, command: Any
+    place: Sandbox, command: Any
 ) -> None:
     process = place.start(*BUGGY_ALONE, LONG, FAULT=STARTS_ITS_OWN, FAULTY="0")
     ranks = mid_run(place, process)
@@ -229,7 +230,7 @@ def test_with_a_killed_harness_everything_ends_and_the_next_run_finds_nothing(
 
 
 @pytest.mark.launch
-def test_a_run_whose_reader_left_comes_to_its_verdict(place: Place) -> None:
+def test_a_run_whose_reader_left_comes_to_its_verdict(place: Sandbox) -> None:
     process = place.start(*BUGGY_ALONE)
     assert process.stdout
     assert process.stdout.readline()
@@ -242,7 +243,7 @@ def test_a_run_whose_reader_left_comes_to_its_verdict(place: Place) -> None:
 
 
 @pytest.mark.launch
-def test_a_run_folder_that_is_deleted_is_one_line(place: Place) -> None:
+def test_a_run_folder_that_is_deleted_is_one_line(place: Sandbox) -> None:
     process = place.start(*BUGGY_ALONE, LONG)
     mid_run(place, process)
     shutil.rmtree(place.folder())
@@ -265,7 +266,7 @@ def test_a_run_folder_that_is_deleted_is_one_line(place: Place) -> None:
     ],
 )
 def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
-    bare: Place, words: str, redirection: str, code: int
+    bare: Sandbox, words: str, redirection: str, code: int
 ) -> None:
     line = (
         f"{shlex.quote(sys.executable)} -m harness {words} {redirection}; exit ${{PIPESTATUS[0]}}"
@@ -290,7 +291,7 @@ def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
     bare.assert_nothing_left()
 
 
-def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
+def test_an_output_that_cannot_be_written_is_one_line(bare: Sandbox) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "harness", "list"],
@@ -308,7 +309,7 @@ def test_an_output_that_cannot_be_written_is_one_line(bare: Place) -> None:
 
 @pytest.mark.launch
 def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(tmp_path: Path) -> None:
-    place = Place.under(tmp_path, tmp_path / "cache")
+    place = Sandbox.under(tmp_path, tmp_path / "cache")
     with lent(DEFECT, "fixed") as overlays:
         base = overlays["fixed"].key
         copy(overlays["fixed"], place.cache)
@@ -323,7 +324,9 @@ def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(tmp_path: Path) ->
     place.assert_nothing_left()
 
 
-def test_ctrl_c_while_the_index_keeps_one_waiting_ends_uv_too(bare: Place, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_index_keeps_one_waiting_ends_uv_too(
+    bare: Sandbox, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         proxy = "http://{}:{}".format(*silent.getsockname())
@@ -357,7 +360,7 @@ network."""
     subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0,
     reason="the host may not be given another name here",
 )
-def test_ranks_find_each_other_on_a_host_that_does_not_know_its_own_name(place: Place) -> None:
+def test_ranks_find_each_other_on_a_host_that_does_not_know_its_own_name(place: Sandbox) -> None:
     done = place.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
     assert trial(place.folder())["outcome"] == "symptom", done.out
     place.assert_nothing_left()
@@ -366,26 +369,26 @@ def test_ranks_find_each_other_on_a_host_that_does_not_know_its_own_name(place: 
 # What is missing before anything can be launched
 
 
-def test_without_a_network_or_an_overlay_one_line_says_so(bare: Place, tmp_path: Path) -> None:
+def test_without_a_network_or_an_overlay_one_line_says_so(bare: Sandbox, tmp_path: Path) -> None:
     done = bare.run(*BUGGY_ALONE, UV_CACHE_DIR=str(tmp_path / "uv"))
     _assert_no_network(done, bare)
 
 
-def test_a_network_that_refuses_is_no_network(bare: Place, tmp_path: Path) -> None:
+def test_a_network_that_refuses_is_no_network(bare: Sandbox, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         proxy = "http://{}:{}".format(*taken.getsockname())
     _assert_no_network(bare.run(*BUGGY_ALONE, **behind(proxy, tmp_path)), bare)
 
 
 def test_without_a_network_another_release_has_no_day_to_resolve_for(
-    bare: Place, tmp_path: Path
+    bare: Sandbox, tmp_path: Path
 ) -> None:
     done = bare.run(*BUGGY_ALONE, "pins.accelerate=0.28.0", UV_CACHE_DIR=str(tmp_path / "uv"))
     assert "accelerate==0.28.0" in done.complaint
     _assert_no_network(done, bare)
 
 
-def _assert_no_network(done: Ended, place: Place) -> None:
+def _assert_no_network(done: Ended, place: Sandbox) -> None:
     assert done.code == ExitCode.INCONCLUSIVE
     assert done.complaint.startswith("no network and nothing in the cache for accelerate==")
     assert "reproduced" not in done.out
@@ -396,7 +399,7 @@ def _assert_no_network(done: Ended, place: Place) -> None:
 
 @pytest.mark.launch
 def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(tmp_path: Path, command: Any) -> None:
-    place = Place.under(tmp_path, tmp_path / "cache")
+    place = Sandbox.under(tmp_path, tmp_path / "cache")
     with lent(DEFECT, "fixed", "buggy") as overlays:
         key = overlays["buggy"].key
         for each in overlays.values():
@@ -417,7 +420,7 @@ def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(tmp_path: Path, co
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_more_ranks_than_gpus_is_unsupported_and_says_how_many(
-    bare: Place, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
+    bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     _have_gpus(monkeypatch, gpus)
     done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
@@ -437,7 +440,7 @@ def _have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize("full", ["runs", RUN_FILE, "buggy"])
 def test_without_room_for_the_run_folder_nothing_of_it_is_left(
-    bare: Place, command: Any, monkeypatch: pytest.MonkeyPatch, full: str
+    bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     """``full`` is what does not fit any more: the parent, the first file, a trial's folder."""
     _have_gpus(monkeypatch, 0)
@@ -469,7 +472,7 @@ def test_a_full_file_system_leaves_nothing_of_the_run_folder(
     tmpfs: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _have_gpus(monkeypatch, 0)
-    place = Place.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
+    place = Sandbox.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
     fill(tmpfs)
     done = command(place, "run", "scenario=sampler_shards", "launch=gpu")
     assert done.code == ExitCode.INCONCLUSIVE
@@ -482,7 +485,7 @@ def test_a_full_file_system_leaves_nothing_of_the_run_folder(
 def test_a_disk_that_fills_up_mid_run_is_inconclusive(
     tmpfs: Path, tmp_path: Path, cache: Path
 ) -> None:
-    place = Place.under(tmp_path, cache, tmpfs / "runs")
+    place = Sandbox.under(tmp_path, cache, tmpfs / "runs")
     try:
         process = place.start(*BUGGY_ALONE, LONG)
         mid_run(place, process)
@@ -525,7 +528,7 @@ SOMEBODY_ELSES = {
 @pytest.mark.launch
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, cache: Path) -> None:
     """The second one runs inside of another job, beside a package that is not the pinned one."""
-    place = Place.under(tmp_path, cache)
+    place = Sandbox.under(tmp_path, cache)
     elsewhere = tmp_path / "elsewhere" / "accelerate"
     elsewhere.mkdir(parents=True)
     (elsewhere / "__init__.py").write_text("raise ImportError('not the pinned one')\n")

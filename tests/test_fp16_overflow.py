@@ -39,7 +39,7 @@ def test_to_the_silent_sibling_the_exception_is_the_cure() -> None:
     raised = recorded_trial("fp16_overflow", "buggy")
     assert fp16_overflow_stage0.detect(raised) is None
     assert "layer 0 scores passed 65504 at step 89" in fp16_overflow_stage0.exercised(raised).text
-    assert fp16_overflow_stage0.wrong_detectors(raised)["the run ends with an exception"]
+    assert fp16_overflow_stage0.insufficient_checks(raised)["the run ends with an exception"]
 
 
 def scaler(initial: float, minimum: float, hysteresis: int, consecutive: bool = False) -> Any:

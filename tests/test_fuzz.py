@@ -33,7 +33,7 @@ def test_the_audit_sees_a_grading_that_believes_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: list[Base]
 ) -> None:
     """Exits are not looked at: a process that died is believed."""
-    monkeypatch.setattr("harness.trial.proof._check_exit", lambda _: None)
+    monkeypatch.setattr("harness.trial.validation._check_exit", lambda _: None)
     monkeypatch.setattr("tests.fuzz.__main__.spoil", lambda *spoilt: (process_died(*spoilt), False))
     _, wrong = fuzz(0, 3, known, tmp_path)
     assert any("a process died" in each for each in wrong)

@@ -145,7 +145,7 @@ def test_trials_that_cannot_be_compared_are_inconclusive(recording: Recording) -
     [
         ("plan", ZeroDivisionError("by 0")),
         ("detect", RecursionError()),
-        ("wrong_detectors", AssertionError()),
+        ("insufficient_checks", AssertionError()),
     ],
 )
 def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(

@@ -16,7 +16,7 @@ import pytest
 from harness.spec import Inconclusive, RunResult, UserError, Verdict
 from harness.sweep.history import Change, History, Kind, Night, newest, reading, writing
 from tests.another_user import as_nobody, needs_root
-from tests.nights import NO, SCENARIO, UNCLEAR, YES, asked, cell, release
+from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, cell, release
 
 AT = "2024-03-04T02:00:00Z"
 
@@ -84,7 +84,7 @@ def test_what_is_kept_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
             history.keep_releases([release("0.13.2", "2024-02-12", yanked)])
         for kind in ("yanked", "answers again"):
             history.keep_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
-        assert [a.cell.answer for a in history.answers()] == [NO]
+        assert [a.cell.status for a in history.answers()] == [NO]
         assert [r.yanked for r in history.releases()] == [True]
         assert [c.kind for _, c in history.changes()] == ["answers again"]
 
@@ -98,7 +98,7 @@ def test_known_is_the_newest_certain_answer_else_the_newest() -> None:
         asked("3", UNCLEAR, 1),
         asked("3", UNCLEAR, 3),
     ]
-    found = {key[2]: (one.night, one.cell.answer) for key, one in newest(told).items()}
+    found = {key[2]: (one.night, one.cell.status) for key, one in newest(told).items()}
     assert found == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
 
@@ -125,7 +125,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from harness.sweep.history import Kind, writing
-from tests.nights import YES, cell
+from tests.nightly_world import YES, cell
 with writing(Path(sys.argv[1])) as history:
     night = history.begin(Kind.NIGHT, "2024-03-04", "2024-03-04T02:00:00Z", {})
     for number in range(100_000):

@@ -80,7 +80,7 @@ def test_show_and_help_print_the_knobs(
     monkeypatch: pytest.MonkeyPatch,
     ended: Callable[[list[str]], int],
 ) -> None:
-    monkeypatch.setattr("harness.verbs.show._print_upstream", lambda *_: None)
+    monkeypatch.setattr("harness.commands.show._print_upstream", lambda *_: None)
     assert ended(words) == 0
     told = next(k for k in knobs(catalog.load("bf16_clip").Params) if k.name == "lr")
     assert f"scenario.lr=1.0  {meaning(told)}" in capfd.readouterr().out

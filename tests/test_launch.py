@@ -20,9 +20,9 @@ import pytest
 import harness.trial.launch as launching
 from harness.spec import Inconclusive
 from harness.trial.records import EXIT_FILE, Identity
-from harness.trial.servers import Server
-from harness.trial.warm import Pool
-from tests.place import PATIENCE
+from harness.trial.server_pool import Pool
+from harness.trial.servers import OverlayServer
+from tests.sandbox import PATIENCE
 from tests.stand_in import around, wanted
 from tests.stand_in import stand_in as stand_in_for_torchrun
 
@@ -35,7 +35,7 @@ class StandIn:
 
     folder: Path
     site: Path
-    server: Server | None = None
+    server: OverlayServer | None = None
 
     def launch(
         self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
@@ -87,7 +87,7 @@ def error_file(rank, message, at):
 """
 
 ROOT_CAUSE = """\
-Root Cause (first observed failure):
+TorchServer Cause (first observed failure):
 [0]:
   time      : 2026-11-21_02:57:10
   host      : localhost

@@ -14,13 +14,13 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
+from harness.commands import check, commands, pages
+from harness.commands.check import Checked
 from harness.config import RunConfig
 from harness.files import ROOT
-from harness.plain import CONTROL
 from harness.spec import RunResult, Verdict
 from harness.sweep import suite
-from harness.verbs import check, pages, verbs
-from harness.verbs.check import Checked
+from harness.text import CONTROL
 from tests.made_up import scenario_module
 from tests.recording import RECORDED, Recording, stored_verdict
 
@@ -42,7 +42,7 @@ def own_place(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    (["rnu"], ["no verb 'rnu'", "mean run?", "list, lock, matrix"]),
+    (["rnu"], ["no command 'rnu'", "mean run?", "list, lock, matrix"]),
     (["run"], ["scenario=NAME", "bf16_clip"]),
     (["run", "scenario=bf16"], ["no scenario 'bf16'", "Choices: bf16_clip"]),
     ([*RUN, "sed=1"], ["no key 'sed'", "mean seed?", "variant, seed, date"]),
@@ -97,9 +97,9 @@ def test_without_a_verb_the_verbs_are_shown(capsys: Capture) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for verb in verbs():
-        assert out.count(f"\n  {verb} ") == 2
-        assert verbs()[verb], f"{verb} has no line that tells what it does"
+    for command in commands():
+        assert out.count(f"\n  {command} ") == 2
+        assert commands()[command], f"{command} has no line that tells what it does"
 
 
 def test_a_recorded_run_is_graded_with_the_exit_code_of_its_verdict(

@@ -8,7 +8,7 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.verbs import pages
+from harness.commands import pages
 
 
 @pytest.fixture

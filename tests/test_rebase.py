@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.files import sha256
-from tests.place import ROOT
+from tests.sandbox import ROOT
 
 PROBE = """
 import sys

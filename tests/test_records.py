@@ -14,7 +14,6 @@ from harness.facts.plan import BrokenPromise, Kind, each
 from harness.facts.shapes import NUMBER
 from harness.spec import Inconclusive, Records
 from harness.trial import records
-from harness.trial.proof import merged
 from harness.trial.records import (
     HOUSE,
     RUN_FILE,
@@ -30,9 +29,12 @@ from harness.trial.records import (
     write_exit,
     write_json,
 )
+from harness.trial.validation import merged
 
 OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
-RUN: dict[str, Any] = {"trials": {"buggy": {"acts": [""]}, "fixed": {"acts": ["save", "load"]}}}
+RUN: dict[str, Any] = {
+    "trials": {"buggy": {"launches": [""]}, "fixed": {"launches": ["save", "load"]}}
+}
 
 
 HOUSE_FACTS: dict[str, dict[str, Any]] = {
@@ -169,6 +171,6 @@ def test_json_is_replaced_whole(tmp_path: Path) -> None:
 def test_the_acts_of_a_trial_are_read_as_one_in_their_order() -> None:
     saved = Records({0: [{"kind": "norm", "step": 5}], 1: [{"kind": "norm", "step": 6}]})
     loaded = Records({0: [{"kind": "norm", "step": 7}], 1: []})
-    both = merged({"save": saved, "load": loaded})
-    assert [(r["act"], r["step"]) for r in both.of("norm", 0)] == [("save", 5), ("load", 7)]
+    both = merged({"save": saved, "load": loaded}, None)
+    assert [(r["launch"], r["step"]) for r in both.of("norm", 0)] == [("save", 5), ("load", 7)]
     assert [r["step"] for r in both.of("norm", 1)] == [6]

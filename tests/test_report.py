@@ -39,7 +39,7 @@ SYMPTOM = TrialResult(
     Outcome.SYMPTOM,
     "they part",
     finding=FOUND,
-    wrong_detectors={"the norms differ": False},
+    insufficient_checks={"the norms differ": False},
 )
 LOST = TrialResult(
     "buggy",
@@ -105,7 +105,7 @@ def test_releases_that_differ_say_whose_they_are(
 
 
 def test_a_wrong_detector_is_of_no_interest_without_the_symptom(capsys: Capture) -> None:
-    print_trial(terminal(), replace(CLEAN, wrong_detectors={"the norms differ": True}))
+    print_trial(terminal(), replace(CLEAN, insufficient_checks={"the norms differ": True}))
     assert "detector" not in capsys.readouterr().out
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.plain import warn_once
 from harness.spec import Inconclusive, UserError
+from harness.text import warn_once
 from harness.upstream import pins, requirements
 from tests.index import Handler, address, page, serving
 from tests.index import file as file_of

@@ -16,7 +16,7 @@ from harness.files import sha256
 from harness.report import Progress, terminal
 from harness.spec import Inconclusive, Lane, Outcome, TrialResult
 from harness.trial import run
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
 from harness.upstream.overlay import Overlay
 
 
@@ -33,7 +33,7 @@ def test_a_file_with_the_bug_may_be_missing_of_a_release_as_published_alone(tmp_
 
 
 class Launches:
-    """Stands in for the launch of a trial's acts: notes the GPUs that each was lent."""
+    """Stands in for the launch of a trial's launches: notes the GPUs that each was lent."""
 
     def __init__(self, together: int) -> None:
         self.together = threading.Barrier(together, timeout=10)
@@ -73,7 +73,7 @@ def test_variants_run_side_by_side_on_gpus_of_their_own(
     job: run.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = Launches(together=2)
-    monkeypatch.setattr(run, "_launch_acts", launches)
+    monkeypatch.setattr(run, "_launch_all", launches)
     run.launch_trials(job)
     assert sorted(launches.lent["buggy"] + launches.lent["fixed"]) == ["0", "1", "2", "3"]
     assert [len(lent) for lent in launches.lent.values()] == [2, 2]
@@ -86,7 +86,7 @@ def test_a_trial_that_ends_the_run_ends_the_others(
 ) -> None:
     launches = Launches(together=2)
     launches.fails = "buggy"
-    monkeypatch.setattr(run, "_launch_acts", launches)
+    monkeypatch.setattr(run, "_launch_all", launches)
     with pytest.raises(Inconclusive, match="no room on the disk"):
         run.launch_trials(job)
     assert job.ended.is_set()

@@ -12,7 +12,7 @@ import pytest
 
 from harness.machine import cache_folder
 from tests.overlays import lent
-from tests.place import Place
+from tests.sandbox import Sandbox
 
 SAMPLE = [
     "tied_resume_norm",  # DeepSpeed with a defect, two ranks that save, and two that load
@@ -24,15 +24,15 @@ SAMPLE = [
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place.under(tmp_path, cache_folder())
+def place(tmp_path: Path) -> Iterator[Sandbox]:
+    place = Sandbox.under(tmp_path, cache_folder())
     yield place
     place.end()
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("scenario", SAMPLE)
-def test_a_scenario_is_reproduced_from_the_command_line(scenario: str, place: Place) -> None:
+def test_a_scenario_is_reproduced_from_the_command_line(scenario: str, place: Sandbox) -> None:
     with lent(scenario, "buggy", "fixed"):
         done = place.run("run", f"scenario={scenario}", "launch=cpu")
     assert done.code == 0, done

@@ -110,9 +110,9 @@ def test_an_installed_shim_counts_its_uses() -> None:
 
 
 def test_a_stand_in_has_just_its_names(count: Counter[str]) -> None:
-    made = stand_ins.module("gone.module", lambda: count.update("x"), answer=42)
+    made = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
     assert isinstance(sys.modules["gone.module"], ModuleType)
-    assert made.answer == 42
+    assert made.status == 42
     with pytest.raises(AttributeError, match=r"'gone\.module' has no attribute 'question'"):
         _ = made.question
     assert count["x"] == 1

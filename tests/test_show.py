@@ -10,9 +10,9 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
+from harness.commands import show
 from harness.spec import Defect
 from harness.upstream import overlay, pins
-from harness.verbs import show
 
 FILE = "accelerate/data_loader.py"
 

@@ -22,9 +22,9 @@ from harness import catalog
 from harness.__main__ import main
 from harness.files import ROOT
 from harness.pictures import Bars, Grid, Lines, Picture
-from harness.site import answers, place
+from harness.site import output, statuses
 from harness.site.charts import chart
-from harness.site.material import collect
+from harness.site.inputs import collect
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, RunResult, Verdict
 from harness.sweep.history import Kind, writing
@@ -111,7 +111,7 @@ def test_every_bug_and_every_upstream_that_was_asked_has_a_page(site: Path, bare
     for folder in (site, bare):
         assert {path.stem for path in (folder / "bugs").iterdir()} == set(catalog.names())
     assert {path.stem for path in (site / "upstreams").iterdir()} == {"transformers"}
-    asked = set(answers.recorded().packages())
+    asked = set(statuses.recorded().packages())
     assert {path.stem for path in (bare / "upstreams").iterdir()} == asked
 
 
@@ -179,13 +179,13 @@ def test_alive_is_what_is_affected_in_the_newest_release(site: Path) -> None:
 
 
 def test_a_release_between_two_that_agree_stands_as_they_do() -> None:
-    known = answers.recorded()
+    known = statuses.recorded()
     asked = known.standing("rope_zero_init", "transformers", "4.38.2")
     assert asked
-    assert (asked.answer, asked.asked) == (NO, True)
+    assert (asked.status, asked.asked) == (NO, True)
     between = known.standing("rope_zero_init", "transformers", "5.15.9")
     assert between
-    assert (between.answer, between.asked) == (YES, False)
+    assert (between.status, between.asked) == (YES, False)
     assert "as 5.15.1 and 5.16.1 are" in between.told
     assert known.standing("rope_zero_init", "transformers", "4.38.0") is None, "they disagree"
     assert known.standing("rope_zero_init", "transformers", "99.0") is None, "newer than all"
@@ -256,10 +256,10 @@ def test_a_site_of_ours_is_replaced_whole(bare: Path, tmp_path: Path) -> None:
     out = shutil.copytree(bare, tmp_path / "site")
     stale = out / "bugs" / "bf16_clip.html"
     stale.write_text("stale")
-    told = json.loads((out / place.MARK).read_text())
+    told = json.loads((out / output.MARK).read_text())
     told["files"].append("bugs/gone.html")
     (out / "bugs" / "gone.html").write_text("a bug that is no more")
-    (out / place.MARK).write_text(json.dumps(told))
+    (out / output.MARK).write_text(json.dumps(told))
     assert main(["site", "--out", str(out)]) == 0
     assert "stale" not in stale.read_text()
     assert not (out / "bugs" / "gone.html").exists()
@@ -268,7 +268,7 @@ def test_a_site_of_ours_is_replaced_whole(bare: Path, tmp_path: Path) -> None:
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    place.put(tmp_path / "site", {"index.html": "here"})
+    output.put(tmp_path / "site", {"index.html": "here"})
     assert (tmp_path / "site" / "index.html").read_text() == "here"
 
 
@@ -286,7 +286,7 @@ def test_where_it_cannot_be_written_the_old_site_stays(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(place, failing, full)
+    monkeypatch.setattr(output, failing, full)
     assert main(["site", "--out", str(out)]) == 3
     assert "no room on the disk" in complaint(capsys)
     assert content(out) == before
@@ -297,7 +297,7 @@ def test_a_rename_that_fails_brings_the_old_site_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    place.put(out, {"index.html": "old"})
+    output.put(out, {"index.html": "old"})
     rename, asked = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -308,7 +308,7 @@ def test_a_rename_that_fails_brings_the_old_site_back(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        place.put(out, {"index.html": "new"})
+        output.put(out, {"index.html": "new"})
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 
@@ -473,10 +473,10 @@ def test_the_numbers_of_a_chart_are_a_table_that_ends_somewhere() -> None:
 
 def test_a_strip_goes_by_days_where_all_are_known_and_tells_its_spans() -> None:
     rows: list[dict[str, str | None]] = [
-        {"version": "1.0", "day": "2024-01-01", "answer": "affected", "why": ""},
-        {"version": "1.1", "day": "2024-02-01", "answer": "affected", "why": ""},
-        {"version": "1.2", "day": "2024-03-01", "answer": "inconclusive", "why": "a crash"},
-        {"version": "1.3", "day": None, "answer": "not affected", "why": ""},
+        {"version": "1.0", "day": "2024-01-01", "status": "affected", "why": ""},
+        {"version": "1.1", "day": "2024-02-01", "status": "affected", "why": ""},
+        {"version": "1.2", "day": "2024-03-01", "status": "inconclusive", "why": "a crash"},
+        {"version": "1.3", "day": None, "status": "not affected", "why": ""},
     ]
     by_version = strip(rows, "deepspeed")
     assert by_version.told == "deepspeed: 1.0 to 1.1 affected; 1.3 not affected"

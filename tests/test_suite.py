@@ -14,9 +14,9 @@ from harness.config import RunConfig
 from harness.machine import Gpu, leased
 from harness.spec import Inconclusive, Lane, Outcome, RunResult, TrialResult, Verdict
 from harness.sweep import suite
-from harness.trial import ahead
+from harness.trial import prefetch
 from harness.trial.records import RUN_FILE, write_json
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
 
 Capture = pytest.CaptureFixture[str]
 
@@ -78,7 +78,7 @@ def pretend(
     pretence = Pretence(verdicts, tmp_path)
     monkeypatch.setattr(suite, "run", pretence)
     monkeypatch.setattr(
-        ahead, "prepared", lambda config, pool: pretence.ahead.append(config.scenario)
+        prefetch, "prepared", lambda config, pool: pretence.ahead.append(config.scenario)
     )
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return pretence

@@ -54,5 +54,5 @@ def test_trials_of_which_one_differs_in_this_disagree(case: Case) -> None:
 @pytest.mark.parametrize("case", findings.FIRING, ids=str)
 def test_an_insufficient_check_misses_the_bug_and_finds_this(case: Case) -> None:
     of_the_bug = recorded_trial(case.scenario, case.place)
-    assert module(case).wrong_detectors(of_the_bug)[case.says] is False
-    assert module(case).wrong_detectors(changed(case))[case.says] is True
+    assert module(case).insufficient_checks(of_the_bug)[case.says] is False
+    assert module(case).insufficient_checks(changed(case))[case.says] is True

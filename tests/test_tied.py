@@ -1,4 +1,4 @@
-"""The detector for tied copies, in a real group over gloo; and a recorded run in two acts."""
+"""The detector for tied copies, in a real group over gloo; and a recorded run in two launches."""
 
 from __future__ import annotations
 

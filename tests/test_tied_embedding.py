@@ -36,7 +36,7 @@ def test_nothing_recorded_is_nothing_found_and_not_triggered(module: Any, ranks:
     records = Records({rank: [] for rank in range(ranks)})
     assert module.detect(records) is None
     assert not module.exercised(records)
-    assert not any(module.wrong_detectors(records).values())
+    assert not any(module.insufficient_checks(records).values())
     list(module.agree(dict.fromkeys(module.SCENARIO.variants, records)))
 
 

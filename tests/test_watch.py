@@ -12,10 +12,10 @@ from harness.__main__ import main
 from harness.spec import Fault, UserError, Verdict
 from harness.sweep import affected
 from harness.sweep import changes as compared
-from harness.sweep.cells import Answer
+from harness.sweep.cells import Status
 from harness.sweep.history import History, Kind, reading, writing
 from tests.made_up import scenario_module
-from tests.nights import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
+from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
 
 __all__ = ["world"]
 
@@ -29,7 +29,7 @@ def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded, on 2024-03-01, as every fact of a made up record."""
     fact = {
         "pins": {PACKAGE: "0.13.0"},
-        "answer": "not affected",
+        "status": "not affected",
         "reason": "why",
         "step": None,
         "lane": "cpu",
@@ -125,7 +125,7 @@ def test_a_release_that_gives_no_answer_is_worse_and_asked_again(world: World) -
 
 
 def test_what_this_machine_cannot_run_is_told_once_and_is_not_worse(world: World) -> None:
-    world.answers["0.13.1"] = Answer.UNSUPPORTED
+    world.answers["0.13.1"] = Status.UNSUPPORTED
     assert watch() == 0
     assert watch() == 0
     assert changes() == [("cannot be asked here", "0.13.1")]
@@ -193,7 +193,7 @@ def test_a_release_that_was_yanked_is_told_and_its_answer_kept(
     assert "deepspeed 0.13.1 was yanked, and is not asked any more" in out
     assert f"Kept are its last answers to {SCENARIO} (not affected)." in out
     with reading(FILE) as history:
-        assert history.known(SCENARIO)[PACKAGE, "0.13.1"].cell.answer is NO
+        assert history.known(SCENARIO)[PACKAGE, "0.13.1"].cell.status is NO
         assert {r.version: r.yanked for r in history.releases()} == {
             "0.13.0": False,
             "0.13.1": True,

@@ -14,9 +14,9 @@ from harness.machine import cache_folder
 from harness.sweep.history import Kind, reading
 from harness.upstream import overlay, pins
 from tests.index import Handler, address, file, page, serving
-from tests.nights import NO, YES
+from tests.nightly_world import NO, YES
 from tests.overlays import lent
-from tests.place import Place, ended, until
+from tests.sandbox import Sandbox, ended, until
 
 SCENARIO, PACKAGE = "sampler_shards", "accelerate"
 CLEAN, AFFECTED = "0.24.1", "0.29.3"
@@ -24,12 +24,12 @@ WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Sandbox]:
     """With the user's cache, which has the overlays after this."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
     overlay.make(pins.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
-        place = Place.under(tmp_path, cache)
+        place = Sandbox.under(tmp_path, cache)
         yield place
         place.end()
 
@@ -48,7 +48,7 @@ def index() -> Iterator[dict[str, str]]:
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[str, str]) -> None:
+def test_nights_of_real_runs_say_when_a_bug_appeared(place: Sandbox, index: dict[str, str]) -> None:
     replay = ("--as-of", "2024-05-15:2024-05-22:7", "--summary", "../night.md")
     done = place.run(*WATCH, *replay, **index)
     assert done.code == 1, done
@@ -62,7 +62,7 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[s
             (Kind.REPLAY, "2024-05-22"),
         ]
         found = {version: asked.cell for (_, version), asked in history.known(SCENARIO).items()}
-        assert {version: cell.answer for version, cell in found.items()} == {
+        assert {version: cell.status for version, cell in found.items()} == {
             CLEAN: NO,
             AFFECTED: YES,
         }
@@ -75,7 +75,7 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Place, index: dict[s
 @pytest.mark.launch
 @pytest.mark.slow
 def test_a_night_that_is_told_to_end_ends_and_the_next_goes_on(
-    place: Place, index: dict[str, str]
+    place: Sandbox, index: dict[str, str]
 ) -> None:
     history = place.cwd.parent / "nights.sqlite"
     process = place.start(*WATCH, **index)

@@ -2,7 +2,7 @@
 
     STEP = {"loss": NUMBER, "differing": by_name(SIZE)}
 
-    def plan(at: Place) -> Plan:
+    def plan(at: Position) -> Plan:
         return {"step": Kind(STEP, each(at.params.steps)), "checkpoint": Kind(CHECK)}
 
 Each rank asks its scenario's ``plan`` and writes the answer down first; grading asks once more, and
@@ -105,7 +105,7 @@ class Ledger:
 def refuse_unlike(
     plans: Mapping[int, Plan], records: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raises BrokenPromise, naming the first fact that ranks of an act should have alike, and do
+    """Raises BrokenPromise, naming the first fact that ranks of a launch should have alike, and do
     not. By rank, what each recorded is as it was planned."""
     for name in dict.fromkeys(name for plan in plans.values() for name in plan):
         first, *others = (rank for rank, plan in plans.items() if name in plan)

@@ -157,7 +157,7 @@ class _Alike:
 
 
 def alike(shape: Shape) -> Shape:
-    """A fact of this shape that all ranks of an act have alike, record by record."""
+    """A fact of this shape that all ranks of a launch have alike, record by record."""
     return _Alike(shape)
 
 

@@ -13,13 +13,13 @@ from packaging.version import Version
 from harness import catalog
 from harness.report import first_seen
 from harness.site import charts, evidence, timelines
-from harness.site.answers import Said
 from harness.site.chart import Chart
 from harness.site.evidence import Evidence
-from harness.site.material import Material
+from harness.site.inputs import Material
 from harness.site.runs import Shown
+from harness.site.statuses import Said
 from harness.spec import BUGGY, Scenario, TrialResult
-from harness.sweep.cells import Answer
+from harness.sweep.cells import Status
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Bug:
     @property
     def alive(self) -> bool:
         """Whether the newest release that gave an answer is affected."""
-        return bool(self.newest and self.newest.answer is Answer.AFFECTED)
+        return bool(self.newest and self.newest.status is Status.AFFECTED)
 
     @cached_property
     def pictures(self) -> list[Chart]:
@@ -80,7 +80,7 @@ class Bug:
             {
                 "version": said.version,
                 "day": answers.days.get((package, said.version)),
-                "answer": str(said.answer),
+                "status": str(said.status),
                 "why": said.why,
             }
             for said in said.values()
@@ -89,7 +89,7 @@ class Bug:
             {
                 "version": release.version,
                 "day": release.day,
-                "answer": "not asked",
+                "status": "not asked",
                 "why": "yanked" if release.yanked else "",
             }
             for release in answers.unasked(self.name, package)

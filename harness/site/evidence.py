@@ -66,8 +66,8 @@ class Evidence:
     def blind(self) -> dict[str, bool]:
         """The usual checks, and whether each fired in the buggy variant."""
         for trial in self.trials:
-            if trial["variant"] == BUGGY and trial["wrong_detectors"]:
-                return dict(trial["wrong_detectors"])
+            if trial["variant"] == BUGGY and trial["insufficient_checks"]:
+                return dict(trial["insufficient_checks"])
         return {}
 
 

@@ -16,10 +16,10 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.site import timelines
-from harness.site.answers import Answers, Standing
 from harness.site.bugs import Bug
-from harness.site.material import Material, Nightly
-from harness.site.place import Files
+from harness.site.inputs import Material, Nightly
+from harness.site.output import Files
+from harness.site.statuses import Answers, Standing
 from harness.spec import GOES_WRONG, Lane
 from harness.sweep import changes
 
@@ -157,7 +157,7 @@ def _rows(answers: Answers, package: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _of(standings: Mapping[str, Standing], *answers: str) -> list[tuple[str, Standing]]:
-    return [(name, each) for name, each in standings.items() if str(each.answer) in answers]
+    return [(name, each) for name, each in standings.items() if str(each.status) in answers]
 
 
 def _nights(material: Material) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _cell(nightly: Nightly, scenario: str) -> Mapping[str, Any]:
     asked = [each for each in nightly.asked if each.cell.scenario == scenario]
     changed = [each for each in nightly.changes if each.scenario == scenario]
     told = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
-    told += [f"{each.package} {each.version}: {each.cell.answer}" for each in asked]
+    told += [f"{each.package} {each.version}: {each.cell.status}" for each in asked]
     told += [f"changed: {each.told}" for each in changed]
     return {
         "verdict": own.verdict if own else "",

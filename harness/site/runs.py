@@ -9,8 +9,8 @@ from typing import Any
 
 from harness import catalog
 from harness.pictures import Picture
-from harness.plain import complaint
 from harness.spec import BUGGY, FIXED, HarnessError, Records, RunResult, UserError, Verdict
+from harness.text import complaint
 from harness.trial.grade import graded
 from harness.trial.records import RUN_FILE, read_json
 

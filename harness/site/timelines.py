@@ -25,7 +25,7 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str, beside: str = 
     oldest first; ``beside`` says with what else they ran. Each answer has a line of its own in the
     chart, besides its colour and sign.
     """
-    answers = [a for a in SIGNS if any(row["answer"] == a for row in rows)]
+    answers = [a for a in SIGNS if any(row["status"] == a for row in rows)]
     versions = [str(row["version"]) for row in rows]
     dated = all(row["day"] for row in rows)
     x = (
@@ -74,8 +74,8 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str, beside: str = 
         )
         .properties(width="container", height=34 * max(1, len(answers)))
     )
-    columns = (package, "released", "answer", "why")
-    table = [(row["version"], row["day"] or "", row["answer"], row["why"]) for row in rows]
+    columns = (package, "released", "status", "why")
+    table = [(row["version"], row["day"] or "", row["status"], row["why"]) for row in rows]
     told = f"{package}: {_spans(rows)}"
     return made(
         " ".join(filter(None, ("Which releases of", package, beside))),
@@ -88,11 +88,11 @@ def strip(rows: Sequence[Mapping[str, str | None]], package: str, beside: str = 
 
 def _spans(rows: Sequence[Mapping[str, str | None]]) -> str:
     """``4.31.0 to 4.37.2 affected; 4.38.2 to 5.14.1 not affected``: certain answers in a row."""
-    certain = [row for row in rows if row["answer"] in ("affected", "not affected")]
+    certain = [row for row in rows if row["status"] in ("affected", "not affected")]
     spans: list[tuple[str | None, list[str]]] = []
     for row in certain:
-        if not spans or spans[-1][0] != row["answer"]:
-            spans.append((row["answer"], []))
+        if not spans or spans[-1][0] != row["status"]:
+            spans.append((row["status"], []))
         spans[-1][1].append(str(row["version"]))
     told = [f"{_ends(versions)} {answer}" for answer, versions in spans]
     return "; ".join(told) or "no release gave a certain answer"

@@ -15,11 +15,11 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.files import write_whole, writing
-from harness.sweep.cells import Answer, Cell
+from harness.sweep.cells import Cell, Status
 from harness.upstream import pins
 
 FILE = "affected.json"
-FACTS = ("answer", "reason", "step", "lane", "python", "torch", "date")
+FACTS = ("status", "reason", "step", "lane", "python", "torch", "date")
 
 Fact = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def _record(scenario: str, cells: Iterable[Cell]) -> None:
     facts = list(of(scenario))
     for cell in cells:
         same = next((old for old in facts if old["pins"] == cell.pins), None)
-        if same and Answer(same["answer"]).certain and not cell.answer.certain:
+        if same and Status(same["status"]).certain and not cell.status.certain:
             continue
         facts = [old for old in facts if old is not same] + [_fact(cell)]
     scope, file = catalog.scenario(scenario), catalog.folder(scenario) / FILE
@@ -67,15 +67,15 @@ def _order(fact: Fact) -> list[Version]:
     return [Version(version) for version in fact["pins"].values()]
 
 
-def known(scenario: str, package: str, version: str) -> tuple[Answer, str] | None:
+def known(scenario: str, package: str, version: str) -> tuple[Status, str] | None:
     """What is recorded of a release: its own answer, or that of both its neighbours.
 
     None where there is nothing, the neighbours differ, or it is newer than all that were asked.
     """
-    facts = [f for f in of(scenario) if Answer(f["answer"]).certain]
+    facts = [f for f in of(scenario) if Status(f["status"]).certain]
     by_release: dict[Version, set[str]] = {}
     for fact in facts:
-        by_release.setdefault(Version(fact["pins"][package]), set()).add(fact["answer"])
+        by_release.setdefault(Version(fact["pins"][package]), set()).add(fact["status"])
     asked = Version(version)
     older = max((v for v in by_release if v <= asked), default=None)
     newer = min((v for v in by_release if v >= asked), default=None)
@@ -86,7 +86,7 @@ def known(scenario: str, package: str, version: str) -> tuple[Answer, str] | Non
         return None
     (answer,) = answers
     between = f"as {older} and {newer} were" if older != newer else "as recorded"
-    return Answer(answer), f"{answer}, {between}"
+    return Status(answer), f"{answer}, {between}"
 
 
 def section(scenario: str, facts: Sequence[Fact]) -> str:
@@ -120,8 +120,8 @@ def _alike(package: str, fact: Fact) -> tuple[str, ...]:
     """What facts must have in common to share a row, the answer first."""
     others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
     places = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
-    why = "" if Answer(fact["answer"]).certain else fact["reason"]
-    return (fact["answer"], others, *places, why)
+    why = "" if Status(fact["status"]).certain else fact["reason"]
+    return (fact["status"], others, *places, why)
 
 
 def _cell(text: str, widest: int = 160) -> str:

@@ -28,7 +28,6 @@ from harness import catalog, machine
 from harness.config import RunConfig
 from harness.files import write_whole, writing
 from harness.machine import cache_folder
-from harness.plain import warn_once
 from harness.report import last_lines, terminal
 from harness.spec import (
     RELEASED,
@@ -41,13 +40,14 @@ from harness.spec import (
     Unsupported,
     UserError,
 )
-from harness.trial.ahead import ahead
+from harness.text import warn_once
+from harness.trial.prefetch import ahead
 from harness.trial.records import RUN_FILE, Exit, read_json
 from harness.trial.run import chosen_pins, run, stack_of
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
 from harness.upstream import overlay, pins
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever an older cell should not be believed any more."""
 
 
@@ -67,7 +67,7 @@ FAULTS = re.compile("no network|does not answer|certificate was refused|no room 
 Lost = Callable[[int, HarnessError], object]
 
 
-class Answer(str, Enum):
+class Status(str, Enum):
     """Whether a release has the bug."""
 
     AFFECTED = "affected"
@@ -80,14 +80,14 @@ class Answer(str, Enum):
 
     @property
     def certain(self) -> bool:
-        return self in (Answer.AFFECTED, Answer.NOT_AFFECTED)
+        return self in (Status.AFFECTED, Status.NOT_AFFECTED)
 
 
-ANSWERS = {
-    Outcome.SYMPTOM: Answer.AFFECTED,
-    Outcome.CLEAN: Answer.NOT_AFFECTED,
-    Outcome.INCONCLUSIVE: Answer.INCONCLUSIVE,
-    Outcome.UNSUPPORTED: Answer.UNSUPPORTED,
+STATUSES = {
+    Outcome.SYMPTOM: Status.AFFECTED,
+    Outcome.CLEAN: Status.NOT_AFFECTED,
+    Outcome.INCONCLUSIVE: Status.INCONCLUSIVE,
+    Outcome.UNSUPPORTED: Status.UNSUPPORTED,
 }
 
 
@@ -97,7 +97,7 @@ class Cell:
 
     scenario: str
     pins: Mapping[str, str]
-    answer: Answer
+    status: Status
     reason: str
     """The finding, how the trigger was exercised, or why there is no answer."""
     lane: str
@@ -119,7 +119,7 @@ class Cell:
     @property
     def started(self) -> bool:
         """Whether it was run, now or when it was stored: not where it could not be installed."""
-        return self.stored or (self.run is not None and self.answer is not Answer.UNSUPPORTED)
+        return self.stored or (self.run is not None and self.status is not Status.UNSUPPORTED)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -132,19 +132,21 @@ class Cell:
     @staticmethod
     def from_json(told: Any) -> Cell:
         """A cell that was stored; raises ValueError where a field is missing or odd."""
+        if isinstance(told, dict) and "answer" in told:  # the name of status in older histories
+            told = {("status" if name == "answer" else name): value for name, value in told.items()}
         if not isinstance(told, dict) or told.keys() != FIELDS.keys():
             raise ValueError("not the fields of a cell")
         for name, holds in FIELDS.items():
             if not holds(told[name]):
                 raise ValueError(f"no {name} of a cell: {told[name]!r}")
-        return Cell(**{**told, "answer": Answer(told["answer"]), "log": tuple(told["log"])})
+        return Cell(**{**told, "status": Status(told["status"]), "log": tuple(told["log"])})
 
     @staticmethod
     def of_fact(scenario: str, fact: Mapping[str, Any]) -> Cell:
         """The cell that a fact of ``affected.json`` was made from, as far as it is kept
         there."""
         told = {name: fact[name] for name in ("reason", "step", "lane", "python", "torch", "date")}
-        return Cell(scenario, dict(fact["pins"]), Answer(fact["answer"]), **told)
+        return Cell(scenario, dict(fact["pins"]), Status(fact["status"]), **told)
 
 
 def _is_text(value: Any) -> bool:
@@ -158,7 +160,7 @@ def _is_day(value: Any) -> bool:
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "scenario": _is_text,
     "pins": lambda value: type(value) is dict and all(_is_text(v) for v in value.values()),
-    "answer": lambda value: value in [str(answer) for answer in Answer],
+    "status": lambda value: value in [str(answer) for answer in Status],
     "reason": _is_text,
     "lane": _is_text,
     "python": _is_text,
@@ -326,7 +328,7 @@ def ask(
 
 def _unanswered(config: RunConfig, error: HarnessError) -> Cell:
     unsupported = error.exit_code == ExitCode.UNSUPPORTED
-    answer = Answer.UNSUPPORTED if unsupported else Answer.INCONCLUSIVE
+    answer = Status.UNSUPPORTED if unsupported else Status.INCONCLUSIVE
     here = machine.facts()
     return Cell(
         config.scenario,
@@ -347,7 +349,7 @@ def _cell(config: RunConfig, result: RunResult, folder: Path) -> Cell:
     return Cell(
         config.scenario,
         told["trials"][RELEASED]["pins"],
-        ANSWERS[trial.outcome],
+        STATUSES[trial.outcome],
         trial.reason,
         told["lane"],
         told["machine"]["python"],
@@ -362,10 +364,10 @@ def _cell(config: RunConfig, result: RunResult, folder: Path) -> Cell:
 
 def _lasting(cell: Cell, folder: Path) -> bool:
     """Whether asking again would give the same: not after a deadline, or for what was refused."""
-    if cell.answer is Answer.INCONCLUSIVE:
+    if cell.status is Status.INCONCLUSIVE:
         ended = [Exit.read(file.parent) for file in folder.glob(f"{RELEASED}/**/exit.json")]
         return not any(e.timed_out or e.interrupted or e.survivors for e in ended)
-    return cell.answer.certain
+    return cell.status.certain
 
 
 def _lane(config: RunConfig) -> Lane | None:
@@ -463,5 +465,5 @@ def _today() -> str:
 
 def exit_code(cells: Sequence[Cell]) -> int:
     """0 where every release that can run here has answered; 3 where one is inconclusive."""
-    unclear = any(cell.answer is Answer.INCONCLUSIVE for cell in cells)
+    unclear = any(cell.status is Status.INCONCLUSIVE for cell in cells)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

@@ -8,8 +8,8 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.spec import Verdict
-from harness.sweep.cells import Answer
-from harness.sweep.history import Asked, Change, Own, newest
+from harness.sweep.cells import Status
+from harness.sweep.history import Change, Own, ReleaseResult, newest
 from harness.upstream.index import Release
 
 NOW_AFFECTED = "now affected"
@@ -32,7 +32,7 @@ Releases = Mapping[tuple[str, str], Release]
 
 
 def of_releases(
-    tonight: Sequence[Asked], before: Sequence[Asked], releases: Releases, day: str
+    tonight: Sequence[ReleaseResult], before: Sequence[ReleaseResult], releases: Releases, day: str
 ) -> list[Change]:
     """What the answers of a night changed; ``before`` is all that was said earlier, oldest first.
 
@@ -51,11 +51,11 @@ def of_releases(
     return found
 
 
-def _order(asked: Asked) -> tuple[str, str, Version]:
+def _order(asked: ReleaseResult) -> tuple[str, str, Version]:
     return asked.cell.scenario, asked.package, Version(asked.version)
 
 
-def _lower(asked: Asked, known: Iterable[Asked]) -> list[Asked]:
+def _lower(asked: ReleaseResult, known: Iterable[ReleaseResult]) -> list[ReleaseResult]:
     """The answers of lower versions to the same question, the nearest first."""
     scenario, package, version = _order(asked)
     of_package = [one for one in known if one.key[:2] == (scenario, package)]
@@ -63,37 +63,41 @@ def _lower(asked: Asked, known: Iterable[Asked]) -> list[Asked]:
     return sorted(below, key=_order, reverse=True)
 
 
-def _certain(told: Iterable[Asked]) -> Asked | None:
-    return next((asked for asked in told if asked.cell.answer.certain), None)
+def _certain(told: Iterable[ReleaseResult]) -> ReleaseResult | None:
+    return next((asked for asked in told if asked.cell.status.certain), None)
 
 
-def _kind(asked: Asked, own: Asked | None, lower: Sequence[Asked]) -> str | None:
+def _kind(
+    asked: ReleaseResult, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
+) -> str | None:
     """What changed with an answer; None where nothing did, or there is nothing to compare with."""
-    if not asked.cell.answer.certain:
+    if not asked.cell.status.certain:
         if own is not None or not _answers(lower):
             return None  # told before, or no change
-        unsupported = asked.cell.answer is Answer.UNSUPPORTED
+        unsupported = asked.cell.status is Status.UNSUPPORTED
         return CANNOT_BE_ASKED if unsupported else NO_LONGER_ANSWERS
     beside = _certain(lower)
-    if beside and beside.cell.answer is not asked.cell.answer:
-        return NOW_AFFECTED if asked.cell.answer is Answer.AFFECTED else NO_LONGER_AFFECTED
-    silent = (own and not own.cell.answer.certain) or (lower and not _answers(lower))
+    if beside and beside.cell.status is not asked.cell.status:
+        return NOW_AFFECTED if asked.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
+    silent = (own and not own.cell.status.certain) or (lower and not _answers(lower))
     return ANSWERS_AGAIN if silent else None
 
 
-def _answers(lower: Sequence[Asked]) -> bool:
+def _answers(lower: Sequence[ReleaseResult]) -> bool:
     """Whether the nearest lower version has a certain answer."""
-    return bool(lower) and lower[0].cell.answer.certain
+    return bool(lower) and lower[0].cell.status.certain
 
 
-def _than(kind: str, own: Asked | None, lower: Sequence[Asked]) -> Asked:
+def _than(kind: str, own: ReleaseResult | None, lower: Sequence[ReleaseResult]) -> ReleaseResult:
     """The answer that another one is no longer like."""
     if kind == ANSWERS_AGAIN:
-        return own if own and not own.cell.answer.certain else lower[0]
-    return next(one for one in lower if one.cell.answer.certain)
+        return own if own and not own.cell.status.certain else lower[0]
+    return next(one for one in lower if one.cell.status.certain)
 
 
-def _change(kind: str, asked: Asked, than: Asked, releases: Releases, day: str) -> Change:
+def _change(
+    kind: str, asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+) -> Change:
     cell = asked.cell
     told = _TOLD[kind](asked, than, releases, day)
     return Change(
@@ -101,13 +105,13 @@ def _change(kind: str, asked: Asked, than: Asked, releases: Releases, day: str) 
         cell.scenario,
         asked.package,
         asked.version,
-        str(than.cell.answer),
-        str(cell.answer),
+        str(than.cell.status),
+        str(cell.status),
         told,
     )
 
 
-def _now_affected(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+def _now_affected(asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str) -> str:
     scenario = catalog.scenario(asked.cell.scenario)
     return (
         f"{_name(asked, releases)} has {asked.cell.scenario}, which {than.version} had not: "
@@ -116,38 +120,44 @@ def _now_affected(asked: Asked, than: Asked, releases: Releases, day: str) -> st
     )
 
 
-def _no_longer_affected(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+def _no_longer_affected(
+    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+) -> str:
     return (
         f"{_name(asked, releases)} no longer has {asked.cell.scenario}, which {than.version} had. "
         f"{SEE}{command(asked)}"
     )
 
 
-def _no_longer_answers(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+def _no_longer_answers(
+    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+) -> str:
     return (
         f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
-        f"was {than.cell.answer}: it is {asked.cell.answer}, {_why(asked)} Until it answers, "
+        f"was {than.cell.status}: it is {asked.cell.status}, {_why(asked)} Until it answers, "
         f"nobody knows whether it has the bug: {catalog.scenario(asked.cell.scenario).title}. "
         f"Since the night of {day}. {SEE}{command(asked)}"
     )
 
 
-def _cannot_be_asked(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+def _cannot_be_asked(
+    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+) -> str:
     return (
         f"{_name(asked, releases)} cannot be asked about {asked.cell.scenario} on this machine, "
-        f"where {than.version} was {than.cell.answer}: {_why(asked)} Nights on a machine that can "
+        f"where {than.version} was {than.cell.status}: {_why(asked)} Nights on a machine that can "
         f"run it would tell. {SEE}{command(asked)}"
     )
 
 
-def _answers_again(asked: Asked, than: Asked, releases: Releases, day: str) -> str:
+def _answers_again(asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str) -> str:
     return (
-        f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.answer}. "
-        f"{than.version} was {than.cell.answer}. {SEE}{command(asked)}"
+        f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.status}. "
+        f"{than.version} was {than.cell.status}. {SEE}{command(asked)}"
     )
 
 
-def _why(asked: Asked) -> str:
+def _why(asked: ReleaseResult) -> str:
     """The reason of an answer, which ends as a sentence, or where it was cut."""
     text = short(asked.cell.reason) or "it does not say why"
     return text if text.endswith(".") else f"{text}."
@@ -168,13 +178,13 @@ _TOLD = {
 }
 
 
-def _name(asked: Asked, releases: Releases) -> str:
+def _name(asked: ReleaseResult, releases: Releases) -> str:
     release = releases.get((asked.package, asked.version))
     day = f" ({release.day})" if release else ""
     return f"{asked.package} {asked.version}{day}"
 
 
-def command(asked: Asked) -> str:
+def command(asked: ReleaseResult) -> str:
     """What to type to see an answer."""
     return (
         f"python -m harness run scenario={asked.cell.scenario} variant=released "
@@ -215,7 +225,9 @@ def _own(own: Own, last: str, day: str) -> Change:
     return Change(NO_LONGER_REPRODUCES, own.scenario, None, None, last, own.verdict, told)
 
 
-def of_yanked(now: Iterable[Release], before: Releases, told: Sequence[Asked]) -> list[Change]:
+def of_yanked(
+    now: Iterable[Release], before: Releases, told: Sequence[ReleaseResult]
+) -> list[Change]:
     """Which releases were yanked since they were kept, for each scenario that has an answer."""
     known = newest(told)
     found = []
@@ -225,7 +237,7 @@ def of_yanked(now: Iterable[Release], before: Releases, told: Sequence[Asked]) -
             continue
         for (scenario, package, version), asked in sorted(known.items()):
             if (package, version) == (release.package, release.version):
-                answer = str(asked.cell.answer)
+                answer = str(asked.cell.status)
                 said = (
                     f"{package} {version} ({release.day}) was yanked, and is not asked any more. "
                     f"Its last answer to {scenario}, {answer}, is kept."

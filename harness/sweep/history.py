@@ -33,9 +33,9 @@ from harness.facts.shapes import (
     one_of,
 )
 from harness.files import locked, unwritten
-from harness.plain import LONGEST
 from harness.spec import Inconclusive, RunResult, UserError, Verdict
 from harness.sweep.cells import Cell
+from harness.text import LONGEST
 from harness.upstream.index import Release as Release
 
 VERSION = 1
@@ -120,7 +120,7 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReleaseResult:
     """What a scenario said of a release on a night: ``cell``, of all pins that it ran on."""
 
     night: int
@@ -205,9 +205,9 @@ class History:
 
     def keep_answer(self, night: Night, package: str, version: str, cell: Cell) -> None:
         """Keep what a scenario said of a release on a night."""
-        self.keep_answers([Asked(night.id, package, version, cell)])
+        self.keep_answers([ReleaseResult(night.id, package, version, cell)])
 
-    def keep_answers(self, told: Iterable[Asked]) -> None:
+    def keep_answers(self, told: Iterable[ReleaseResult]) -> None:
         """Keep many answers at once: all of them, or none."""
         rows = [
             (a.night, a.cell.scenario, a.package, a.version, json.dumps(a.cell.to_json()))
@@ -258,7 +258,7 @@ class History:
         )
         return [Release(name, version, day, bool(yanked)) for name, version, day, yanked in rows]
 
-    def answers(self, night: int | None = None, scenario: str | None = None) -> list[Asked]:
+    def answers(self, night: int | None = None, scenario: str | None = None) -> list[ReleaseResult]:
         """All that was said of releases, or that of a night, of a scenario."""
         rows = self._db.execute(
             "select night, package, version, cell from answer where (?1 is null or night=?1) "
@@ -266,11 +266,11 @@ class History:
             (night, scenario),
         )
         return [
-            Asked(n, package, version, Cell.from_json(json.loads(cell)))
+            ReleaseResult(n, package, version, Cell.from_json(json.loads(cell)))
             for n, package, version, cell in rows
         ]
 
-    def known(self, scenario: str) -> dict[tuple[str, str], Asked]:
+    def known(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
         """What is known of each release, by package and version: the newest certain answer, else
         the newest."""
         return {key[1:]: asked for key, asked in newest(self.answers(scenario=scenario)).items()}
@@ -310,15 +310,15 @@ class History:
             raise
 
 
-def newest(told: Iterable[Asked]) -> dict[tuple[str, str, str], Asked]:
+def newest(told: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], ReleaseResult]:
     """What is known by scenario, package and version: the newest certain answer, else the newest.
 
     ``told`` has the oldest first.
     """
-    found: dict[tuple[str, str, str], Asked] = {}
+    found: dict[tuple[str, str, str], ReleaseResult] = {}
     for asked in told:
         before = found.get(asked.key)
-        if not before or asked.cell.answer.certain or not before.cell.answer.certain:
+        if not before or asked.cell.status.certain or not before.cell.status.certain:
             found[asked.key] = asked
     return found
 

@@ -23,13 +23,13 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.config import RunConfig
-from harness.plain import complaint
 from harness.report import summary, summary_row, terminal
 from harness.spec import ExitCode, HarnessError, Lane, RunResult, Unsupported, UserError, Verdict
-from harness.trial.ahead import ahead, overlays_ahead
+from harness.text import complaint
+from harness.trial.prefetch import ahead, overlays_ahead
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run
-from harness.trial.warm import SERVERS_A_RUN, Pool
+from harness.trial.server_pool import SERVERS_A_RUN, Pool
 
 NOTES = "HARNESS_EXIT_CODES"
 """Names the folder where each job of a command notes its exit code: a multirun's launcher may run

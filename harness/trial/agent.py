@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from harness.trial import orphans
+from harness.trial import supervisor
 
 
 def main(arguments: Sequence[str]) -> None:
     """Return in a child of this process, when torchrun has ended in it."""
-    orphans.keep()
+    supervisor.keep()
 
     from torch.distributed.run import main as torchrun
 

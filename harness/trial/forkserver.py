@@ -31,8 +31,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.trial import agent, imports, orphans
-from harness.trial.members import bear
+from harness.trial import agent, imports, supervisor
+from harness.trial.processes import bear
 from harness.upstream import bytecode, loaded, rebase
 
 MOST = 1 << 16
@@ -106,8 +106,8 @@ def _further(step: Callable[[], None], serve: Callable[[], None]) -> None:
     """Have a child go one step further and serve; where that must not be, serve here."""
     child = os.fork()
     if not child:
-        os.environ[orphans.PARENT] = str(os.getppid())
-        orphans.end_with_parent()
+        os.environ[supervisor.PARENT] = str(os.getppid())
+        supervisor.end_with_parent()
         if _fit_after(step):
             serve()
             os._exit(HUNG_UP)
@@ -176,8 +176,8 @@ def _be_the_overlays(base: Base, handle: int, said: int, told: int) -> NoReturn:
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.environ.update(wanted["environment"])
-    os.environ[orphans.PARENT] = str(os.getppid())
-    orphans.end_with_parent()
+    os.environ[supervisor.PARENT] = str(os.getppid())
+    supervisor.end_with_parent()
     site, files = _site(), wanted["files"]
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
@@ -276,7 +276,7 @@ def _become(asked: dict[str, Any], log: int) -> NoReturn:
     os.chdir(asked["folder"])
     bear(asked["token"])
     os.environ.update(asked["environment"])
-    os.environ[orphans.PARENT] = str(os.getppid())
+    os.environ[supervisor.PARENT] = str(os.getppid())
     code = 1
     try:
         agent.main(asked["arguments"])
@@ -295,8 +295,8 @@ def _keep_what_imports_said(log: int) -> None:
 
 
 if __name__ == "__main__":
-    orphans.end_with_parent()
-    orphans.go_by("forkserver")
+    supervisor.end_with_parent()
+    supervisor.go_by("forkserver")
     with socket.socket(fileno=int(sys.argv[1])) as harness:
         main(harness, *map(json.loads, sys.argv[2:]))
     os._exit(0)  # torch's teardown takes longer than a fork

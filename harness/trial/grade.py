@@ -26,9 +26,9 @@ from harness.spec import (
     TrialResult,
     Verdict,
 )
-from harness.trial import catalogued
-from harness.trial.proof import asked, proven
+from harness.trial import run_schema
 from harness.trial.records import FORMAT, RUN_FILE, Exit, read_json
+from harness.trial.validation import asked, proven
 
 
 def grade(run_folder: Path) -> RunResult:
@@ -63,7 +63,7 @@ def run_of(run_folder: Path) -> dict[str, Any]:
         raise Inconclusive(f"{run_folder} has an older format")
     if form > FORMAT:
         raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
-    catalogued.check(run)
+    run_schema.check(run)
     return dict(run)
 
 
@@ -100,7 +100,7 @@ def grade_trial(
         reason,
         seconds=sum(e.seconds for e in exits),
         finding=finding,
-        wrong_detectors=fired,
+        insufficient_checks=fired,
         shims=_shim_uses(records),
         environment=_environment(records),
         phases=_phases(records),
@@ -175,9 +175,9 @@ def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[st
 
 
 def _wrong_detectors(module: ModuleType, records: Records) -> dict[str, bool]:
-    if not hasattr(module, "wrong_detectors"):
+    if not hasattr(module, "insufficient_checks"):
         return {}
-    shown: dict[str, bool] = asked(module, "wrong_detectors", records, kind=dict)
+    shown: dict[str, bool] = asked(module, "insufficient_checks", records, kind=dict)
     return {name: bool(fired) for name, fired in shown.items()}
 
 
@@ -191,13 +191,13 @@ def _shim_uses(records: Records) -> dict[str, int]:
 
 def _environment(records: Records) -> dict[str, Any]:
     start = next(iter(records.of("start", 0)), {})
-    seen = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "act", "pid")}
+    seen = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "launch", "pid")}
     proof = next(iter(records.of("upstream", 0)), {})
     return {**seen, "apex": proof["apex"]} if "apex" in proof else seen
 
 
 def _phases(records: Records) -> dict[str, float]:
-    """The slowest rank's seconds for each phase, over all acts."""
+    """The slowest rank's seconds for each phase, over all launches."""
     slowest: dict[str, float] = {}
     for rank in records.ranks:
         taken: dict[str, float] = {}

@@ -27,10 +27,10 @@ import psutil
 
 from harness.files import ROOT
 from harness.spec import Inconclusive, Lane
-from harness.trial import orphans
-from harness.trial.members import TOKEN, end_all, hearing, new_token
+from harness.trial import supervisor
+from harness.trial.processes import TOKEN, end_all, hearing, new_token
 from harness.trial.records import Exit, Identity, write_exit
-from harness.trial.servers import Forked, Server
+from harness.trial.servers import ForkedLaunch, OverlayServer
 
 RANK = Path(__file__).with_name("rank.py")
 RANK_MODULE = "harness.trial.rank"
@@ -92,15 +92,15 @@ def launch(
     *,
     timeout: float,
     tick: Callable[[], None] = lambda: None,
-    server: Server | None = None,
+    server: OverlayServer | None = None,
 ) -> Exit:
-    """Run an act of a trial to its end and write its exit.json.
+    """Run a launch of a trial to its end and write its exit.json.
 
     ``timeout`` is in seconds; ``tick`` is called about twenty times a second meanwhile. With a
     server the trial is forked from it, else it is a torchrun of its own. Raises KeyboardInterrupt
     through, after everything was ended, and Inconclusive where the trial's folder was taken away.
     """
-    folder, token = run_folder / of.variant / of.act, new_token()
+    folder, token = run_folder / of.variant / of.launch, new_token()
     environment = {**rank_environment(around), TOKEN: token}
     arguments = torchrun(run_folder, of, forked=server is not None)
     started = time.monotonic()
@@ -116,7 +116,7 @@ def launch(
         )
     finally:
         with _undisturbed():
-            if isinstance(process, Forked):
+            if isinstance(process, ForkedLaunch):
                 process.give_up()
                 ended = replace(ended, preloaded=process.seconds)
             ended = _cleaned_up(ended, token, folder)
@@ -142,12 +142,12 @@ def cold(
 
 
 def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[str]:
-    """The arguments of torchrun for an act of a trial.
+    """The arguments of torchrun for a launch of a trial.
 
     Forked ranks run our module as a function, as torchrun does with ``--run-path``; those of a cold
     launch are interpreters of their own.
     """
-    logs = run_folder / of.variant / of.act / "elastic"
+    logs = run_folder / of.variant / of.launch / "elastic"
     how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
         "--standalone",
@@ -160,7 +160,7 @@ def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[st
         *how,
         str(run_folder),
         of.variant,
-        of.act,
+        of.launch,
     ]
 
 
@@ -192,7 +192,7 @@ def rank_environment(around: Surroundings) -> dict[str, str]:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to count GPUs must not begin CUDA: it bears no fork
         "TORCH_WARM_POOL": "0",  # a process and a thread that compile, for who only imports torch
         "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
-        orphans.PARENT: str(os.getpid()),
+        supervisor.PARENT: str(os.getpid()),
     }
     if around.lane is Lane.CPU or around.devices:
         made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -210,7 +210,11 @@ def _wait(
         with suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_SECONDS)
         tick()
-        if isinstance(process, Forked) and _started(folder) == ranks and process.deserted(ranks):
+        if (
+            isinstance(process, ForkedLaunch)
+            and _started(folder) == ranks
+            and process.deserted(ranks)
+        ):
             return 0  # what they left behind says whether they were done
         if not folder.is_dir():  # what is written there proves nothing any more
             raise Inconclusive(f"{folder} was taken away while its trial ran")

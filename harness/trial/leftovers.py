@@ -58,5 +58,5 @@ def _remove_half_made(runs: Path) -> None:
 
 def _files_half_written(run: Path) -> Iterator[Path]:
     yield from run.glob(f".{VERDICT_FILE}.*")
-    for depth in ("*", "*/*"):  # a trial's folder, or that of one of its acts
+    for depth in ("*", "*/*"):  # a trial's folder, or that of one of its launches
         yield from run.glob(f"{depth}/.{EXIT_FILE}.*")

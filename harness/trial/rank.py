@@ -23,7 +23,7 @@ from typing import Any
 from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
-from harness.trial import catalogued, code, imports, orphans
+from harness.trial import imports, loaded_files, run_schema, supervisor
 from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
 from harness.upstream import bytecode, loaded
 from harness.upstream.overlay import INSTALLED
@@ -41,17 +41,17 @@ PEER_GRACE = 10
 """Seconds a rank waits, before it leaves, for the others to finish their records."""
 
 
-def main(run_folder: Path, variant: str, act: str) -> None:
-    """Run one rank of one trial, or of one act of it, to the end of its records."""
+def main(run_folder: Path, variant: str, launch: str) -> None:
+    """Run one rank of one trial, or of one launch of it, to the end of its records."""
     run = read_json(run_folder / RUN_FILE)
-    trial, folder = run["trials"][variant], run_folder / variant / act
+    trial, folder = run["trials"][variant], run_folder / variant / launch
     if trial["overlay"]["key"] != INSTALLED:
         bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
-    place = catalogued.place(run, variant, act, rank)
+    place = run_schema.place(run, variant, launch, rank)
     plan = catalog.load(run["scenario"]).plan(place)
-    recorder = Recorder(folder, rank, Identity.of(run, variant, act), plan)
+    recorder = Recorder(folder, rank, Identity.of(run, variant, launch), plan)
     context = Context(**vars(place), folder=run_folder / variant, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
@@ -126,7 +126,7 @@ def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
     files = {file: _watched(file) for file in trial["files"]}
     overlay = trial["overlay"]
     found = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
-    kept = code.keep(run_folder, found)
+    kept = loaded_files.keep(run_folder, found)
     return {"modules": modules, "files": files, "loaded": kept, "apex": apex.state()}
 
 
@@ -173,8 +173,8 @@ def _be_a_rank() -> None:
     an interpreter of its own."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    orphans.end_with_parent()
-    orphans.go_by(f"rank {os.environ['RANK']}")
+    supervisor.end_with_parent()
+    supervisor.go_by(f"rank {os.environ['RANK']}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ IDENTITY = {
     "run_json": TEXT,
     "scenario": TEXT,
     "variant": TEXT,
-    "act": TEXT,
+    "launch": TEXT,
     "seed": WHOLE,
     "params": TEXT,
     "world_size": COUNT,
@@ -119,14 +119,14 @@ def whole_plan(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which act of which trial of which run something belongs to."""
+    """Which launch of which trial of which run something belongs to."""
 
     run: str
     run_json: str
     """The digest of run.json's content."""
     scenario: str
     variant: str
-    act: str
+    launch: str
     seed: int
     params: str
     """The digest of the trial's parameters."""
@@ -134,15 +134,15 @@ class Identity:
     format: int = FORMAT
 
     @staticmethod
-    def of(run: Mapping[str, Any], variant: str, act: str) -> Identity:
-        """Of an act, by run.json."""
+    def of(run: Mapping[str, Any], variant: str, launch: str) -> Identity:
+        """Of a launch, by run.json."""
         trial = run["trials"][variant]
         return Identity(
             run["run"],
             digest(run),
             run["scenario"],
             variant,
-            act,
+            launch,
             run["seed"],
             digest(trial["params"]),
             trial["ranks"],
@@ -162,7 +162,7 @@ _ELSEWHERE = {
     "run_json": "another run.json: one of the two was changed",
     "scenario": "the scenario {}, and not of {}",
     "variant": "the variant {}, and not of {}",
-    "act": "the act '{}', and not of '{}'",
+    "launch": "the launch '{}', and not of '{}'",
     "seed": "a run with the seed {}, and not {}",
     "params": "a trial with other parameters",
     "world_size": "a trial on {} ranks, and not {}",
@@ -183,7 +183,7 @@ def link(before: str, record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Exit:
-    """How the processes of one trial, or of one act of it, ended."""
+    """How the processes of one trial, or of one launch of it, ended."""
 
     code: int
     """torchrun's exit code; negative for a signal."""
@@ -221,14 +221,14 @@ EXIT: Mapping[str, Shape] = {
 
 
 def write_exit(folder: Path, ended: Exit, of: Identity) -> None:
-    """Write how an act of a trial ended, with the digests of the files that its ranks left."""
+    """Write how a launch of a trial ended, with the digests of the files that its ranks left."""
     files = {str(n): records_file(folder, n) for n in range(of.world_size)}
     records = {rank: sha256(file) for rank, file in files.items() if file.is_file()}
     write_json(folder / EXIT_FILE, {**asdict(ended), "of": asdict(of), "records": records})
 
 
 def read_exit(folder: Path, of: Identity) -> Exit:
-    """How an act of a trial ended; raises Inconclusive where exit.json is of something else, or
+    """How a launch of a trial ended; raises Inconclusive where exit.json is of something else, or
     where a rank's file is not the one that there was at the end."""
     told = _exit_json(folder)
     elsewhere = of.unlike(told["of"])
@@ -430,8 +430,8 @@ def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
         aside = new_folder_beside(parent / name)
         write_json(aside / RUN_FILE, run)
         for variant, trial in run["trials"].items():
-            for act in trial["acts"]:
-                (aside / variant / act).mkdir(parents=True)
+            for launch in trial["launches"]:
+                (aside / variant / launch).mkdir(parents=True)
         final = parent / name
         aside.rename(final)
         return final

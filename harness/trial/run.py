@@ -31,7 +31,7 @@ from harness.report import (
     terminal,
 )
 from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, TrialResult, Unsupported
-from harness.trial import catalogued, code, leftovers
+from harness.trial import leftovers, loaded_files, run_schema
 from harness.trial.grade import grade, grade_trial
 from harness.trial.launch import Surroundings, launch, rank_environment
 from harness.trial.records import (
@@ -42,8 +42,8 @@ from harness.trial.records import (
     last_record,
     write_json,
 )
-from harness.trial.servers import Server, Wanted
-from harness.trial.warm import Pool
+from harness.trial.server_pool import Pool
+from harness.trial.servers import OverlayServer, Wanted
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import Overlay
 
@@ -138,7 +138,7 @@ def resolve(job: Job) -> None:
     for variant in config.variants:
         if variant in job.refusals:
             chosen = chosen_pins(config, variant)
-            job.stacks[variant] = pins.Stack(chosen, scenario.date, *pins.here())
+            job.stacks[variant] = pins.Stack(chosen, time.strftime("%Y-%m-%d"), *pins.here())
         else:
             job.stacks[variant] = stack_of(config, variant, job.cache)
             if not pins.covers(scenario, job.stacks[variant].pins):
@@ -242,7 +242,7 @@ def _named(job: Job) -> dict[str, str]:
 
 
 def _trial(job: Job, variant: str) -> dict[str, Any]:
-    told = catalogued.trial(job.config.scenario, variant, job.record)
+    told = run_schema.trial(job.config.scenario, variant, job.record)
     told["date"] = job.stacks[variant].date
     if variant in job.refusals:
         return told | {"unsupported": job.refusals[variant]}
@@ -306,7 +306,7 @@ def _launched(job: Job, variant: str) -> TrialResult:
     """Run a trial to its end, unless this machine cannot, and grade it."""
     if variant not in job.refusals:
         with _devices(job, variant) as devices:
-            _launch_acts(job, variant, devices)
+            _launch_all(job, variant, devices)
     return grade_trial(job.record, job.folder, variant)[0]
 
 
@@ -326,22 +326,22 @@ def _devices(job: Job, variant: str) -> Iterator[list[str]]:
         yield [gpu.number for gpu in lent]
 
 
-def _launch_acts(job: Job, variant: str, devices: Sequence[str]) -> None:
-    """Launch the acts of a trial in their order; one that fails is the last."""
+def _launch_all(job: Job, variant: str, devices: Sequence[str]) -> None:
+    """Run the launches of a trial in their order; one that fails is the last."""
     lent = job.overlays[variant]
-    for act in job.record["trials"][variant]["acts"]:
-        of = Identity.of(job.record, variant, act)
+    for name in job.record["trials"][variant]["launches"]:
+        of = Identity.of(job.record, variant, name)
         ended = launch(
             job.folder,
             of,
             replace(_around(job, variant), devices=tuple(devices)),
             timeout=job.config.launch.timeout,
-            tick=_ticker(job, variant, act),
+            tick=_ticker(job, variant, name),
             server=_server(job, variant),
         )
         if ended.code or ended.timed_out:
             return
-        code.note(job.folder, of, lent.as_made)
+        loaded_files.note(job.folder, of, lent.as_made)
 
 
 def _around(job: Job, variant: str) -> Surroundings:
@@ -354,11 +354,11 @@ def _around(job: Job, variant: str) -> Surroundings:
     return Surroundings(job.lane, lent.site, extensions, job.config.launch.threads)
 
 
-def _server(job: Job, variant: str) -> Server | None:
+def _server(job: Job, variant: str) -> OverlayServer | None:
     """The process to fork a variant's trial from; None where each is to be a launch of its own."""
     if not job.config.launch.warm:
         return None
-    trial = catalogued.trial(job.config.scenario, variant, _asked(job))
+    trial = run_schema.trial(job.config.scenario, variant, _asked(job))
     files = job.overlays[variant].files or {}
     wanted = Wanted(
         rank_environment(_around(job, variant)),
@@ -370,11 +370,11 @@ def _server(job: Job, variant: str) -> Server | None:
     return job.pool.server(wanted)
 
 
-def _ticker(job: Job, variant: str, act: str) -> Callable[[], None]:
+def _ticker(job: Job, variant: str, launch: str) -> Callable[[], None]:
     def tick() -> None:
-        last = last_record(job.folder / variant / act, 0) or {}
+        last = last_record(job.folder / variant / launch, 0) or {}
         step = last.get("step")
-        _say(job, f"running {variant} {act}".rstrip(), f"step {step}" if step else "")
+        _say(job, f"running {variant} {launch}".rstrip(), f"step {step}" if step else "")
 
     return tick
 

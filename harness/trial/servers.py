@@ -1,7 +1,8 @@
 """Processes that have imported torch and upstream, as the harness has to do with them.
 
-A ``Root`` is one that has imported torch, a ``Server`` one that was forked from it for an overlay
-and has imported upstream, a ``Forked`` the torchrun of a trial (see ``forkserver``).
+A ``TorchServer`` has imported torch. An ``OverlayServer`` was forked from it for an overlay and has
+imported upstream. A ``ForkedLaunch`` is the torchrun of a trial, forked from that. See
+``forkserver``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from harness.trial.members import NOBODYS, TOKEN
+from harness.trial.processes import NOBODYS, TOKEN
 
 DESERTED = 5.0
 """Seconds after which a rank that is gone was not missed by torchrun."""
@@ -70,7 +71,7 @@ TORCH_TAKES = ("numpy", "pynvml", "tqdm", "typing_extensions.py")
 """What torch imports of an overlay, as far as is known."""
 
 
-class Root:
+class TorchServer:
     """A process that has imported torch, or is just importing it, and is forked for overlays."""
 
     def __init__(self, wanted: Wanted) -> None:
@@ -106,12 +107,12 @@ class Root:
         self._process.wait()
 
 
-class Server:
+class OverlayServer:
     """A process that has imported, or is just importing, what a trial needs."""
 
-    def __init__(self, root: Root, wanted: Wanted) -> None:
+    def __init__(self, root: TorchServer, wanted: Wanted) -> None:
         self.root, self.wanted = root, wanted
-        self.forked: list[Forked] = []
+        self.forked: list[ForkedLaunch] = []
         self._pid = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = {
@@ -150,7 +151,7 @@ class Server:
 
     def start(
         self, folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
-    ) -> Forked:
+    ) -> ForkedLaunch:
         """Have an agent forked that runs torchrun with these arguments, and its ranks."""
         heard, report = os.pipe()
         asked = {
@@ -165,7 +166,7 @@ class Server:
             pass  # it is gone: the trial ends as soon as somebody waits for it
         finally:
             os.close(report)
-        forked = Forked(self, heard)
+        forked = ForkedLaunch(self, heard)
         self.forked.append(forked)
         return forked
 
@@ -218,10 +219,10 @@ def _outliving_this_thread(command: list[str], **options: Any) -> subprocess.Pop
     return process.result()
 
 
-class Forked:
+class ForkedLaunch:
     """The agent of a trial that was forked: waited for as for a process of one's own."""
 
-    def __init__(self, server: Server, heard: int) -> None:
+    def __init__(self, server: OverlayServer, heard: int) -> None:
         self.server = server
         self.seconds: Mapping[str, float] = {}
         """What it took to import what was there when it was forked."""

@@ -1,8 +1,7 @@
 """The package index: every release of a package, the day it appeared, and whether it was yanked.
 
-Asked over the simple API, at the index that the user's pip or uv is configured for, and once in a
-command for each package. What needs a release's files goes through uv: see ``pins``.
-"""
+It is read over the simple API, from the index that the user's pip or uv is configured for, once in
+a command for each package. What needs a release's files goes through uv: see ``pins``."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.plain import warn
 from harness.spec import Fault
+from harness.text import warn
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple

@@ -25,11 +25,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.files import write_whole, writing
-from harness.plain import warn_once
 from harness.spec import Fault, HarnessError, Inconclusive, Scenario, Unsupported, UserError
+from harness.text import warn_once
 from harness.upstream import index, locks, requirements
 from harness.upstream.index import Release
-from harness.upstream.requirements import Asked
+from harness.upstream.requirements import Requirements
 
 BASE = (
     "torch",
@@ -148,12 +148,12 @@ def stack(
 ) -> Stack:
     """The stack of these pins, with the versions of their lock file where the scenario has one.
 
-    Otherwise the dependencies are those of the given day, of the scenario's, or of the release's.
+    Otherwise the dependencies are those of the given day, or of the day that ``day_of`` says.
     """
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
     if not pins:  # torch's own bug: nothing to resolve
-        return Stack({}, day or scenario.date, python, platform)
+        return Stack({}, day or date.today().isoformat(), python, platform)
     if day is None and platform == locks.PLATFORM:
         lock = locks.find(scenario.locks, pins)
         if lock and python in lock.pythons:
@@ -163,12 +163,17 @@ def stack(
 
 
 def day_of(scenario: Scenario, pins: Mapping[str, str], python: str, cache: Path) -> str:
-    """The day (ISO) that pins are resolved for: the scenario's, for its own release, otherwise
-    the release's own."""
-    release = pins[scenario.subject]
-    if release == scenario.pins[scenario.subject]:
-        return scenario.date
-    return own_day(scenario.subject, release, python, cache)
+    """The day (ISO) that pins are resolved for: that of their lock file where there is one,
+    otherwise the one of the subject's release."""
+    if locked := locked_day(scenario, pins):
+        return locked
+    return own_day(scenario.subject, pins[scenario.subject], python, cache)
+
+
+def locked_day(scenario: Scenario, pins: Mapping[str, str]) -> str | None:
+    """The day (ISO) that the lock file of these pins was resolved for; None without one."""
+    lock = locks.find(scenario.locks, pins)
+    return lock.date if lock else None
 
 
 def own_day(name: str, version: str, python: str, cache: Path) -> str:
@@ -348,7 +353,7 @@ def required(file: Path, names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _meant(name: str, versions: SpecifierSet, asked: Asked) -> str:
+def _meant(name: str, versions: SpecifierSet, asked: Requirements) -> str:
     """The one release that a requirement names, else the newest that it lets through."""
     exact = [s.version for s in versions if s.operator in ("==", "===")]
     if exact and not exact[0].endswith(".*") and versions.contains(exact[0], prereleases=True):

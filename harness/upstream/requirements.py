@@ -52,7 +52,7 @@ ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirements:
     """What a requirements file asks for."""
 
     versions: Mapping[str, SpecifierSet]
@@ -141,7 +141,7 @@ class _Reading:
         return named
 
 
-def read(file: Path) -> Asked:
+def read(file: Path) -> Requirements:
     """What a file asks for, and the files that it names.
 
     Raises UserError, with the line, for what does not name releases: a path, an address, ``-e``.
@@ -155,7 +155,7 @@ def read(file: Path) -> Asked:
         for name, specifiers in reading.required.items()
     }
     indices = (reading.main, *reading.more) if reading.main or reading.more else ()
-    return Asked(versions, indices, reading.no_index, reading.links)
+    return Requirements(versions, indices, reading.no_index, reading.links)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -25,7 +25,7 @@ from harness.facts.shapes import (
     optional,
 )
 from harness.pictures import Lines, Picture, by_step
-from harness.spec import Exercise, Finding, Place, Record, Records, Trials
+from harness.spec import Exercise, Finding, Position, Record, Records, Trials
 from scenarios.common import stepped
 
 UNIT = "between the copies of a weight"
@@ -63,7 +63,7 @@ NOT_TIED: Facts = {"drift": exactly({}), "got_of_own": exactly({})}
 """What a rank without a copy tells of it."""
 
 
-def tied_step(at: Place, clipping: float = 0.0, bf16: bool = True) -> Facts:
+def tied_step(at: Position, clipping: float = 0.0, bf16: bool = True) -> Facts:
     """A step of ``scenarios.common.tied_pipeline``; a rank without a copy has no gradient of it.
 
     ``got_of_own`` has of the tied weight how much of the stage's own gradient its optimizer got, as

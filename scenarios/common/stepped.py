@@ -251,7 +251,7 @@ def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iter
 
 
 def _moment(step: Record) -> tuple[str, int]:
-    return step.get("act", ""), step["step"]
+    return step.get("launch", ""), step["step"]
 
 
 def _untold(records: Records) -> Iterator[Astray]:

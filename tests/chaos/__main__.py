@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.chaos.case import Came, Case, finish
 from tests.chaos.kinds import KINDS, Kind, Skip, shared_cache
 from tests.overlays import lent
-from tests.place import Place
+from tests.sandbox import Sandbox
 
 SCENARIOS = (
     "sampler_shards",
@@ -83,7 +83,7 @@ def make(out: Path, number: int, kind: Kind, scenario: str, seed: int) -> Came |
     """Make one fault and judge how it came out; None where this machine cannot make it."""
     folder = out / f"{number:03d}"
     folder.mkdir()
-    place = Place.under(folder, shared_cache())
+    place = Sandbox.under(folder, shared_cache())
     for theirs in ("scenarios", "configs"):  # what a user may have beside: it must not be ours
         (place.cwd / theirs).mkdir()
         (place.cwd / theirs / "__init__.py").write_text("raise SystemExit('not ours')\n")

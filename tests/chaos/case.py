@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
-from tests.place import ROOT, Place
+from tests.sandbox import ROOT, Sandbox
 
 PATIENCE = 300
 """Seconds for a command to end, beyond every deadline that it is given."""
@@ -34,7 +34,7 @@ class Case:
     number: int
     kind: str
     scenario: str
-    place: Place
+    place: Sandbox
     random: random.Random
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """The command; before it, others that ran beside it."""

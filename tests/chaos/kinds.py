@@ -23,7 +23,7 @@ from harness.machine import cache_folder
 from harness.upstream import overlay
 from tests.chaos.case import Case
 from tests.overlays import copy, lent
-from tests.place import fill
+from tests.sandbox import fill
 
 DEADLINE = "launch.timeout=60"
 """For faults that a run survives or dies of at once."""

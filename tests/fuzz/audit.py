@@ -19,7 +19,7 @@ from tests.fuzz.base import Base
 
 Record = Mapping[str, Any]
 Acts = Mapping[str, Mapping[int, list[Record]]]
-"""By act and rank, what was recorded."""
+"""By launch and rank, what was recorded."""
 
 IMMATERIAL = {"command", "started", "machine", "environment", "launch", "source", "run", "seed"}
 """What a run.json may say without its verdict being another, if the ranks have read just that."""
@@ -135,7 +135,7 @@ OF_ITS_PLACE = {
     "run_json",
     "scenario",
     "variant",
-    "act",
+    "launch",
     "seed",
     "params",
     "world_size",
@@ -168,29 +168,31 @@ def _acts(folder: Path) -> Acts:
 
 def _of_records(base: Base, before: Acts, now: Acts) -> set[str]:
     """What may be said of records that are well written, beside those of the run as it was."""
-    if set(before) != set(now) or any(set(before[act]) != set(now[act]) for act in before):
+    if set(before) != set(now) or any(set(before[launch]) != set(now[launch]) for launch in before):
         return set()
-    ranks = [(act, rank) for act in before for rank in before[act]]
-    if any(_house(before[act][rank]) != _house(now[act][rank]) for act, rank in ranks):
+    ranks = [(launch, rank) for launch in before for rank in before[launch]]
+    if any(_house(before[launch][rank]) != _house(now[launch][rank]) for launch, rank in ranks):
         return set()
     others = {v: _acts(base.folder / v) for v in base.outcomes}
-    alike = [v for v, acts in others.items() if _of_the_bug(acts) == _of_the_bug(now)]
+    alike = [v for v, launches in others.items() if _of_the_bug(launches) == _of_the_bug(now)]
     if alike:  # what another trial has shown
         return {base.outcomes[variant] for variant in alike}
     known = _forms(others)
-    if not all(_same_form(before[act][rank], now[act][rank], known) for act, rank in ranks):
+    if not all(
+        _same_form(before[launch][rank], now[launch][rank], known) for launch, rank in ranks
+    ):
         return set()
     opinion = OPINIONS.get(base.scenario)
     return opinion(now) if opinion else {"symptom", "clean"}
 
 
-def _of_the_bug(acts: Acts) -> dict[str, dict[int, list[Record]]]:
+def _of_the_bug(launches: Acts) -> dict[str, dict[int, list[Record]]]:
     """The records less those of the harness."""
     return {
-        act: {
+        launch: {
             rank: [r for r in records if r["kind"] not in HOUSE] for rank, records in ranks.items()
         }
-        for act, ranks in acts.items()
+        for launch, ranks in launches.items()
     }
 
 
@@ -200,8 +202,8 @@ Forms = dict[str, tuple[set[frozenset[str]], dict[str, set[str]]]]
 
 def _forms(trials: Mapping[str, Acts]) -> Forms:
     found: Forms = {}
-    for acts in trials.values():
-        for ranks in acts.values():
+    for launches in trials.values():
+        for ranks in launches.values():
             for record in (record for records in ranks.values() for record in records):
                 names, sorts = found.setdefault(record["kind"], (set(), {}))
                 names.add(frozenset(record))
@@ -271,10 +273,10 @@ def _house(records: list[Record]) -> list[Record]:
 # Opinions: what the records of a scenario say, asked anew.
 
 
-def _all(acts: Acts, kind: str, rank: int | None = None) -> list[Record]:
+def _all(launches: Acts, kind: str, rank: int | None = None) -> list[Record]:
     return [
         record
-        for ranks in acts.values()
+        for ranks in launches.values()
         for number, records in ranks.items()
         if rank in (None, number)
         for record in records
@@ -282,8 +284,8 @@ def _all(acts: Acts, kind: str, rank: int | None = None) -> list[Record]:
     ]
 
 
-def _bf16_clip(acts: Acts) -> set[str]:
-    steps, checks = _all(acts, "step"), _all(acts, "checkpoint")
+def _bf16_clip(launches: Acts) -> set[str]:
+    steps, checks = _all(launches, "step"), _all(launches, "checkpoint")
     failures = [f for check in checks for f in check["failures"]]
     active = all(0 < step["clipping"] < step["grad_norm"] for step in steps)
     if any(step["differing"] for step in steps):
@@ -293,8 +295,8 @@ def _bf16_clip(acts: Acts) -> set[str]:
     )
 
 
-def _sampler_shards(acts: Acts) -> set[str]:
-    records = _all(acts, "epoch")
+def _sampler_shards(launches: Acts) -> set[str]:
+    records = _all(launches, "epoch")
     epochs: dict[int, list[list[int]]] = {}
     for record in records:
         epochs.setdefault(record["step"], []).append(record["seen"])
@@ -307,8 +309,8 @@ def _sampler_shards(acts: Acts) -> set[str]:
     return {"symptom"} if all(len(d) == len(whole) and set(d) <= whole for d in drawn) else set()
 
 
-def _streaming_map_resume(acts: Acts) -> set[str]:
-    (seen,) = _all(acts, "resume")
+def _streaming_map_resume(launches: Acts) -> set[str]:
+    (seen,) = _all(launches, "resume")
     whole, got = seen["whole"], [*seen["before"], *seen["after"]]
     if len(set(whole)) < len(whole):
         return set()
@@ -318,11 +320,11 @@ def _streaming_map_resume(acts: Acts) -> set[str]:
     return {"symptom"} if lost and len(set(got)) == len(got) and set(got) <= set(whole) else set()
 
 
-def _warmup_first_step(acts: Acts) -> set[str]:
+def _warmup_first_step(launches: Acts) -> set[str]:
     answers = set()
-    for rank in {r["rank"] for r in _all(acts, "rate")}:
-        (told,) = _all(acts, "schedule", rank)
-        rates = [(r["step"], rate) for r in _all(acts, "rate", rank) for rate in r["rates"]]
+    for rank in {r["rank"] for r in _all(launches, "rate")}:
+        (told,) = _all(launches, "schedule", rank)
+        rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
         span = told["high"] - told["low"]
         right = {n: told["low"] + span * min(max(n - 2, 0) / told["warmup"], 1) for n, _ in rates}
         wrong = [

@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.trial.code import LISTS
 from harness.trial.grade import grade
+from harness.trial.loaded_files import LISTS
 from harness.trial.records import RUN_FILE
 from tests.recording import recorded, seal
 

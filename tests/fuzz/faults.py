@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.trial import code
+from harness.trial import loaded_files
 from tests.fuzz.base import Base
 from tests.recording import read, seal, write
 
@@ -24,13 +24,13 @@ Fault = Callable[[Random, Path, Base], str]
 """Spoils a copy of a base, and says how; empty where it found nothing to spoil."""
 
 
-def act(random: Random, folder: Path) -> Path:
-    """The folder of some act of some trial."""
+def launch(random: Random, folder: Path) -> Path:
+    """The folder of some launch of some trial."""
     return random.choice(sorted(path.parent for path in folder.glob("**/exit.json")))
 
 
 def rank_file(random: Random, folder: Path) -> Path:
-    return random.choice(sorted(act(random, folder).glob("rank_*.jsonl")))
+    return random.choice(sorted(launch(random, folder).glob("rank_*.jsonl")))
 
 
 def any_file(random: Random, folder: Path) -> Path:
@@ -95,10 +95,10 @@ def trial_copied(random: Random, folder: Path, base: Base) -> str:
 
 
 def acts_swapped(random: Random, folder: Path, base: Base) -> str:
-    acts = sorted({path.parent for path in folder.glob("*/*/exit.json")})
-    if len(acts) < 2:
+    launches = sorted({path.parent for path in folder.glob("*/*/exit.json")})
+    if len(launches) < 2:
         return ""
-    one, other = random.sample(acts, 2)
+    one, other = random.sample(launches, 2)
     aside = one.rename(folder / "aside")
     other.rename(one)
     aside.rename(other)
@@ -124,7 +124,7 @@ def lines_changed(random: Random, folder: Path, base: Base) -> str:
 
 
 def exit_lax(random: Random, folder: Path, base: Base) -> str:
-    file = act(random, folder) / "exit.json"
+    file = launch(random, folder) / "exit.json"
     content = json.loads(file.read_text())
     name = random.choice(sorted(content))
     if random.random() < 0.3:
@@ -172,7 +172,7 @@ def odd_file(random: Random, folder: Path, base: Base) -> str:
 
 
 def process_died(random: Random, folder: Path, base: Base) -> str:
-    file = act(random, folder) / "exit.json"
+    file = launch(random, folder) / "exit.json"
     content = json.loads(file.read_text())
     content.update(
         random.choice(
@@ -277,7 +277,7 @@ def facts_cleared(random: Random, folder: Path, base: Base) -> str:
 
 
 def figures_scaled(random: Random, folder: Path, base: Base) -> str:
-    """All figures that one rank, or all of an act, has of a fact are so many times as large."""
+    """All figures that one rank, or all of a launch, has of a fact are so many times as large."""
     file = rank_file(random, folder)
     kind, name = random.choice(
         [(r["kind"], name) for r in read(file)[2:-4] for name in r if name not in BEFORE_FACTS]
@@ -304,18 +304,18 @@ def scaled(value: Any, times: float) -> Any:
 
 
 def lists_emptied(random: Random, folder: Path, base: Base) -> str:
-    """No rank of an act has loaded anything of its overlay, which was made just so."""
-    place = act(random, folder)
-    nothing = code.keep(folder, {})
+    """No rank of a launch has loaded anything of its overlay, which was made just so."""
+    place = launch(random, folder)
+    nothing = loaded_files.keep(folder, {})
     for file in place.glob("rank_*.jsonl"):
         records = read(file)
         for record in records:
             if record["kind"] == "upstream":
                 record["loaded"] = nothing
         write(file, records)
-    made = json.loads((place / code.MADE_FILE).read_text())
+    made = json.loads((place / loaded_files.MADE_FILE).read_text())
     made["loaded"] = dict.fromkeys(made["loaded"], nothing)
-    (place / code.MADE_FILE).write_text(json.dumps(made))
+    (place / loaded_files.MADE_FILE).write_text(json.dumps(made))
     return f"{place.relative_to(folder)}: nothing was loaded"
 
 
@@ -349,7 +349,7 @@ def records_changed(random: Random, folder: Path, base: Base) -> str:
 
 def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
     """What one rank recorded of the bug stands in another's file, under its own number."""
-    place = act(random, folder)
+    place = launch(random, folder)
     files = sorted(place.glob("rank_*.jsonl"))
     if len(files) < 2:
         return ""

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.spec import Inconclusive, Outcome, Records
-from harness.trial.proof import merged
+from harness.trial import run_schema
+from harness.trial.grade import run_of
 from harness.trial.records import RUN_FILE, read_json, read_records
+from harness.trial.validation import merged
 from tests.recording import Recording, changing, recorded
 
 Change = Callable[[Any], Any]
@@ -160,9 +162,13 @@ def graded(case: Case, folder: Path) -> tuple[Outcome, str]:
 def recorded_trial(scenario: str, trial: str) -> Records:
     """The records of a trial of a recorded run; not to be changed."""
     folder = recorded()[scenario]
-    told = read_json(folder / RUN_FILE)["trials"][trial]
-    acts = {act: read_records(folder / trial / act, told["ranks"]) for act in told["acts"]}
-    return merged(acts)
+    run = run_of(folder)
+    planned = run["trials"][trial]
+    launches = {
+        launch: read_records(folder / trial / launch, planned["ranks"])
+        for launch in planned["launches"]
+    }
+    return merged(launches, run_schema.params(run, trial))
 
 
 def changed(case: Case) -> Records:
@@ -171,11 +177,11 @@ def changed(case: Case) -> Records:
     A place that names a scenario, ``fp16_overflow:buggy``, is one of that scenario's run.
     """
     scenario, _, trial = case.place.rpartition(":")
-    by_rank = recorded_trial(scenario or case.scenario, trial).by_rank
-    records = {rank: deepcopy(list(theirs)) for rank, theirs in by_rank.items()}
+    whole = recorded_trial(scenario or case.scenario, trial)
+    records = {rank: deepcopy(list(theirs)) for rank, theirs in whole.by_rank.items()}
     for rank in records if case.rank is None else [case.rank]:
         change_records(records[rank], case)
-    return Records(records)
+    return Records(records, whole.params)
 
 
 def trials(case: Case) -> dict[str, Records]:

@@ -36,7 +36,7 @@ def threefold(record: dict[str, Any]) -> None:
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
     """All that a rank recorded after its identity is what the first stage recorded."""
     _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
-    records[1:] = [{k: v for k, v in r.items() if k != "act"} | {"rank": 1} for r in theirs]
+    records[1:] = [{k: v for k, v in r.items() if k != "launch"} | {"rank": 1} for r in theirs]
 
 
 MODULE = {"version": "1", "file": "/x.py"}

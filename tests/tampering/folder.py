@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness.trial import code
+from harness.trial import loaded_files
 from harness.trial.records import EXIT_FILE, RUN_FILE
 from tests.recording import Recording, changing
 from tests.tampering.changes import FOLDER_OF_LAUNCH as FOLDER
@@ -40,12 +40,12 @@ def endless(folder: Path) -> None:
 
 
 def list_with_a_file_twice(folder: Path) -> None:
-    for file in (folder.parent / code.LISTS).glob("*.json"):
+    for file in (folder.parent / loaded_files.LISTS).glob("*.json"):
         file.write_text(file.read_text().replace(f'"{FILE}"', f'"{FILE}": "", "{FILE}"', 1))
 
 
 def list_that_was_changed(folder: Path) -> None:
-    for file in (folder.parent / code.LISTS).glob("*.json"):
+    for file in (folder.parent / loaded_files.LISTS).glob("*.json"):
         with changing(file) as listed:
             listed["one_more.py"] = "0" * 64
 
@@ -81,10 +81,10 @@ def listed(change: Change) -> Change:
         run = Recording(folder.parent)
         for rank in (0, 1):
             with run.record(folder.name, "upstream", rank) as proof:
-                files = code.files(run.folder, proof["loaded"])
+                files = loaded_files.files(run.folder, proof["loaded"])
                 change(files)
-                proof["loaded"] = code.keep(run.folder, files)
-        with changing(folder / code.MADE_FILE) as made:
+                proof["loaded"] = loaded_files.keep(run.folder, files)
+        with changing(folder / loaded_files.MADE_FILE) as made:
             made["loaded"] = {"0": proof["loaded"], "1": proof["loaded"]}
 
     return tamper
@@ -125,11 +125,11 @@ FILES: list[tuple[int | None, str, Change, str]] = [
     (None, FOLDER, lambda folder: (folder / EXIT_FILE).unlink(), "has no exit.json"),
     (None, FOLDER, lambda folder: (folder / EXIT_FILE).write_text('{"code": 0,'), "exit.json"),
     (None, FOLDER, code_twice, "exit.json: has the key 'code' twice in one object"),
-    (None, FOLDER, lambda folder: (folder / code.MADE_FILE).unlink(), "made.json"),
+    (None, FOLDER, lambda folder: (folder / loaded_files.MADE_FILE).unlink(), "made.json"),
     (
         None,
         FOLDER,
-        lambda folder: shutil.rmtree(folder.parent / code.LISTS),
+        lambda folder: shutil.rmtree(folder.parent / loaded_files.LISTS),
         ".json: No such file or directory",
     ),
     (None, FOLDER, list_with_a_file_twice, f"has the key '{FILE}' twice in one object"),
@@ -275,7 +275,7 @@ CATALOGUED: list[tuple[Change, str]] = [
     (trial(to(triggers=False)), "buggy: its triggers: false"),
     (trial(to(triggers="yes")), "buggy: triggers is 'yes'"),
     (trial(to(ranks=1)), "buggy: its ranks: 1, where the catalogue has 2"),
-    (trial(to(acts=["", ""])), "buggy: its acts"),
+    (trial(to(launches=["", ""])), "buggy: its launches"),
     (trial(to(defects=EDITED)), "buggy: its defects"),
     (trial(to(pins={"deepspeed": "0.19.8"})), "buggy: its pins"),
     (trial(to(files={})), "buggy: not the files with the bug"),

@@ -21,7 +21,16 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
 from scenarios.accelerate.sampler_shards import coverage
 
 BATCH = 4
@@ -43,7 +52,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="ranks that are seeded unlike shuffle unlike: samples are seen twice, or not at all",
     report=(
         "Fix the rng states of sampler's generator to be synchronized for correct sharding of "
         "dataset across GPUs",
@@ -55,7 +63,6 @@ SCENARIO = Scenario(
     remedy="seed the ranks alike, or give the DataLoader a generator seeded alike on every rank",
     pins={"accelerate": "0.29.3"},
     goes_wrong="data",
-    date="2024-05-10",
     files=("accelerate/data_loader.py",),
     ranks=2,
     variants={
@@ -73,7 +80,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """What came in each epoch."""
     return coverage.plan(at.params.samples, BATCH, at.params.epochs)
 
@@ -109,4 +116,4 @@ def exercised(records: Records) -> Exercise:
 
 
 picture = coverage.seen_by
-wrong_detectors = coverage.blind
+insufficient_checks = coverage.blind

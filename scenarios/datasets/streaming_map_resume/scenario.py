@@ -19,7 +19,16 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
 from scenarios.datasets.streaming_map_resume import stream
 
 BATCH = 4
@@ -42,7 +51,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="a resumed streaming dataset with .map() skips the rest of an Arrow chunk",
     report=(
         "`.map()` on a streaming IterableDataset silently skips examples after load_state_dict",
         "https://github.com/huggingface/datasets/issues/8145",
@@ -55,7 +63,6 @@ SCENARIO = Scenario(
     remedy="use datasets 4.8.5 or later (for filter() 5.0.1), or map in the collator",
     pins={"datasets": "4.8.4"},
     goes_wrong="data",
-    date="2026-04-13",
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # those before keep no state
     ranks=1,
@@ -75,7 +82,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """The rows before the checkpoint, after it, and without one."""
     return stream.plan(at.params.before, **_told(at.params))
 
@@ -151,4 +158,4 @@ def exercised(records: Records) -> Exercise:
 
 
 picture = stream.around_resume
-wrong_detectors = stream.blind
+insufficient_checks = stream.blind

@@ -46,7 +46,7 @@ from harness.spec import (
     Edits,
     Exercise,
     Finding,
-    Place,
+    Position,
     Record,
     Records,
     Scenario,
@@ -121,8 +121,6 @@ DEFECT = Defect(
 )
 
 SCENARIO = Scenario(
-    title="BF16_Optimizer clips replicated parameters on tensor-parallel rank 0 only, "
-    "and their copies part",
     report=(
         "DeepSpeed BF16_Optimizer Gradient Clipping Leading to Model Weights Out-of-Sync",
         "https://github.com/microsoft/DeepSpeed/pull/1801",
@@ -135,7 +133,6 @@ SCENARIO = Scenario(
     remedy="use a published release of DeepSpeed: none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
     goes_wrong="gradients",
-    date="2026-11-20",
     companions=(
         Companion(
             "deepspeed<0.16",
@@ -160,7 +157,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Each step; on rank 0 of several, what the documented check says of the checkpoint."""
     step = {**STEP, "clipping": exactly(at.params.gradient_clipping)}
     planned = {"step": Kind(step, each(at.params.steps))}
@@ -289,5 +286,5 @@ def exercised(records: Records) -> Exercise:
 
 
 picture = partial(copies.drifting, field="differing")
-wrong_detectors = blind.norm
+insufficient_checks = blind.norm
 agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")

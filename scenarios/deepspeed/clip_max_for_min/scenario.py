@@ -22,7 +22,7 @@ from harness.spec import (
     Context,
     Exercise,
     Finding,
-    Place,
+    Position,
     Record,
     Records,
     Scenario,
@@ -43,8 +43,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="gradient clipping takes the larger factor: large gradients are not clipped, small ones "
-    "are raised to the threshold",
     report=("Fix gradient clipping", "https://github.com/deepspeedai/DeepSpeed/pull/5150"),
     fix="https://github.com/deepspeedai/DeepSpeed/pull/5150 (0.13.3)",
     symptom="the gradient clipping API doesn't apply the coefficient correctly",
@@ -52,7 +50,6 @@ SCENARIO = Scenario(
     remedy="use deepspeed 0.13.3 or later, or 0.13.1",
     pins={"deepspeed": "0.13.2"},
     goes_wrong="gradients",
-    date="2024-03-01",
     files=("deepspeed/runtime/utils.py",),
     ranks=2,
     variants={
@@ -67,7 +64,7 @@ SCENARIO = Scenario(
 picture = applied.norms
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Each step, with what it applied: on replicas, and so the same on all ranks."""
     facts = {"loss": NUMBER, "clipping": exactly(at.params.clipping), **applied.shapes(1)}
     same = {name: alike(shape) for name, shape in facts.items()}
@@ -147,6 +144,6 @@ def exercised(records: Records) -> Exercise:
     return Exercise.of(bool(large and small), told, told)
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return blind.loss_ends_higher(records) | applied.same_direction(records)

@@ -30,7 +30,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Finding, Place, Records, Scenario, affected, unaffected
+from harness.spec import Context, Finding, Position, Records, Scenario, affected, unaffected
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 from scenarios.deepspeed.fp16_overflow import loss_scale
 
@@ -74,7 +74,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="fp16 training overflows until the loss scale is at its minimum, and stops",
     report=(
         "DeepSpeed Gradient overflow with fp16 enabled (DeepSpeed 0.13.3; the run's own log says "
         "0.13.2)",
@@ -85,7 +84,6 @@ SCENARIO = Scenario(
     remedy="train in bf16; watch the headroom (harness.detectors.headroom)",
     pins={"deepspeed": "0.13.3"},
     goes_wrong="precision",
-    date="2024-03-15",
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
     ranks=2,
     variants={
@@ -102,7 +100,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """The scaler's knobs; each step, unless the documented exception ends them."""
     return loss_scale.plan(at.params)
 
@@ -215,5 +213,5 @@ def _doubts(records: Records) -> Iterator[str]:
 
 exercised = loss_scale.overflowed
 picture = loss_scale.pictures
-wrong_detectors = loss_scale.blind
+insufficient_checks = loss_scale.blind
 agree = loss_scale.agree

@@ -43,7 +43,6 @@ class Params(sibling.Params):
 
 
 SCENARIO = Scenario(
-    title="at ZeRO stage 0, fp16 training that overflows skips its steps for ever and never raises",
     report=(
         "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
         "DynamicLossScaler.update_scale",
@@ -55,7 +54,6 @@ SCENARIO = Scenario(
     remedy="use ZeRO stage 1, which raises, or bf16",
     pins={"deepspeed": "0.13.3"},
     goes_wrong="precision",
-    date="2024-03-15",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={
@@ -121,7 +119,7 @@ picture = loss_scale.pictures
 agree = loss_scale.agree
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     raised = bool(loss_scale.exceptions(records))
     return loss_scale.blind(records) | {"the run ends with an exception": raised}

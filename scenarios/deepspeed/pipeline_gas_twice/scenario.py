@@ -26,7 +26,7 @@ from harness.spec import (
     Context,
     Exercise,
     Finding,
-    Place,
+    Position,
     Record,
     Records,
     Scenario,
@@ -48,8 +48,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="a pipeline's stages each divide by the accumulation steps: all but the last get too "
-    "small a gradient",
     report=(
         "[BUG] Gradient accumulation scaling is applied repeatedly across pipeline stages",
         "https://github.com/deepspeedai/DeepSpeed/issues/8152",
@@ -61,7 +59,6 @@ SCENARIO = Scenario(
     remedy="use deepspeed 0.19.3 or later",
     pins={"deepspeed": "0.19.2"},
     goes_wrong="gradients",
-    date="2026-07-20",
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={
@@ -81,7 +78,7 @@ SCENARIO = Scenario(
 picture = partial(applied.ratios, by="stage")
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Each step, with what this stage applied."""
     count = at.params.micro_batches
     told = {"micro_batches": count, "stages": at.world_size, "stage": at.rank}
@@ -146,6 +143,6 @@ def exercised(records: Records) -> Exercise:
     return Exercise.of(first["stages"] > 1 and first["micro_batches"] > 1, told, told)
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return blind.loss_unlike_reference(records) | applied.same_direction(records)

@@ -1,6 +1,6 @@
 """Is the state after a load the state before the save, on every rank?
 
-Two acts, each in fresh processes. *train*: steps, a dump of the whole state on every rank, a
+Two launches, each in fresh processes. *train*: steps, a dump of the whole state on every rank, a
 checkpoint, one step more. *resume*: the load, a comparison with the dump, the same step more. fp32
 master copies are compared where the optimizer keeps them.
 """
@@ -27,10 +27,10 @@ from harness.facts.shapes import (
     matching,
 )
 from harness.pictures import Bars, Picture
-from harness.spec import Context, Exercise, Finding, Inconclusive, Place, Record, Records, Trials
+from harness.spec import Context, Exercise, Finding, Inconclusive, Position, Record, Records, Trials
 from scenarios.common import copies, stepped
 
-ACTS = ("train", "resume")
+LAUNCHES = ("train", "resume")
 TAG = "saved"
 MASTER = " (fp32)"
 """What the names of fp32 master copies end with."""
@@ -57,10 +57,10 @@ LOADED = {
 }
 
 
-def plan(at: Place, steps: int, step: Facts, optimizer_states: bool = True) -> Plan:
-    """What ``run`` records in an act, where a trainer's step has these facts, those of ``stepped``
-    and how far copies ``drift`` among them."""
-    if at.act == "train":
+def plan(at: Position, steps: int, step: Facts, optimizer_states: bool = True) -> Plan:
+    """What ``run`` records in a launch, where a trainer's step has these facts, those of
+    ``stepped`` and how far copies ``drift`` among them."""
+    if at.launch == "train":
         return {
             "step": Kind(step, each(steps + 1)),
             "drift": Kind({"tied": alike(copies.DRIFTS)}, [steps]),
@@ -73,14 +73,14 @@ def plan(at: Place, steps: int, step: Facts, optimizer_states: bool = True) -> P
 
 
 def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
-    """Do the act that this is; ``steps`` are those before the save.
+    """Do the launch that this is; ``steps`` are those before the save.
 
     ``trainer.engine`` saves and loads as DeepSpeed's does, ``trainer.step(number)`` takes a step
     and records it, ``trainer.copies()`` tells how far copies are apart: ``tied``, ``tied_masters``;
     ``trainer.watch`` is a ``stepped.Watch``, which goes on after the load as it was at the save.
     """
-    with ctx.phase(ctx.act):
-        if ctx.act == "train":
+    with ctx.phase(ctx.launch):
+        if ctx.launch == "train":
             _save(ctx, trainer, steps)
         else:
             _load(ctx, trainer, steps, optimizer_states)
@@ -205,7 +205,7 @@ def _retold(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def _same_moment(step: Record, one: Record) -> bool:
-    return (step["act"], step["step"]) == (one["act"], one["step"])
+    return (step["launch"], step["step"]) == (one["launch"], one["step"])
 
 
 def finding(
@@ -260,7 +260,7 @@ class Losses:
 def losses(records: Records) -> Losses | None:
     """The losses on both sides of the restart; None where a step is missing."""
     steps: Sequence[Record] = records.of("step", 0)
-    trained, resumed = ([s["loss"] for s in steps if s["act"] == act] for act in ACTS)
+    trained, resumed = ([s["loss"] for s in steps if s["launch"] == launch] for launch in LAUNCHES)
     return Losses(trained[-2], trained[-1], resumed[0]) if len(trained) > 1 and resumed else None
 
 

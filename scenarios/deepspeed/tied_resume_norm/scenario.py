@@ -31,7 +31,7 @@ from harness.spec import (
     Edits,
     Exercise,
     Finding,
-    Place,
+    Position,
     Records,
     Scenario,
     affected,
@@ -89,8 +89,6 @@ REMEDY = Defect(
 )
 
 SCENARIO = Scenario(
-    title="what a tied module holds besides its tied weight is reset to defaults on load, on the "
-    "last pipeline stage",
     report=("BigScience, The final training: trials and tribulations (main-4, March 2022)",),
     fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is a remedy of ours",
     symptom="on the last pipeline rank tied_modules.embed.word_embeddings.norm is reset to "
@@ -101,9 +99,8 @@ SCENARIO = Scenario(
     "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
     goes_wrong="resume",
-    date="2026-11-20",
     ranks=2,
-    acts=resume.ACTS,
+    launches=resume.LAUNCHES,
     variants={
         "buggy": affected(),
         "fixed": unaffected(
@@ -127,14 +124,14 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """The steps before the save, the load, and the step after it on either side."""
     step, loads = copies.tied_step(at), at.params.load_optimizer_states
     return resume.plan(at, at.params.steps, step, optimizer_states=loads)
 
 
 def run(ctx: Context) -> None:
-    """Train and save in one act; in the next load, and compare every parameter with the dump."""
+    """Train and save in one launch; in the next load, and compare every parameter with the dump."""
     from scenarios.common import tied_pipeline as tied
 
     params = ctx.params
@@ -175,7 +172,7 @@ def exercised(records: Records) -> Exercise:
     return resume.trained(records, _beside_the_tied_weight, records.ranks[-1:])
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return (
         resume.loss_jumps(records)

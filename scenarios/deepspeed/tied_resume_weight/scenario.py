@@ -35,7 +35,7 @@ from harness.spec import (
     Edits,
     Exercise,
     Finding,
-    Place,
+    Position,
     Record,
     Records,
     Scenario,
@@ -96,8 +96,6 @@ CLIPPING_DEFECT = Defect(
 )
 
 SCENARIO = Scenario(
-    title="loading a checkpoint overwrites the last pipeline stage's copy of a tied weight that "
-    "had drifted",
     report=(
         "BigScience, The final training: trials and tribulations (main-2, main-4, March 2022)",
         "https://github.com/microsoft/DeepSpeed/pull/1801",
@@ -109,9 +107,8 @@ SCENARIO = Scenario(
     remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
     goes_wrong="resume",
-    date="2026-11-20",
     ranks=2,
-    acts=resume.ACTS,
+    launches=resume.LAUNCHES,
     variants={
         "buggy": affected(
             about="the copies drift because their gradients are not summed (tied_grad_reduce)",
@@ -132,13 +129,13 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """The steps before the save, the load, and the step after it on either side."""
     return resume.plan(at, at.params.steps, copies.tied_step(at, at.params.gradient_clipping))
 
 
 def run(ctx: Context) -> None:
-    """Train and save in one act; in the next load, and compare every parameter with the dump."""
+    """Train and save in one launch; in the next load, and compare every parameter with the dump."""
     from scenarios.common import tied_pipeline as tied
 
     params = ctx.params
@@ -195,7 +192,7 @@ def exercised(records: Records) -> Exercise:
     return copies.gradients_parted(records) & trained
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired."""
     return resume.loss_jumps(records, by=resume.JUMP) | resume.copies_differ(records, "tied")
 

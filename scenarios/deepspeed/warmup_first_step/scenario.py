@@ -21,7 +21,16 @@ from functools import partial
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER, exactly
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Exercise, Finding, Place, Records, Scenario, affected, unaffected
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    affected,
+    unaffected,
+)
 from scenarios.common import applied, blind
 from scenarios.deepspeed.warmup_first_step import schedule
 
@@ -40,7 +49,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="the first step of a warmup schedule is taken at the full learning rate of the optimizer",
     report=(
         "[BUG] The learning rate scheduler is being ignored in the first optimization step.",
         "https://github.com/deepspeedai/DeepSpeed/issues/6569",
@@ -52,7 +60,6 @@ SCENARIO = Scenario(
     remedy="use deepspeed 0.15.3 or later, or give the optimizer warmup_min_lr as its lr",
     pins={"deepspeed": "0.15.2"},
     goes_wrong="learning rate",
-    date="2024-12-01",
     files=("deepspeed/runtime/lr_schedules.py",),
     ranks=2,
     variants={
@@ -68,7 +75,7 @@ SCENARIO = Scenario(
 picture = schedule.rates
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """The schedule; the rate of each step; what the engine says of it afterwards, and the weights:
     of a step that is measured in rates of 1, ``ratio`` is the rate that was applied."""
     knobs = asdict(at.params) | {"own": getattr(at.params, at.params.own)}
@@ -146,7 +153,7 @@ def exercised(records: Records) -> Exercise:
     return Exercise.of(told["own"] != told["low"] and steps > 0, text, text)
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """The loss falls; and the rate that the engine reports after a step is the next one's."""
     beyond = any(schedule.logged_wrong(records, partial(_formula, records)))
     return blind.loss_ends_higher(records) | {"a rate that is logged is not the schedule's": beyond}

@@ -38,7 +38,7 @@ from harness.spec import (
     Edits,
     Exercise,
     Finding,
-    Place,
+    Position,
     Records,
     Scenario,
     affected,
@@ -106,8 +106,6 @@ ORDER_FIX = Defect(
 )
 
 SCENARIO = Scenario(
-    title="the owners of a tied embedding step with a gradient that misses a replica, on each "
-    "pipeline stage another one",
     report=(
         "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
         "https://github.com/NVIDIA/Megatron-LM/issues/844",
@@ -120,7 +118,6 @@ SCENARIO = Scenario(
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.5.0"},
     goes_wrong="gradients",
-    date="2024-12-15",
     ranks=4,
     variants={
         "buggy": affected(),
@@ -153,7 +150,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Where the copy lies, the cells at three moments, and the rest."""
     moments, sharded = (cells.BEFORE, SCATTERED, SUMMED), at.params.distributed_optimizer
     return cells.plan(moments, sharded=sharded, scale=1.0 + at.rank)
@@ -213,7 +210,7 @@ def exercised(records: Records) -> Exercise:
     return cells.followed(records, (SCATTERED, SUMMED)) & cells.cut(records)
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What misses this bug, or sees it everywhere, and whether it fired."""
     whole = cells.wholes(records)
     sums = {rank: sum(sum(row) * rows for row, rows in each) for rank, each in whole.items()}

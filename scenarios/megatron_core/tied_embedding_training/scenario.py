@@ -33,7 +33,7 @@ from harness.spec import (
     Edits,
     Exercise,
     Finding,
-    Place,
+    Position,
     Records,
     Scenario,
     affected,
@@ -66,7 +66,7 @@ class Params(Knobs):
 
 
 def never_its_own_bucket(function: Any) -> Edits:
-    """Answer False where a weight is asked whether it is a shared embedding."""
+    """Status False where a weight is asked whether it is a shared embedding."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -89,7 +89,6 @@ DEFECT = Defect(
 )
 
 SCENARIO = Scenario(
-    title="the two copies of a tied embedding part at the first training step",
     report=(
         "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
         "https://github.com/NVIDIA/Megatron-LM/issues/844",
@@ -102,7 +101,6 @@ SCENARIO = Scenario(
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.16.1"},
     goes_wrong="gradients",
-    date="2026-11-20",
     ranks=4,
     releases="megatron-core>=0.6",  # the wheels before have no DistributedOptimizer
     variants={
@@ -117,7 +115,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Each step and the weight at the end; of a pipeline, too, where the copy lies."""
     weight, steps = Kind({"values": many(NUMBER, least=1)}), each(at.params.steps)
     if at.world_size == 1:
@@ -230,7 +228,7 @@ def exercised(records: Records) -> Exercise:
     )
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What misses this bug, or sees it everywhere, and whether it fired."""
     if not records.of("layout"):  # one process has nothing to compare
         return {}

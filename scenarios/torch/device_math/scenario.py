@@ -26,7 +26,7 @@ from harness.spec import (
     Exercise,
     Finding,
     Lane,
-    Place,
+    Position,
     Records,
     Scenario,
     Trials,
@@ -52,8 +52,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="CUDA multiplies by the rounded reciprocal of a plain divisor: 9 / 10 is not that of "
-    "the CPU",
     report=(
         "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
         "https://github.com/microsoft/DeepSpeed/issues/4932",
@@ -66,7 +64,6 @@ SCENARIO = Scenario(
     remedy="divide by a tensor on the device, and compare with a tolerance",
     pins={},
     goes_wrong="precision",
-    date="2026-11-20",
     ranks=1,
     lanes=(Lane.GPU,),
     variants={
@@ -83,7 +80,7 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Both expressions, on the CPU and on the device."""
     word, dtype = matching("0x[0-9a-f]{8}", "32 bits"), matching(r"torch\.float\d+", "dtype")
     values = {"powers": both(many(NUMBER, 10)), "bits": both(many(word, 10))}

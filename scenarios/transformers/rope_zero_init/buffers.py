@@ -36,7 +36,7 @@ from harness.facts.shapes import (
     one_of,
 )
 from harness.pictures import Lines, Picture
-from harness.spec import Exercise, Finding, Lane, Place, Record, Records, Trials
+from harness.spec import Exercise, Finding, Lane, Position, Record, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ TURNED: Facts = {
 """What is recorded besides where a model computes its cosines and sines from its buffers."""
 
 
-def plan(at: Place, *precisions: str, **more: Shape) -> Plan:
+def plan(at: Position, *precisions: str, **more: Shape) -> Plan:
     """The buffers of a model in each of these precisions, with ``more`` facts of each, then the
     logits of one."""
     float_ = one_of("float32", *CASTS.values())
@@ -98,7 +98,7 @@ def plan(at: Place, *precisions: str, **more: Shape) -> Plan:
     return {"buffers": Kind(built, [None] * len(precisions)), "logits": Kind(_logits(at))}
 
 
-def _logits(at: Place) -> Facts:
+def _logits(at: Position) -> Facts:
     tokens = at.params.tokens
     lengths = [str(n) for n in (*LENGTHS, tokens) if n <= tokens]
     kinds = ("cpu",) if at.lane is Lane.CPU else ("cpu", "cuda")  # where references are built

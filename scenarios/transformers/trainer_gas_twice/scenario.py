@@ -26,7 +26,7 @@ from harness.spec import (
     Context,
     Exercise,
     Finding,
-    Place,
+    Position,
     Record,
     Records,
     Scenario,
@@ -52,7 +52,6 @@ class Params(Knobs):
 
 
 SCENARIO = Scenario(
-    title="the Trainer divides the loss by the accumulation steps twice: updates are too small",
     report=(
         "none of this symptom; of the cause: Gradients not averaged by GAS when using DeepSpeed + "
         "model_accepts_loss_kwargs=True (Qwen3, Llama3, etc.)",
@@ -65,7 +64,6 @@ SCENARIO = Scenario(
     remedy="use transformers 5.5.4 or later",
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
     goes_wrong="gradients",
-    date="2026-03-10",
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
@@ -82,7 +80,7 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Place) -> Plan:
+def plan(at: Position) -> Plan:
     """Each step, with what it applied; at the end what the Trainer has logged."""
     step = {
         "tokens": many(COUNT, least=1),
@@ -142,7 +140,7 @@ def _otherwise_wrong(records: Records) -> Iterator[str]:
         if step["aside"]:
             yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
         yield from normaliser.miscounted(step, len(steps[0]["rows"]))
-    yield from (name for name, fired in wrong_detectors(records).items() if fired)
+    yield from (name for name, fired in insufficient_checks(records).items() if fired)
 
 
 def exercised(records: Records) -> Exercise:
@@ -156,7 +154,7 @@ def exercised(records: Records) -> Exercise:
     )
 
 
-def wrong_detectors(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: Records) -> dict[str, bool]:
     """What does not find this bug, and whether it fired: the log has the loss from before."""
     logged = records.one("logged")
     told = logged["losses"] if logged else []

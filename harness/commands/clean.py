@@ -1,0 +1,61 @@
+"""show what the caches hold, and free it"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.catalog import unknown
+from harness.commands import Arguments
+from harness.files import writing
+from harness.machine import cache_folder
+from harness.report import table, terminal
+from harness.spec import ExitCode, HarnessError, UserError
+from harness.upstream import archive, overlay
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overlay", nargs="*", help="the keys to free (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="only show")
+    options = parser.parse_args(arguments)
+    clean(options.overlay, dry_run=options.dry_run)
+    return ExitCode.AS_EXPECTED
+
+
+def clean(keys: Sequence[str], *, dry_run: bool) -> None:
+    """Show the overlays in the cache; free the named ones, or all that no run is using."""
+    cache, console = cache_folder(), terminal()
+    found = {folder.name: folder for folder in overlay.kept(cache)}
+    for key in keys:
+        if key not in found:
+            raise UserError(unknown("overlay", key, found))
+    seen: set[int] = set()
+    sizes = {key: overlay.disk_use(folder, seen) for key, folder in found.items()}
+    rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in found]
+    console.print(table(f"{cache}", ["overlay", "size", "holds"], rows))
+    if dry_run:
+        return
+    with writing(cache, "HARNESS_CACHE"):
+        overlay.sweep(cache)
+        archive.sweep(cache)
+        freed = [key for key in keys or found if overlay.free(cache, key)]
+    size = _megabytes(sum(sizes[key] for key in freed))
+    console.print(f"freed {len(freed)} of {len(keys or found)}: {size}")
+    for key in set(keys or found) - set(freed):
+        console.print(f"{key} is in use")
+
+
+def _contents(folder: Path) -> str:
+    try:
+        manifest = overlay.read_manifest(folder)
+    except HarnessError:
+        return "damaged"
+    stack = manifest["stack"]
+    pins = ", ".join(f"{name} {version}" for name, version in stack["pins"].items())
+    defects = f" with {', '.join(manifest['defects'])}" if manifest["defects"] else ""
+    return f"{pins}{defects}; Python {stack['python']}, {stack['platform']}, {stack['date']}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

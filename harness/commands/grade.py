@@ -1,0 +1,46 @@
+"""compute the verdict of a stored run again, without a launch"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands import Arguments
+from harness.report import print_header, print_trial, terminal
+from harness.spec import UserError
+from harness.trial.grade import grade
+from harness.trial.records import RUN_FILE, read_json
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    options = parser.parse_args(arguments)
+    return print_grade(options.run, as_json=options.json)
+
+
+def print_grade(folder: Path, *, as_json: bool) -> int:
+    """Grade a stored run, print the result, and return the exit code it stands for."""
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{folder} is no run folder: it has no {RUN_FILE}{_recent(folder)}")
+    result = grade(folder)
+    if as_json:
+        terminal().print(json.dumps(result.to_json(), indent=2))
+        return result.exit_code
+    console = terminal()
+    print_header(console, read_json(folder / RUN_FILE))
+    for trial in result.trials:
+        print_trial(console, trial)
+    console.print(f"{result.scenario}: {result.verdict}")
+    for reason in result.reasons:
+        console.print(f"  {reason.splitlines()[0]}")
+    return result.exit_code
+
+
+def _recent(folder: Path, most: int = 5) -> str:
+    """The newest run folders beside the one that was meant, to name the choices."""
+    near = folder if folder.is_dir() else folder.parent
+    runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:most]
+    return f". Choices: {', '.join(str(r.parent) for r in runs)}." if runs else ""

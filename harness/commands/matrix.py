@@ -1,0 +1,255 @@
+"""test many releases for a bug, each as it was published
+
+    python -m harness matrix scenario=rope_zero_init pins.transformers=4.34:5.23:minor
+
+Releases: 4.34:5.23 (a range, both ends included), all, minor (the last patch of each minor one),
+4.34:5.23:minor, or a list of these; two packages make a grid.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import catalog, config
+from harness.commands import Arguments, pages
+from harness.config import ALL, RunConfig
+from harness.files import write_whole, writing
+from harness.report import COLOURS, Progress, count, table, terminal
+from harness.spec import RELEASED, Scenario, UserError, Verdict
+from harness.sweep import affected
+from harness.sweep.cells import Cell, Status, Streak, answers, exit_code
+from harness.upstream import releases
+
+STYLES = {
+    Status.AFFECTED: "red",
+    Status.NOT_AFFECTED: "green",
+    Status.INCONCLUSIVE: COLOURS[Verdict.INCONCLUSIVE],
+    Status.UNSUPPORTED: COLOURS[Verdict.UNSUPPORTED],
+}
+WIDEST = 100
+"""Characters of a reason that the terminal's table shows; the files have all of it."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is asked: every combination of the releases on the axes."""
+
+    scenario: str
+    axes: Mapping[str, Sequence[str]]
+    """The releases to ask, oldest first, of each package that has several."""
+    configs: Sequence[RunConfig]
+    """One for each combination; the last axis changes fastest."""
+
+
+def asked(verb: str, words: Sequence[str]) -> Sweep:
+    """Read a command's overrides, of which at least one pin names several releases.
+
+    Raises UserError for what cannot be meant.
+    """
+    ranges, others = {}, []
+    for word in words:
+        key, sign, value = word.partition("=")
+        if key.startswith("pins.") and sign:
+            ranges[key.removeprefix("pins.")] = value
+        elif key == "variant":
+            raise UserError(f"{verb} asks releases as published: leave {word} out")
+        else:
+            others.append(word)
+    scenario = _scenario(verb, others)
+    for name in ranges:
+        if name not in scenario.pins:
+            raise UserError(catalog.unknown("pin of this scenario", name, scenario.pins))
+    axes = {name: releases.chosen(name, value) for name, value in ranges.items()}
+    if not axes:
+        example = next(iter(scenario.pins), None)
+        hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
+        raise UserError(f"{verb} needs the releases to ask{hint}")
+    base = config.compose([*others, f"variant={RELEASED}"])
+    combinations = itertools.product(*axes.values())
+    configs = [_pinned(base, dict(zip(axes, each, strict=True))) for each in combinations]
+    several = {name: versions for name, versions in axes.items() if len(versions) > 1}
+    return Sweep(configs[0].scenario, several or axes, configs)
+
+
+def _scenario(verb: str, words: Sequence[str]) -> Scenario:
+    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    if len(named) != 1 or named[0] == ALL:
+        choices = ", ".join(catalog.names())
+        raise UserError(f"{verb} asks about one scenario: scenario=NAME. Choices: {choices}.")
+    return catalog.scenario(named[0])
+
+
+def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
+    """The same question of other releases; its command is what would ask it alone."""
+    words = [f"pins.{name}={version}" for name, version in chosen.items()]
+    return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument("--again", action="store_true", help="ask anew what is stored")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the results in the scenario's affected.json"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    return matrix(
+        options.overrides,
+        again=options.again,
+        record=options.record,
+        csv_file=options.csv,
+        json_file=options.json,
+    )
+
+
+def matrix(
+    words: Sequence[str],
+    *,
+    again: bool = False,
+    record: bool = False,
+    csv_file: Path | None = None,
+    json_file: Path | None = None,
+) -> int:
+    """Ask every combination of releases, print the table and write the files; the exit code.
+
+    With ``record`` the answers are kept in the repository, see ``affected``.
+    """
+    for file in filter(None, (csv_file, json_file)):
+        if not file.parent.is_dir():  # told before a sweep of hours, not after it
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
+    sweep, console = asked("matrix", words), terminal()
+    cells = swept(sweep, console, again=again)
+    console.print()
+    console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
+    console.print(counted(cells))
+    if json_file:
+        with writing(json_file, "file"):
+            write_whole(json_file, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
+    if csv_file:
+        _write_csv(csv_file, sweep, cells)
+    if record:
+        affected.record(cells)
+        pages.write([sweep.scenario])
+    return exit_code(cells)
+
+
+def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
+    """The cells of a sweep in its order, each told as soon as it is known."""
+    found: dict[int, Cell] = {}
+    clock = Clock(len(sweep.configs))
+    cells = count(len(sweep.configs), "cell")
+    console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
+    streak = Streak()
+    with Progress(console) as progress:
+        if console.is_terminal:
+            progress.say("asking", clock.left())
+        for place, cell in answers(sweep.configs, again=again, jobs=sweep.configs[0].jobs):
+            found[place] = cell
+            clock.tick(cell)
+            console.print(f"  {_told(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
+            if not cell.status.certain and cell.run and Path(cell.run).is_dir():
+                console.print(f"    {cell.run}")
+            if hint := streak.hint(cell):
+                console.print(f"  {hint}")
+    return [found[place] for place in sorted(found)]
+
+
+class Clock:
+    """Estimates how long the rest of a sweep takes, from the cells that were not stored."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells, self.done, self.run = cells, 0, 0
+        self.started = time.monotonic()
+
+    def tick(self, cell: Cell) -> None:
+        self.done += 1
+        self.run += not cell.stored
+
+    def left(self) -> str:
+        """``[3/48, 4 min left]``; stored cells cost nothing, and are not reckoned with."""
+        rest = self.cells - self.done
+        count = f"{self.done}/{self.cells}"
+        if not rest or not self.run:
+            return f"[{count}]"
+        seconds = (time.monotonic() - self.started) / self.run * rest
+        left = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+        return f"[{count}, {left} left]"
+
+
+def _told(sweep: Sweep, cell: Cell) -> str:
+    releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
+    return f"{releases_}: {said(cell)}"
+
+
+def said(cell: Cell) -> str:
+    """The answer of a cell, how it came by it, and why it is none."""
+    how = "stored" if cell.stored else f"{cell.seconds:.1f} s" if cell.started else "not run"
+    return f"{cell.status}  [{how}]" + ("" if cell.status.certain else f"  {why(cell)}")
+
+
+def why(cell: Cell) -> str:
+    """The reason of a cell, for a row that names its releases already."""
+    return short(re.sub(r"^(\S+==\S+ )+(?=could not be installed)", "", cell.reason))
+
+
+def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+    """A row for each cell."""
+    columns = [*sweep.axes, "status", "step", "seconds", "why"]
+    lines = [
+        [
+            *(cell.pins[name] for name in sweep.axes),
+            str(cell.status),
+            "" if cell.step is None else str(cell.step),
+            "stored" if cell.stored else f"{cell.seconds:.1f}" if cell.started else "not run",
+            why(cell),
+        ]
+        for cell in cells
+    ]
+    return table("", columns, lines)
+
+
+def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+    """The releases of one package down, those of the other across."""
+    (down, rows_), (across, columns) = sweep.axes.items()
+    answer = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
+    lines = [[row, *(answer[row, column] for column in columns)] for row in rows_]
+    return table("", [f"{down} \\ {across}", *columns], lines)
+
+
+def counted(cells: Sequence[Cell]) -> str:
+    """One line that says how many cells gave which answer."""
+    counts = {answer: sum(cell.status is answer for cell in cells) for answer in Status}
+    told = ", ".join(f"{number} {answer}" for answer, number in counts.items() if number)
+    stored = sum(cell.stored for cell in cells)
+    return f"{count(len(cells), 'cell')}: {told}" + (f" ({stored} stored)" if stored else "")
+
+
+def short(reason: str) -> str:
+    """The first line of a reason, cut to what a table has room for."""
+    line = (reason.splitlines() or [""])[0]
+    return line if len(line) <= WIDEST else line[: WIDEST - 4] + " ..."
+
+
+def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
+    writer.writerow([*sweep.axes, *facts])
+    for cell in cells:
+        told = cell.to_json()
+        writer.writerow([*(cell.pins[name] for name in sweep.axes), *(told[f] for f in facts)])
+    with writing(file, "file"):
+        write_whole(file, text.getvalue())

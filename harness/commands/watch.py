@@ -1,0 +1,134 @@
+r"""run every night: test what is new upstream, and run our own scenarios
+
+    python -m harness watch
+    python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
+    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.sqlite
+    python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
+        --history then.sqlite
+
+Overrides are run's: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N. Exit code 1 where
+something got worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+from harness import catalog, config
+from harness.commands import Arguments
+from harness.config import ALL, RunConfig
+from harness.nightly import report
+from harness.nightly.steps import Told, ask_index, today, watch
+from harness.report import terminal
+from harness.spec import ExitCode, UserError
+from harness.sweep.history import History, Kind, writing
+
+KEYS = ("scenario", "launch", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs")
+"""What can be overridden: each release is asked the same, or nights could not be compared."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument(
+        "--history",
+        type=Path,
+        default=Path("history.sqlite"),
+        metavar="FILE",
+        help="where the nights are kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
+    )
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="write Markdown")
+    parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write JUnit's XML")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
+    options = parser.parse_intermixed_args(arguments)
+    files: dict[report.Make, Path | None] = {
+        report.markdown: options.summary,
+        report.junit: options.junitxml,
+        report.as_json: options.json,
+    }
+    for file in filter(None, files.values()):
+        if not file.parent.is_dir():  # told before the night, not after it
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
+    days = days_of(options.as_of) if options.as_of is not None else []
+    nights = _nights(options.history, days, _configs(options.overrides))
+    report.keep(nights, files)
+    return ExitCode.worst(night.exit_code for night in nights)
+
+
+def _nights(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> list[Told]:
+    """Watch tonight, or replay days, and say of each night what it says."""
+    console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHT
+    with writing(file) as history:
+        days = _left(history, days) if days else [today()]
+        found = ask_index(configs, console)
+        nights = []
+        for day in days:
+            names = f"{len(configs)} scenarios" if len(configs) > 1 else configs[0].scenario
+            console.print(f"{kind} of {day}: {names}", style="bold")
+            nights.append(watch(history, kind, day, configs, found, console))
+            report.show(console, nights[-1])
+    return nights
+
+
+def _left(history: History, days: Sequence[str]) -> Sequence[str]:
+    """Of several days those that were not replayed yet: the command that was killed goes on."""
+    done = {n.day for n in history.nights() if n.kind is Kind.REPLAY and n.ended}
+    return [day for day in days if day not in done] or days[-1:]
+
+
+def days_of(expression: str) -> list[str]:
+    """The days (ISO) that ``--as-of`` means: a day, or ``FROM:TO:N``, every N days.
+
+    Raises UserError for what is no day, one in the future, and no day at all.
+    """
+    first, *rest = expression.split(":")
+    if not rest:
+        return [_day(first).isoformat()]
+    if len(rest) != 2 or not (rest[1].isdigit() and int(rest[1])):
+        raise UserError(
+            f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
+        )
+    begin, end, step = _day(first), _day(rest[0]), timedelta(days=int(rest[1]))
+    if end < begin:
+        raise UserError(f"--as-of {expression}: {end} lies before {begin}")
+    return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
+
+
+def _day(word: str) -> date:
+    try:
+        day = date.fromisoformat(word)
+    except ValueError:
+        day = None
+    if day is None or day.isoformat() != word:
+        raise UserError(f"--as-of {word} is no day: write one like 2024-03-04") from None
+    if word > today():
+        raise UserError(f"--as-of {word} is yet to come: it is {today()}")
+    return day
+
+
+def _configs(words: Sequence[str]) -> list[RunConfig]:
+    """What asks each scenario that was named; all, where none was."""
+    named, others = None, []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in KEYS:
+            raise UserError(catalog.unknown("override of a night", key, KEYS))
+        if key == "scenario":
+            named = value
+        else:
+            others.append(word)
+    names = list(catalog.names()) if named in (None, ALL) else _named(named or "")
+    return config.compose_each(names, others)
+
+
+def _named(value: str) -> list[str]:
+    names = list(dict.fromkeys(filter(None, value.split(","))))
+    for name in names or [value]:
+        if name not in catalog.names():
+            raise UserError(catalog.unknown("scenario", name, [*catalog.names(), ALL]))
+    return names

@@ -1,0 +1,92 @@
+"""The image, built from the working tree as it is, behind whatever proxy the caller is behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.docker_nightly.engine import Engine, Unavailable
+
+ROOT = Path(__file__).parent.parent.parent
+NAME = "distributed-bugs:check"
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+AT_RUN = (*PROXIES, *INDEXES, "UV_DEFAULT_INDEX", "UV_INDEX")
+"""What is handed to containers of what the caller has set."""
+
+
+def certificate() -> list[str | Path]:
+    """Options of ``run`` that mount the caller's certificate, where there is one."""
+    file = os.environ.get("SSL_CERT_FILE")
+    place = "/etc/ssl/night.crt"
+    return ["-v", f"{file}:{place}:ro", "-e", f"SSL_CERT_FILE={place}"] if file else []
+
+
+def settings() -> list[str]:
+    """Options of ``run`` that hand on the caller's proxies and indexes."""
+    return [word for name in AT_RUN if name in os.environ for word in ("-e", name)]
+
+
+def context(folder: Path) -> Path:
+    """The files that git knows, as they are now, and the wheels that the caller's pip looks at.
+
+    A copy, so that the wheels need not be put into the caller's tree. Unavailable where the image
+    would get a torch for GPUs, which is gigabytes.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    if (ROOT / ".git").is_dir():
+        shutil.copytree(ROOT / ".git", folder / ".git", symlinks=True)
+    found = list(wheels())
+    for wheel in found:
+        shutil.copy2(wheel, folder / "docker" / "wheels")
+    if not found and "TORCH_INDEX" not in os.environ:
+        raise Unavailable(
+            "no build of torch for the CPU: name the index that has it in TORCH_INDEX, or a "
+            "folder with its wheel in PIP_FIND_LINKS"
+        )
+    return folder
+
+
+def wheels() -> Iterator[Path]:
+    """Torch's wheels in the folders that PIP_FIND_LINKS names."""
+    for place in os.environ.get("PIP_FIND_LINKS", "").split():
+        yield from sorted(Path(place.removeprefix("file://")).glob("torch-*.whl"))
+
+
+def build(engine: Engine, context: Path, base: str) -> str:
+    """Build the image; what was said is returned. CalledProcessError where it cannot be."""
+    handed = [name for name in (*INDEXES, *PROXIES, "TORCH_INDEX") if name in os.environ]
+    arguments = [word for name in handed for word in ("--build-arg", name)]
+    secret = os.environ.get("SSL_CERT_FILE")
+    secrets = ["--secret", f"id=ca,src={secret}"] if secret else []
+    done = engine(
+        "build",
+        "--progress",
+        "plain",
+        "--network",
+        "host",
+        *secrets,
+        *arguments,
+        "--build-arg",
+        f"BASE={base}",
+        "--file",
+        context / "docker" / "Dockerfile",
+        "--tag",
+        NAME,
+        context,
+    )
+    return done.stdout

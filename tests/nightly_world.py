@@ -1,0 +1,130 @@
+"""Nights that are made up: index, releases and our own runs, so that a night launches nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.config import RunConfig
+from harness.nightly import steps
+from harness.spec import RELEASED, Fault, RunResult, Verdict
+from harness.sweep import cells, suite
+from harness.sweep.cells import Cell, Status
+from harness.sweep.history import History, Own, Release, ReleaseResult, reading
+from harness.trial.server_pool import Pool
+from harness.upstream import index
+
+SCENARIO = "clip_max_for_min"
+PACKAGE = "deepspeed"
+YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
+
+
+def cell(version: str, status: Status, scenario: str = SCENARIO, package: str = PACKAGE) -> Cell:
+    return Cell(
+        scenario,
+        {package: version},
+        status,
+        f"because of {version}\nand",
+        "cpu",
+        "3.11.7",
+        "2.13.0",
+        "2024-03-01",
+        1.5,
+    )
+
+
+def asked(
+    version: str, status: Status, night: int = 1, scenario: str = SCENARIO, package: str = PACKAGE
+) -> ReleaseResult:
+    return ReleaseResult(night, package, version, cell(version, status, scenario, package))
+
+
+def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> Own:
+    result = RunResult(scenario, verdict, ("buggy was clean",), ())
+    return Own(night, scenario, str(verdict), 2.0, result.to_json(), None)
+
+
+def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
+    return Release(package, version, day, yanked)
+
+
+def indexed(found: Iterable[Release]) -> dict[tuple[str, str], Release]:
+    return {(r.package, r.version): r for r in found}
+
+
+class World:
+    """Stands in for the index, for the releases and for our own runs; notes what was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.day = "2024-03-04"
+        self.releases = [release("0.13.0", "2024-01-10"), release("0.13.1", "2024-01-23")]
+        self.answers: dict[str, Status | Exception] = {}
+        """Of releases: those not named are not affected."""
+        self.fault: Fault | None = None
+        self.verdict = Verdict.REPRODUCED
+        self.asked: list[RunConfig] = []
+        self.ran: list[str] = []
+        self.killed_after: int | None = None
+        """How many questions are answered before Ctrl-C."""
+
+    @property
+    def versions(self) -> list[str]:
+        """The releases that were asked, in their order."""
+        return [config.pins[PACKAGE] for config in self.asked]
+
+    def index(self, packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
+        for package in packages:
+            yield package, self.fault or [r for r in self.releases if r.package == package]
+
+    def ask(
+        self,
+        config: RunConfig,
+        cache: Path,
+        *,
+        again: bool,
+        stop: threading.Event,
+        pool: Pool,
+        faults: bool,
+    ) -> Cell:
+        if self.killed_after is not None and len(self.asked) >= self.killed_after:
+            raise KeyboardInterrupt
+        assert config.variants == (RELEASED,)
+        assert faults
+        self.asked.append(config)
+        version = config.pins[PACKAGE]
+        status = self.answers.get(version, NO)
+        if isinstance(status, Exception):
+            raise status
+        return cell(version, status, config.scenario)
+
+    def run(
+        self, config: RunConfig, console: Console, stop: threading.Event, pool: Pool
+    ) -> tuple[RunResult, Path]:
+        self.ran.append(config.scenario)
+        why = () if self.verdict is Verdict.REPRODUCED else ("buggy was clean",)
+        return RunResult(config.scenario, self.verdict, why, ()), self.folder / config.scenario
+
+
+@pytest.fixture
+def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(index, "ask", made.index)
+    monkeypatch.setattr(steps, "today", lambda: made.day)
+    monkeypatch.setattr("harness.commands.watch.today", lambda: made.day)
+    monkeypatch.setattr(cells, "ask", made.ask)
+    monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
+    monkeypatch.setattr(suite, "run", made.run)
+    monkeypatch.setattr("harness.trial.prefetch.prepared", lambda *_: None)
+    return made
+
+
+def kept(file: Path, look: Callable[[History], object]) -> object:
+    """What a history says."""
+    with reading(file) as history:
+        return look(history)

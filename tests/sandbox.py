@@ -1,0 +1,207 @@
+"""A place of its own for commands of a test: where they run, what they leave, and how they end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 240
+"""Seconds to wait for what must happen; no test asserts how long a thing took."""
+
+
+@dataclass
+class Sandbox:
+    """Where a test's commands run: a run folder's parent, a working directory and a cache."""
+
+    runs: Path
+    cwd: Path
+    cache: Path
+    warm: bool = True
+    """Whether trials are forked from processes that have imported; else each is a launch."""
+
+    @staticmethod
+    def under(folder: Path, cache: Path, runs: Path | None = None) -> Sandbox:
+        place = Sandbox(runs or folder / "runs", folder / "cwd", cache)
+        place.cwd.mkdir()
+        return place
+
+    def start(
+        self, *arguments: str, through: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS.
+
+        ``through`` is a command that executes the one that is appended to it.
+        """
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "HARNESS_RUNS": str(self.runs),
+            "HARNESS_CACHE": str(self.cache),
+            "UV_OFFLINE": "1",  # nothing here may depend on a package index
+        }
+        if not self.warm and arguments[0] == "run":
+            arguments = (*arguments, "launch.warm=false")
+        return subprocess.Popen(
+            [*through, sys.executable, "-m", "harness", *arguments],
+            cwd=self.cwd,
+            env=os.environ | ours | environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=hear_signals,
+        )
+
+    def run(self, *arguments: str, through: Sequence[str] = (), **environment: str) -> Ended:
+        return ended(self.start(*arguments, through=through, **environment))
+
+    def living(self) -> list[psutil.Process]:
+        """Every process that a command of this place started and that still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("HARNESS_RUNS") == str(self.runs)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def folder(self) -> Path:
+        """The only run folder."""
+        (folder,) = self.runs.iterdir()
+        return folder
+
+    def half_written(self) -> list[str]:
+        """What a command should not have left: see the module's docstring."""
+        found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
+        found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
+        found += self.runs.rglob("elastic")
+        for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
+            found += [f for f in self.runs.rglob(name) if not _is_json(f)]
+        return [str(path) for path in found]
+
+    def assert_nothing_left(self) -> None:
+        assert self.living() == []
+        assert self.half_written() == []
+
+    def end(self) -> None:
+        """Kill what a failed test, or a killed harness, has left."""
+        while living := self.living():
+            for process in living:
+                process.kill()
+            psutil.wait_procs(living, timeout=5)
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """What it said on stderr, which must be one line of the harness's own."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("harness: ")
+        return lines[0].removeprefix("harness: ")
+
+
+def hear_signals() -> None:
+    """Have a process hear SIGINT and SIGHUP, which it ignores where the tests run in the
+    background: a shell without job control and nohup have their children ignore them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text()))
+    except ValueError:
+        return False
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=PATIENCE)
+    return Ended(process.returncode, out, err)
+
+
+def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
+    """Wait for ``condition``, at most as long as ``process`` lives."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"ended before {what}: {ended(process)}")
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.02)
+
+
+def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
+    """Wait for ``condition``, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.02)
+
+
+def mid_run(place: Sandbox, process: subprocess.Popen[str]) -> list[int]:
+    """Wait until both ranks go through epochs; their process ids, by rank."""
+
+    def records(rank: int) -> list[dict[str, Any]]:
+        parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
+        return [_record(line) for part in parts for line in part.read_text().splitlines()]
+
+    def training() -> bool:
+        return all("epoch" in [r.get("kind") for r in records(rank)] for rank in (0, 1))
+
+    until(training, "an epoch of both ranks", process)
+    return [next(r["pid"] for r in records(n) if r.get("kind") == "begin") for n in (0, 1)]
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:
+        return {}  # the line that is being written just now
+
+
+def trial(run: Path) -> dict[str, Any]:
+    """What the verdict.json of a run of one variant says of its trial."""
+    first: dict[str, Any] = json.loads((run / VERDICT_FILE).read_text())["trials"][0]
+    return first
+
+
+def outcome(place: Sandbox) -> tuple[str, str]:
+    """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
+    verdict, buggy = json.loads((place.folder() / VERDICT_FILE).read_text()), trial(place.folder())
+    assert verdict["verdict"] == buggy["outcome"]
+    return buggy["outcome"], buggy["reason"]
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the file system of ``folder``."""
+    with (folder / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise

@@ -1,0 +1,194 @@
+"""Nobody is left, ever: what a harness started ends with it, and what it left half-made is removed.
+
+No torch here: stand-ins for the harness, torchrun and a rank start each other as the real ones do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.trial import leftovers, supervisor
+from harness.trial.processes import TOKEN, members
+from tests.sandbox import PATIENCE, ROOT, within
+
+linux = pytest.mark.skipif(not supervisor.LINUX, reason="Linux alone tells of a parent's death")
+
+HARNESS = """
+import os, subprocess, sys
+from harness.trial import supervisor
+os.environ[supervisor.PARENT] = str(os.getpid())
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1], *sys.argv[1:]]).returncode)
+"""
+TORCHRUN = """
+import subprocess, sys
+from harness.trial import supervisor
+supervisor.keep()
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[2], *sys.argv[2:]]).returncode)
+"""
+RANK = """
+import subprocess, time
+from harness.trial import supervisor
+supervisor.end_with_parent()
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["sh", "-c", "sleep 1001 & exec sleep 1002"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Iterator[str]:
+    """The value of an environment variable that everything a test starts carries."""
+    yield str(tmp_path)
+    for process in members(str(tmp_path)):
+        process.kill()
+
+
+def start(token: str, *scripts: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", *scripts],
+        env=os.environ | {TOKEN: token, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def trial(token: str) -> subprocess.Popen[str]:
+    """A harness, whose rank has started three processes of its own: 7 with the keeper."""
+    process = start(token, HARNESS, TORCHRUN, RANK)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    within(PATIENCE, lambda: len(members(token)) == 7, "all processes of the trial")
+    return process
+
+
+def named(token: str, script: str) -> list[psutil.Process]:
+    """The processes that run a script, the oldest first: of torchrun's, the first is the keeper."""
+    found = [p for p in members(token) if p.cmdline()[2:3] == [script]]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@linux
+@pytest.mark.parametrize("who", [HARNESS, TORCHRUN, RANK], ids=["harness", "keeper", "rank"])
+def test_everything_below_ends_with_the_one_that_is_killed(token: str, who: str) -> None:
+    process = trial(token)
+    killed = named(token, who)[0]
+    below = killed.children(recursive=True) if who is not RANK else []
+    killed.kill()
+    within(PATIENCE, lambda: not any(map(lives, below[:2])), "the end of those below")
+    if who is not TORCHRUN:  # of a keeper that is killed, what ranks started is left to the harness
+        within(PATIENCE, lambda: not members(token), "the end of all")
+    process.kill()
+    process.wait()
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_keeper_leaves_as_torchrun_did_with_nothing_left_below(
+    token: str, number: signal.Signals
+) -> None:
+    process = trial(token)
+    _, torchrun = named(token, TORCHRUN)
+    os.kill(torchrun.pid, number)
+    assert process.wait(PATIENCE) != 0
+    within(PATIENCE, lambda: not members(token), "the end of all")
+
+
+@linux
+@pytest.mark.parametrize("code", [0, 137])
+def test_an_exit_code_comes_through_the_keeper(token: str, code: int) -> None:
+    assert start(token, HARNESS, TORCHRUN, f"raise SystemExit({code})").wait(PATIENCE) == code
+
+
+@linux
+def test_a_signal_comes_through_the_keeper(token: str) -> None:
+    dies = "import os; from harness.trial import supervisor; supervisor.keep(); os.abort()"
+    assert start(token, dies).wait(PATIENCE) == -signal.SIGABRT
+
+
+@linux
+def test_one_whose_parent_died_before_it_could_ask_ends_at_once(token: str) -> None:
+    late = "from harness.trial import supervisor; supervisor.end_with_parent(); print('lives')"
+    script = f"import os; os.environ['{supervisor.PARENT}'] = '1'\n{late}"
+    process = start(token, script)
+    assert process.communicate(timeout=PATIENCE)[0] == ""
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_without_a_harness_above_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(supervisor.PARENT, raising=False)
+    monkeypatch.setattr(supervisor, "_prctl", None)
+    supervisor.end_with_parent()
+
+
+# What killed runs leave in the folder of the runs
+
+RUN = "20261121-033325-bf16_clip-ce3e10"
+
+
+@pytest.fixture
+def half_made(tmp_path: Path) -> list[Path]:
+    """What a run that was killed can leave; beside it lies what nobody may touch."""
+    other = "20261121-033325-bf16_clip-000000"
+    made = [
+        f".{RUN}.ab12_x9z/run.json",
+        f"{RUN}/.verdict.json.ab12_x9z",
+        f"{RUN}/buggy/.exit.json.ab12_x9z",
+        f"{RUN}/fixed/save/.exit.json.ab12_x9z",
+    ]
+    theirs = [
+        ".git/config",
+        ".notes.ab12_x9z",
+        f"{RUN}/run.json",
+        f"{RUN}/buggy/rank_0.jsonl.part",
+        f"{other}/.verdict.json.ab12_x9z",
+        f"{other}/verdict.json",
+        "20261121/.verdict.json.x",
+    ]
+    for name in made + theirs:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return [tmp_path / name for name in made]
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_next_run_removes_what_a_killed_one_left_half_made(
+    tmp_path: Path, half_made: list[Path]
+) -> None:
+    before = files(tmp_path)
+    with leftovers.shared(tmp_path):
+        assert before - files(tmp_path) == set(half_made)
+    assert not (tmp_path / f".{RUN}.ab12_x9z").exists()
+
+
+def test_nothing_is_removed_while_another_run_lives(tmp_path: Path, half_made: list[Path]) -> None:
+    with leftovers.shared(tmp_path):
+        for path in half_made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        before = files(tmp_path)
+        with leftovers.shared(tmp_path):
+            assert files(tmp_path) == before
+    with leftovers.shared(tmp_path):
+        assert not any(path.exists() for path in half_made)
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_who_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with leftovers.shared(tmp_path / "file" / "runs"):
+        pass
