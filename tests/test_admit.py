@@ -201,7 +201,7 @@ def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
     finding = module.detect(Records({0: []}))
     assert not finding.documented
     assert "UNFINISHED" in finding.message
-    assert "UNFINISHED" in module.__doc__
+    assert "UNFINISHED" in (module.__doc__ or "")
     assert not module.exercised(Records({0: []})).met
 
 
