@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +10,11 @@ import pytest
 from rich.console import Console
 
 import scenarios
-from harness import catalog
 from harness.__main__ import main
-from harness.commands import admit, pages
+from harness.commands import admit
 from harness.commands.admit import Gate
 from harness.config import RunConfig
-from harness.spec import Finding, Outcome, Records, RunResult, TrialResult, UserError, Verdict
+from harness.spec import Finding, Outcome, RunResult, TrialResult, UserError
 from harness.trial import grade
 from harness.trial.server_pool import Pool
 from harness.upstream import pins
@@ -62,7 +58,6 @@ def admitted(
     for name, value in changes.items():
         setattr(runs, name, value)
     monkeypatch.setattr(admit, "run", runs)
-    monkeypatch.setattr(admit, "_paged", changes.pop("paged", lambda _: (True, "")))
     monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
     monkeypatch.setattr(admit, "recorded_alike", lambda _: Gate("alike", True, ""))
     return main(["admit", "scenario=bf16_clip", "seed=3"]), runs
@@ -120,14 +115,6 @@ def test_repeats_that_saw_it_at_other_steps_say_so(
     assert "(at steps 1, 2, 1)" in capsys.readouterr().out
 
 
-def test_without_a_page_that_is_up_to_date_it_stays_out(
-    monkeypatch: pytest.MonkeyPatch, folders: Path, capsys: Capture
-) -> None:
-    paged = admit._paged
-    assert admitted(monkeypatch, {}, paged=paged)[0] == 1
-    assert "README.md: python -m harness pages bf16_clip" in capsys.readouterr().out
-
-
 def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert admitted(monkeypatch, {n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
 
@@ -142,12 +129,6 @@ def refuse(name: str, *_: object) -> None:
         (["admit"], "KEY=VALUE"),
         (["admit", "scenario=bf16_clip", "variant=buggy"], "leave variant=buggy out"),
         (["admit", "scenario=bf16_clop"], "did you mean bf16_clip?"),
-        (["new", "bf16_clip"], "there is a scenario 'bf16_clip' already"),
-        (["new", "all"], "or the name is taken"),
-        (["new", "My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
-        (["new", "class"], "'class' is no name"),
-        (["new", "my_bug", "--pin", "deepspeed"], "'deepspeed' is no pin"),
-        (["new", "my_bug", "--pin", "acelerate==1.0"], "no package 'acelerate' in the index"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -174,58 +155,6 @@ def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
     gate = admit.claimed(recording.folder)
     assert not gate.passed
     assert "clipping was active in 0 of 10 steps" in gate.why
-
-
-@pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A scenario that was just written, in a folder of its own, and its page."""
-    monkeypatch.setattr(scenarios, "__path__", [str(tmp_path / "scenarios")])
-    monkeypatch.setattr(pages, "BUGS", tmp_path / "README.md")
-    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
-    (tmp_path / "scenarios").mkdir()
-    assert main(["new", "my_bug", "--pin", "made-up==0.19.8"]) == 0
-    return "my_bug"
-
-
-def test_a_new_scenario_is_whole_and_says_that_it_is_unfinished(
-    written: str, tmp_path: Path
-) -> None:
-    try:
-        module = catalog.load(written)
-    finally:
-        catalog.forget()
-        sys.modules.pop("scenarios.made_up.my_bug.scenario", None)
-    assert (tmp_path / "scenarios" / "made_up" / "my_bug" / "scenario.py").is_file()
-    assert "UNFINISHED" in (tmp_path / "scenarios" / "made_up" / "my_bug" / "README.md").read_text()
-    assert module.SCENARIO.pins == {"made-up": "0.19.8"}
-    finding = module.detect(Records({0: []}))
-    assert not finding.documented
-    assert "UNFINISHED" in finding.message
-    assert "UNFINISHED" in (module.__doc__ or "")
-    assert not module.exercised(Records({0: []})).met
-
-
-@pytest.mark.launch
-def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
-    for part in ("harness", "scenarios", "configs"):
-        shutil.copytree(ROOT / part, tmp_path / part)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HARNESS_CACHE": str(tmp_path / "c")}
-
-    def typed(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "harness", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    assert typed("new", "my_bug").returncode == 0
-    done = typed("run", "scenario=my_bug", "launch=cpu")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert done.stdout.count("UNFINISHED: detect() looks at none of 6 steps") >= 2
-    assert str(Verdict.INCONCLUSIVE) in done.stdout
 
 
 def retold(run: Recording, rank: int, **facts: object) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from harness import catalog
-from harness.commands import pages
 from harness.sweep import affected
 from harness.sweep.cells import Status
 from tests.made_up import NO, UNCLEAR, YES
@@ -57,10 +56,3 @@ def test_what_a_scenario_no_longer_covers_goes(
     record(v4_39_0=NO)
     facts = affected.of("rope_zero_init")
     assert [fact["pins"]["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
-
-
-def test_the_pages_show_what_the_file_holds() -> None:
-    for name in catalog.names():
-        text = (catalog.folder(name) / pages.PAGE).read_text()
-        facts = affected.of(name)
-        assert not facts or affected.section(name, facts) in text, f"python -m harness pages {name}"

@@ -18,12 +18,6 @@ def own(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", catalog.names())
-def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
-    text = (catalog.folder(name) / pages.PAGE).read_text()
-    assert text == pages.page(name), "python -m harness pages"
-
-
 def test_every_bug_is_in_the_table() -> None:
     text = pages.BUGS.read_text()
     assert text == pages.with_table(text), "python -m harness pages"

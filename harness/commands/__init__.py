@@ -23,7 +23,8 @@ USERS = ("run", "list", "show", "check", "matrix", "bisect", "watch", "site", "g
 @cache
 def commands() -> dict[str, str]:
     """Every command and what it does, in one line. Reads the files and imports none of them."""
-    return {m.name: _summary(m.name) for m in pkgutil.iter_modules(__path__)}
+    names = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return {name: _summary(name) for name in names}
 
 
 def _summary(command: str) -> str:

@@ -1,0 +1,86 @@
+"""What a scenario's folder must contain: every scenario has it, and what is missing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.commands import _demands
+from harness.commands._demands import DEMANDS, Missing, checked
+from harness.files import ROOT
+from harness.spec import Outcome, Variant
+
+NAME = "sampler_shards"
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_scenario_meets_every_demand(name: str) -> None:
+    assert [f"{what}: {why}" for what, met, why in checked(name) if not met] == []
+
+
+def test_contributing_lists_the_demands() -> None:
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    for demand in DEMANDS:
+        assert _demands.text(demand) in text
+
+
+CONTROL = Variant("the trigger off", Outcome.CLEAN, triggers=False)
+BUGGY = Variant("", Outcome.SYMPTOM)
+FIXED = Variant("", Outcome.CLEAN)
+
+
+@pytest.mark.parametrize(
+    ("demand", "changes", "missing"),
+    [
+        (_demands.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
+        (_demands.story, {"report": ("",)}, "report is not written yet"),
+        (_demands.story, {"title": "x" * 200}, "the title has 200 characters"),
+        (_demands.harm, {"goes_wrong": "other"}, "choose one of GOES_WRONG"),
+        (_demands.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
+        (_demands.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
+        (_demands.files, {"files": ()}, "names a file"),
+        (
+            _demands.lock_files,
+            {"pins": {"accelerate": "0.29.2"}},
+            "accelerate-0.29.2.txt is missing",
+        ),
+    ],
+)
+def test_what_the_metadata_lacks_is_named(
+    demand: _demands.Demand, changes: Mapping[str, Any], missing: str
+) -> None:
+    demand(NAME, catalog.scenario(NAME))
+    with pytest.raises(Missing, match=missing):
+        demand(NAME, replace(catalog.scenario(NAME), **changes))
+
+
+@pytest.mark.parametrize(
+    ("demand", "missing"),
+    [
+        (_demands.lock_files, "is missing: python -m harness lock bf16_clip"),
+        (_demands.statuses, "no release was tested"),
+        (_demands.recorded_run, "no recorded run"),
+        (_demands.mutations, "no mutations.py"),
+        (_demands.page, "README.md is out of date"),
+    ],
+)
+def test_what_the_folder_lacks_is_named(
+    demand: _demands.Demand, missing: str, folders: Path
+) -> None:
+    with pytest.raises(Missing, match=missing):
+        demand("bf16_clip", catalog.scenario("bf16_clip"))
+
+
+def test_admit_runs_nothing_before_the_demands_are_met(
+    folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["admit", f"scenario={NAME}"]) == 1
+    out = capsys.readouterr().out
+    assert "no recorded run: python -m tests.record RUN" in out
+    assert f"{NAME}: not admitted" in out

@@ -1,0 +1,125 @@
+"""``new`` writes a scenario that runs and says that it is unfinished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import scenarios
+from harness import catalog
+from harness.__main__ import main
+from harness.commands import new, pages
+from harness.files import ROOT
+from harness.spec import Records, UserError, Verdict
+from harness.upstream import pins
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of scenarios. Every release exists, and any two differ in one file."""
+    monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path / "scenarios")])
+    monkeypatch.setattr(pages, "BUGS", tmp_path / "bugs.md")
+    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(new, "changed_files", lambda *_: iter(["made/up.py"]))
+    (tmp_path / "scenarios").mkdir()
+    monkeypatch.setattr(new, "parent_folder", lambda: tmp_path / "scenarios")
+    yield tmp_path / "scenarios"
+    catalog.forget()
+    for name in [name for name in sys.modules if name.startswith("scenarios.made_up")]:
+        del sys.modules[name]
+
+
+def written(*words: str) -> ModuleType:
+    assert main(["new", "my_bug", *words]) == 0
+    return catalog.load("my_bug")
+
+
+def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(own: Path) -> None:
+    module = written("--buggy", "made-up==0.19.8")
+    folder = own / "made_up" / "my_bug"
+    assert "UNFINISHED" in (folder / "README.md").read_text()
+    assert module.SCENARIO.pins == {"made-up": "0.19.8"}
+    assert list(module.SCENARIO.variants) == ["buggy", "fixed", "control"]
+    finding = module.detect(Records({0: []}))
+    assert not finding.documented
+    assert "UNFINISHED" in finding.message
+    assert not module.exercised(Records({0: []})).met
+
+
+def test_two_releases_make_the_variants_and_list_what_differs(own: Path) -> None:
+    module = written("--buggy", "made-up==1.0", "--fixed", "1.1", "--pin", "other==3")
+    scenario = module.SCENARIO
+    assert scenario.pins == {"made-up": "1.0", "other": "3"}
+    assert scenario.pins_of("fixed") == {"made-up": "1.1"}
+    assert '# "made/up.py",' in (own / "made_up" / "my_bug" / "scenario.py").read_text()
+
+
+def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:
+    like = ["--like", "sampler_shards"]
+    module = written("--buggy", "made-up==1.0", "--fixed", "1.1", *like)
+    assert module.SCENARIO.pins == {"made-up": "1.0"}
+    assert module.SCENARIO.pins_of("fixed") == {"made-up": "1.1"}
+    assert module.SCENARIO.files == ()
+    assert (
+        module.detect.__code__.co_names == catalog.load("sampler_shards").detect.__code__.co_names
+    )
+    assert catalog.story("my_bug").startswith("UNFINISHED: a copy of sampler_shards. ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bf16_clip"], "there is a scenario 'bf16_clip' already"),
+        (["all"], "or the name is taken"),
+        (["My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
+        (["class"], "'class' is no name"),
+        (["my_bug", "--buggy", "deepspeed"], "'deepspeed' is no pin"),
+        (["my_bug", "--fixed", "1.1"], "--fixed needs --buggy"),
+        (["my_bug", "--buggy", "acelerate==1.0"], "no package 'acelerate' in the index"),
+        (["my_bug", "--like", "bf16_clop"], "did you mean bf16_clip?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], message: str
+) -> None:
+    def refuse(name: str, *_: object) -> None:
+        raise UserError(f"no package '{name}' in the index")
+
+    monkeypatch.setattr(pins, "released", refuse)
+    assert main(["new", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(own.iterdir())
+
+
+@pytest.mark.launch
+def test_a_new_scenario_runs_and_is_inconclusive(tmp_path: Path) -> None:
+    for part in ("harness", "scenarios", "configs"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HARNESS_CACHE": str(tmp_path / "c")}
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "harness", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert typed("new", "my_bug").returncode == 0
+    done = typed("run", "scenario=my_bug", "launch=cpu")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.count("UNFINISHED: detect() does not look") >= 2
+    assert str(Verdict.INCONCLUSIVE) in done.stdout
