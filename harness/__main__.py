@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from harness.commands import USERS, commands
-from harness.spec import ExitCode, HarnessError, UserError
+from harness.errors import ExitCode, HarnessError, UserError
 from harness.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130

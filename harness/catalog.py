@@ -21,8 +21,9 @@ from pathlib import Path
 from types import ModuleType
 
 import scenarios
+from harness.errors import HarnessError, UserError
 from harness.files import ROOT
-from harness.spec import HarnessError, Scenario, UserError
+from harness.spec import Scenario
 from harness.text import complaint
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")

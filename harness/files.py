@@ -1,4 +1,4 @@
-"""Where the project lies, files written whole or not at all, locks. Standard library only."""
+"""Files written completely or not at all, and locks. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.spec import Fault
+from harness.errors import Fault
 from harness.text import NO_ROOM
 
 ROOT = Path(__file__).parent.parent
-"""The checkout, or the folder that the packages are installed in."""
+"""The checkout, or the folder in which the packages are installed."""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file aside and rename it, so that nobody ever sees half of it.
+    """Write a text file under a temporary name and rename it, so that nobody sees half of it.
 
-    Raises OSError where that cannot be done; the old file, if any, is still there then.
+    Raises OSError if that fails; an old file is then unchanged.
     """
     write_all({path: text})
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
-    """Write several text files that belong together; as ``write_whole``, all of them or none."""
+    """Write several text files that belong together, as ``write_whole`` does: all or none."""
     asides = {path: beside(path) for path in texts}
     try:
         for path, aside in asides.items():
@@ -46,15 +46,14 @@ def write_all(texts: Mapping[Path, str]) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name that nothing has yet, hidden, in the same folder: for what is made aside."""
+    """An unused hidden name in the same folder, for a temporary file."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def new_folder_beside(path: Path) -> Path:
-    """Make a folder with a name of its own in the folder of ``path``, which is made if need be.
+    """Create a folder with an unused name beside ``path``.
 
-    The kernel takes the umask off its mode. mkdtemp's folders are their maker's alone, and asking
-    for the umask sets it, for the other threads as well.
+    Unlike mkdtemp's, its mode follows the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = beside(path)
@@ -63,7 +62,7 @@ def new_folder_beside(path: Path) -> Path:
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Link a file; copy it where the file system has no links, or no more of one file."""
+    """Link a file; copy it if the file system has no links, or too many of this file."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -78,9 +77,9 @@ def _new_file(path: Path) -> int:
 
 @contextmanager
 def writing(path: Path, way_out: str) -> Iterator[None]:
-    """Tell what hinders writing at ``path`` in one line: OSErrors become Inconclusive.
+    """Turn an OSError while writing at ``path`` into Inconclusive, with a message of one line.
 
-    ``way_out`` is what the user can name instead: ``HARNESS_CACHE``.
+    ``way_out`` is the setting with which the user can name another path: ``HARNESS_CACHE``.
     """
     try:
         yield
@@ -89,7 +88,7 @@ def writing(path: Path, way_out: str) -> Iterator[None]:
 
 
 def unwritten(path: Path, error: OSError, way_out: str) -> Fault:
-    """One line that says why something cannot be written at ``path``."""
+    """The error that says, in one line, why ``path`` cannot be written."""
     if error.errno in NO_ROOM:
         return Fault(f"no room on the disk for {path}: free some, or name another {way_out}")
     why = error.strerror or error
@@ -104,8 +103,8 @@ def sha256(path: Path) -> str:
 def read_plain(path: Path, most: int) -> bytes:
     """The content of a regular file of at most ``most`` bytes.
 
-    Raises OSError for anything else: a link, a FIFO, a device, a folder, or more than that. It is
-    for what a stranger may have put there, and waits for nobody.
+    Raises OSError for anything else: a link, a FIFO, a device, a folder, or a larger file. Never
+    blocks, whatever a stranger put there.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,22 +115,19 @@ def read_plain(path: Path, most: int) -> bytes:
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
         if found.st_size > most:
-            raise OSError(
-                errno.EFBIG, f"has {found.st_size} bytes, and {most} are the most", str(path)
-            )
+            raise OSError(errno.EFBIG, f"has {found.st_size} bytes, more than {most}", str(path))
         return file.read(most)
 
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock on ``path``; yields False instead of waiting if ``wait`` is off and it is held.
+    """Hold a lock on ``path``. With ``wait=False``, yields False if somebody else holds it.
 
-    The kernel frees the lock with the process, so a killed run leaves nothing behind. A shared lock
-    is given where the file cannot even be made, too: nobody who is like us can write there. An
-    exclusive one raises OSError then.
-    """
+    The kernel frees the lock when the process ends, also if it is killed. If the lock file cannot
+    be created, a shared lock is granted, because nobody can write there; an exclusive one raises
+    OSError."""
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with _lock_file(path, shared) as file:
         if file is None:
@@ -150,7 +146,7 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
 
 @contextmanager
 def _lock_file(path: Path, shared: bool) -> Iterator[int | None]:
-    """The descriptor of a lock's file, made if need be; None where only its owner could do that."""
+    """The descriptor of the lock file; None if this user cannot create it."""
     handle = _opened(path, shared)
     try:
         yield handle

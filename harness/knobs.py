@@ -1,13 +1,13 @@
-"""Knobs: a scenario's parameters, each with its bounds, its unit and its meaning where it stands.
+"""A scenario's parameters: each with its bounds, unit and meaning, in one place.
 
     @dataclass
     class Params(Knobs):
         lr: float = knob(0.1, above=0, about="of SGD")
         samples: int = knob(64, least=8, multiple=8, unit="samples", about="in the dataset")
-        seeding: str = knob("apart", choices=("apart", "alike"), about="of the ranks")
+        seeding: str = knob("common", choices=("common", "own"), about="of the ranks")
 
-The check of a value, its message and what ``show`` and ``--help`` print all come from that.
-Standard library only: ranks import this, with an old upstream's dependencies before ours.
+The check of a value, its error message and the output of ``show`` and ``--help`` come from this.
+Standard library only: ranks import this module.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 
 class Knobs:
-    """What every ``Params`` inherits: its values are checked when it is made.
+    """The base class of every ``Params``. Its values are checked when it is created.
 
-    A ``__post_init__`` of its own is for what concerns two knobs at once; it calls ``super()``'s.
-    """
+    A subclass may add a ``__post_init__`` for conditions between parameters; it calls
+    ``super()``'s."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, on one line that names the bounds, for the first value beyond them."""
+        """Raise ValueError for the first value out of bounds; one line that names the bounds."""
         for each in knobs(self):
             refuse_unless_within(each, getattr(self, each.name))
 
@@ -41,11 +41,11 @@ def knob(
     choices: tuple[Any, ...] = (),
     unit: str = "",
 ) -> Any:
-    """A parameter with a default; numbers must be finite whatever the other bounds are.
+    """A parameter with its default. Numbers must always be finite.
 
-    ``above`` and ``below`` exclude the bound, ``least`` and ``most`` include it; ``multiple`` is of
-    which a whole number must be one; ``about`` says what it is, to be read after its name.
-    """
+    ``above`` and ``below`` exclude the bound, ``least`` and ``most`` include it. A whole number
+    must be a multiple of ``multiple``. ``about`` describes the parameter; it is read after the
+    name."""
     bounds = {
         "above": above,
         "least": least,
@@ -60,12 +60,12 @@ def knob(
 
 
 def knobs(params: Any) -> tuple[Field[Any], ...]:
-    """The knobs of a ``Params``, or of its class, in their order."""
+    """The parameters of a ``Params`` or of its class, in their order."""
     return fields(params)
 
 
 def refuse_unless_within(each: Field[Any], value: Any) -> None:
-    """Raise ValueError, naming the bounds, where a value is not within them."""
+    """Raise ValueError, naming the bounds, for a value out of bounds."""
     if not _within(each.metadata, value):
         raise ValueError(f"scenario.{each.name}={value}: {_must(each)}")
 
@@ -74,8 +74,8 @@ def _within(bounds: Any, value: Any) -> bool:
     if bounds.get("choices"):
         return value in bounds["choices"]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return True  # its type is the config's to check
-    finite = abs(value) <= sys.float_info.max  # isfinite raises for a whole number beyond it
+        return True  # config checks the types
+    finite = abs(value) <= sys.float_info.max  # isfinite raises for huge whole numbers
     return finite and all(
         holds(value, bounds[name]) for name, holds in HOLDS.items() if bounds.get(name) is not None
     )
@@ -110,7 +110,7 @@ def _bounds(each: Field[Any]) -> list[str]:
 
 
 def meaning(each: Field[Any]) -> str:
-    """What a knob is, on one line: ``of SGD; above 0`` or ``of the ranks; apart or alike``."""
+    """A parameter on one line: ``of SGD; above 0`` or ``of the ranks; common or own``."""
     choices = [" or ".join(map(str, each.metadata.get("choices", ())))]
     unit = each.metadata.get("unit", "")
     parts = [each.metadata.get("about", ""), f"in {unit}" if unit else "", *choices, *_bounds(each)]

@@ -1,4 +1,4 @@
-"""This machine: which lanes it has, and the facts about it that go into the evidence."""
+"""This machine: its GPUs, lanes and folders, and its description for run.json."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.errors import Fault, Unsupported, UserError
 from harness.files import ROOT, locked, writing
-from harness.spec import Fault, Lane, Scenario, Unsupported, UserError
+from harness.spec import Lane, Scenario
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
 """The environment variables that can change a result; their values go into run.json."""
@@ -30,16 +31,16 @@ class Gpu(NamedTuple):
     """A GPU as the driver names it."""
 
     number: str
-    """Its place in the order of the PCI bus: nvidia-smi's, not always CUDA's."""
+    """Its number in the order of the PCI bus: that of nvidia-smi, not always that of CUDA."""
     uuid: str
     name: str
 
 
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, or all, in CUDA's order.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in CUDA's order.
 
-    Asks the driver's own tool: torch would know as well, but takes seconds to import.
+    Calls nvidia-smi, because torch takes seconds to import.
     """
     smi = shutil.which("nvidia-smi")
     if smi is None:
@@ -52,9 +53,9 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...]:
-    """Which of the GPUs ``(index, uuid, name)`` CUDA_VISIBLE_DEVICES lets CUDA see.
+    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``named``.
 
-    As CUDA reads it: indices or beginnings of UUIDs, and nothing after one that does not exist.
+    CUDA accepts indices and beginnings of UUIDs, and ignores everything after an unknown one.
     """
     if named is None:
         return tuple(Gpu(*row) for row in found)
@@ -73,23 +74,22 @@ def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...
 
 @contextmanager
 def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple[Gpu, ...]]:
-    """Lend ``count`` of the visible GPUs, which no other run uses meanwhile, here or elsewhere.
+    """Lease ``count`` visible GPUs. No other run of any process uses them meanwhile.
 
-    All of them or none, so that two runs never wait for each other. One that waits has the turn,
-    and nobody leases before it: else a run that needs many GPUs would never see them free at once.
-    ``wait`` is called between tries. The locks are files in ``folder``; the kernel frees them with
-    the process.
-    """
+    A run gets all of them or none, so two runs never wait for each other. Runs get GPUs in the
+    order in which they asked; otherwise a run that needs many GPUs could wait for ever. ``wait`` is
+    called between attempts. The locks are files in ``folder``; the kernel frees them when the
+    process ends."""
     with ExitStack() as locks:
         with _turn(folder, wait):
-            while len(lent := _free(count, folder, locks)) < count:
+            while len(free := _free(count, folder, locks)) < count:
                 locks.close()
                 wait()
-        yield lent
+        yield free
 
 
 def _free(count: int, folder: Path, locks: ExitStack) -> tuple[Gpu, ...]:
-    """Up to ``count`` GPUs that nobody else has leased, locked until ``locks`` is closed."""
+    """Up to ``count`` GPUs that are not leased, locked until ``locks`` is closed."""
     free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
     return tuple(islice(free, count))
 
@@ -109,9 +109,9 @@ def _lock(gpu: Gpu, folder: Path) -> AbstractContextManager[bool]:
 
 
 def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
-    """The lane to run ``ranks`` ranks on; raises Unsupported, with the reason, if there is none.
+    """The lane to run ``ranks`` ranks on. Raises Unsupported, with the reason, if there is none.
 
-    ``auto`` goes by the widest variant of the scenario, so that all of them run on one lane.
+    ``auto`` considers the variant with the most ranks, so that all variants run on one lane.
     """
     if asked == "auto":
         widest = max(scenario.ranks_of(variant) for variant in scenario.variants)
@@ -127,19 +127,19 @@ def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
 
 
 def room(lane: Lane, ranks: int, threads: int) -> int:
-    """How many trials of so many ranks this machine has room for at once, one at least."""
+    """How many trials of ``ranks`` ranks this machine can run at once; at least 1."""
     if lane is Lane.GPU:
         return max(1, len(gpus()) // ranks)
     return max(1, cores() // (ranks * threads))
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def facts() -> dict[str, Any]:
-    """What this machine is."""
+    """A description of this machine for run.json."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -150,7 +150,7 @@ def facts() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that can change a result, without the passwords of addresses."""
+    """The environment variables that can change a result; passwords in URLs are removed."""
     return {
         name: re.sub(r"(?<=://)[^/@\s]+@", "", value)
         for name, value in sorted(os.environ.items())
@@ -159,8 +159,7 @@ def environment() -> dict[str, str]:
 
 
 def source() -> dict[str, Any]:
-    """The commit of the harness that runs, and whether its tree has been changed since; where git
-    cannot be asked, why."""
+    """The commit of this harness and whether its files were changed; without git, the reason."""
     carried = ROOT / "bundle.json"
     if carried.is_file():
         found: dict[str, Any] = json.loads(carried.read_text())["source"]
@@ -188,46 +187,49 @@ def _version(distribution: str) -> str | None:
 
 
 def refuse_unless_on_a_path(folder: Path, name: str) -> None:
-    """Raise UserError for a folder whose name would be two in PYTHONPATH."""
+    """Raise UserError for a folder whose name contains the separator of PYTHONPATH."""
     if os.pathsep in str(folder):
-        raise UserError(f"{name}={folder} has a '{os.pathsep}' in it, which parts a Python path")
+        raise UserError(
+            f"{name}={folder} contains '{os.pathsep}', which separates the folders of PYTHONPATH"
+        )
 
 
-def own_place(cache: Path, name: str) -> Path:
-    """A folder of the cache for what this user's runs write: leases, compiled extensions, answers.
+def own_folder(cache: Path, name: str) -> Path:
+    """The folder for what runs of this user write: leases, compiled extensions, stored results.
 
-    In a cache that is somebody else's to write to it lies among the user's temporary files instead,
-    so that a run whose overlays are all there needs no more. Raises Inconclusive where that place
-    is not the user's own.
+    It is in the cache, or among the user's temporary files if the cache is read-only. Raises
+    Inconclusive if that temporary folder belongs to somebody else.
     """
     return (cache if _writable(cache / name) else _temporary()) / name
 
 
 def _writable(folder: Path) -> bool:
-    """Whether a folder can be written to, or made."""
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    return os.access(there, os.W_OK | os.X_OK)
+    """Whether a folder is writable, or could be created."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _temporary() -> Path:
-    place = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
-    with writing(place, "HARNESS_CACHE"):
-        place.mkdir(mode=0o700, exist_ok=True)
-        found = place.lstat()
-    # Anybody may have made something of that name there before.
+    folder = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
+    with writing(folder, "HARNESS_CACHE"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    # Another user may have created something of that name before.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise Fault(f"{place} is not this user's alone: name another HARNESS_CACHE")
-    return place
+        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
+    return folder
 
 
 def cache_folder() -> Path:
-    """Where overlays and other things that can be made again are kept: HARNESS_CACHE, or the
-    user's own cache. It may be somebody else's, to read from. Raises Inconclusive where it is no
-    folder, and UserError for one that cannot stand in a Python path."""
+    """The folder of overlays and of everything else that can be made again.
+
+    It is HARNESS_CACHE, otherwise a folder in the user's cache, and may be read-only. Raises
+    Inconclusive if it is not a folder, and UserError if it cannot be part of PYTHONPATH.
+    """
     named = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
     refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
-        raise Fault(f"the cache {folder} is no folder: name another in HARNESS_CACHE")
+        raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")
     return folder

@@ -1,4 +1,4 @@
-"""Verdicts -> terminal and JSON. Plain lines where the output is no terminal."""
+"""Verdicts as text: for a terminal, or as plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from harness.spec import BUGGY, FIXED, Outcome, RunResult, TrialResult, Verdict
+from harness.results import RunResult, TrialResult
+from harness.spec import BUGGY, FIXED, Outcome, Verdict
 from harness.text import plain, silence
 
 COLOURS = {
@@ -31,26 +32,26 @@ COLOURS = {
 
 LOG_LINES = 12
 LOG_BYTES = 64 * 1024
-"""Of the end of a log: a rank that ran wild can leave gigabytes."""
+"""How much of the end of a log is read: a log can have gigabytes."""
 ERROR_FILE = "error.json"
-"""What torchrun has a rank write down of the exception that ended it."""
+"""The file in which torchrun has a rank write the exception that ended it."""
 TRACEBACK_LINES = 5
 
 
 class Terminal(Console):
-    """A console that prints what others wrote as plain text, and outlives its reader."""
+    """A console that escapes control characters, and goes on if its reader has left."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, with every control character in a text spelt out."""
+        """Print; control characters in strings are printed as escapes."""
         super().print(*(plain(o) if isinstance(o, str) else o for o in objects), **options)
 
     def on_broken_pipe(self) -> None:
-        """Go on in silence: a run whose reader is gone (``| head``) still comes to its verdict."""
+        """Print nothing more: a run whose reader has left (``| head``) still writes its verdict."""
         silence(sys.stdout)
 
 
 def terminal(file: TextIO | None = None) -> Terminal:
-    """Where reports go: coloured and as wide as the terminal, or plain lines of any length."""
+    """The console for reports: coloured and as wide as the terminal, or plain long lines."""
     live = file is None and sys.stdout.isatty()
     return Terminal(
         file=file,
@@ -63,14 +64,14 @@ def terminal(file: TextIO | None = None) -> Terminal:
 
 
 class Progress:
-    """What is being done just now: a live line on a terminal, otherwise a line for each new thing.
+    """Shows the current activity: a live line on a terminal, otherwise one line for each activity.
 
-    Variants may run at the same time, so the things that are being done alternate.
+    Variants may run at the same time, so activities alternate.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._said = ""
+        self._current = ""
         self._printed: set[str] = set()
         self._since = time.monotonic()
         self._spinner = Spinner("dots")
@@ -91,9 +92,9 @@ class Progress:
             self._live.stop()
 
     def say(self, what: str, detail: str = "") -> None:
-        """Show what is being done; ``detail`` (a step, say) is for the live line alone."""
-        if what != self._said:
-            self._said, self._since = what, time.monotonic()
+        """Show an activity. ``detail``, such as a step, appears only in the live line."""
+        if what != self._current:
+            self._current, self._since = what, time.monotonic()
             if not self.console.is_terminal and what not in self._printed:
                 self._printed.add(what)
                 self.console.print(f"... {what}")
@@ -102,7 +103,7 @@ class Progress:
 
 
 def print_header(console: Console, run: Mapping[str, Any]) -> None:
-    """One line that says what is being run: every release, and of those that differ, whose."""
+    """One line with the scenario, its releases (by variant where they differ), lane and seed."""
     stack = releases({variant: trial["pins"] for variant, trial in run["trials"].items()})
     lane = {"cpu": "cpu (gloo)", "gpu": "gpu (NCCL)"}[run["lane"]]
     console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
@@ -124,7 +125,7 @@ def _versions(name: str, pins: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def print_trial(console: Console, result: TrialResult) -> None:
-    """A trial: its outcome, why, and what was found, where and how large."""
+    """A trial: its outcome, the reason, and where the finding shows and how large it is."""
     surprising = not result.as_expected and result.expected is not None
     mark = f"  (expected {result.expected})" if surprising else ""
     style = "green" if result.as_expected else "red"
@@ -137,11 +138,11 @@ def print_trial(console: Console, result: TrialResult) -> None:
         console.print(f"    {where}")
     for name, fired in (result.insufficient_checks or {}).items():
         if result.outcome is Outcome.SYMPTOM:
-            console.print(f"    a wrong detector, '{name}': {'fired' if fired else 'silent'}")
+            console.print(f"    insufficient check, '{name}': {'fired' if fired else 'silent'}")
 
 
 def first_seen(result: TrialResult) -> str:
-    """Where a finding shows and how large it is; empty without one, or where it does not say."""
+    """Where a finding shows and how large it is; empty if there is no finding or no figure."""
     finding = result.finding
     if finding is None:
         return ""
@@ -164,7 +165,7 @@ def _some(names: tuple[str, ...], most: int = 3) -> str:
 
 
 def print_verdict(console: Console, result: RunResult, seconds: float, folder: Path) -> None:
-    """The verdict's line, why it is not better, the time it took and where the evidence is."""
+    """The verdict, the time, the run folder, and the reasons if it is not ``reproduced``."""
     console.print(
         f"{result.scenario}: {result.verdict} in {seconds:.1f} s; {folder}",
         style=f"bold {COLOURS[result.verdict]}",
@@ -177,12 +178,12 @@ SUMMARY = ("scenario", "releases", "lane", "buggy", "fixed", "others", "step", "
 
 
 def summary(rows: list[list[str]]) -> Table:
-    """The table that several scenarios end with, a row for each; see ``summary_row``."""
+    """The table of several scenarios, with a row from ``summary_row`` for each."""
     return table("", list(SUMMARY), rows)
 
 
 def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float) -> list[str]:
-    """A scenario's row: ``run`` is its run.json, None where it came to none."""
+    """A scenario's row. ``run`` is the content of run.json, or None if there is none."""
     outcomes = {trial.variant: _marked(trial) for trial in result.trials}
     others = [f"{v} {o}" for v, o in outcomes.items() if v not in (BUGGY, FIXED)]
     findings = [t.finding for t in result.trials if t.finding and t.finding.step is not None]
@@ -207,12 +208,10 @@ def _marked(trial: TrialResult) -> str:
 
 
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
-    """What the first failing rank of a trial says of it: the end of its own traceback, else the
-    last lines that it wrote to stderr or stdout. Nothing of a rank that has done all it had to do.
+    """The end of the traceback of the rank that failed first, otherwise of its stderr or stdout.
 
-    Read are regular files in the folder alone, and of those the last LOG_BYTES: what else has the
-    name of a log could keep the reader for ever, or lead it elsewhere.
-    """
+    Empty if that rank wrote all its records. Only regular files in the run folder are read, and
+    only their last LOG_BYTES."""
     rank = failing_rank(result)
     for name in (ERROR_FILE, "stderr.log", "stdout.log"):
         logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
@@ -226,33 +225,31 @@ def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list
 
 
 def _finished(log: Path) -> bool:
-    """Whether the rank of a log left its records complete: then grading has found what is wrong,
-    and the log ends with what upstream says of its settings."""
+    """Whether the rank of a log finished its records. Then its log does not explain the failure."""
     launch, rank = log.parent.parent.parent, log.parent.name
     return (launch / f"{rank}.jsonl").is_file()
 
 
 def _traceback(text: str) -> list[str]:
-    """The end of the traceback in an error file of torchrun's; nothing where it is none."""
+    """The end of the traceback in torchrun's error file; empty if the file has none."""
     try:
-        told = json.loads(text)["message"]["extraInfo"]["py_callstack"]
-        lines = str(told).strip().splitlines()
+        lines = str(json.loads(text)["message"]["extraInfo"]["py_callstack"]).strip().splitlines()
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [line for line in lines if line.strip(" ^~")][-TRACEBACK_LINES:]
 
 
 def failing_rank(result: TrialResult) -> int:
-    """The rank that failed first; 0 where that is not known."""
+    """The rank that failed first; 0 if that is not known."""
     rank = (result.failure or {}).get("rank")
     return rank if isinstance(rank, int) else 0
 
 
 def _end(log: Path, folder: Path) -> tuple[float, str] | None:
-    """When a log was last written to, and its end; None where it is not to be read."""
+    """The time at which a log was last written, and its end; None if it must not be read."""
     try:
         if log.resolve() != folder.resolve() / log.relative_to(folder):
-            return None  # it lies behind a link
+            return None  # behind a link
         handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(handle, "rb") as file:
             found = os.fstat(handle)
@@ -261,11 +258,11 @@ def _end(log: Path, folder: Path) -> tuple[float, str] | None:
             file.seek(max(0, found.st_size - LOG_BYTES))
             return found.st_mtime, file.read(LOG_BYTES).decode(errors="replace")
     except (OSError, ValueError):
-        return None  # gone meanwhile, or not ours to read: the trial's reason says enough
+        return None  # deleted meanwhile, or not readable
 
 
 def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
-    """For a trial that is inconclusive: what the first failing rank says of it."""
+    """For an inconclusive trial: the last lines of the rank that failed first."""
     if result.outcome is not Outcome.INCONCLUSIVE:
         return
     lines = last_lines(folder, result)
@@ -281,7 +278,7 @@ def count(number: int, what: str) -> str:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table for the commands that list things: its cells are text, and never markup."""
+    """A plain table. Its cells are text, never markup."""
     made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         made.add_column(Text(column), overflow="fold")

@@ -1,8 +1,8 @@
-"""The words of the house as types. Standard library only: everything may import this.
+"""The vocabulary of the harness as types. Standard library only: every module may import this.
 
-A *scenario* is one documented bug, told by one module in ``scenarios/``. A *variant* of it is run
-as one *trial* on N ranks. The ranks write *records*; grading turns the records of a trial into an
-*outcome*, and the outcomes of a scenario's trials into a *verdict*.
+A *scenario* reproduces one documented bug. A *variant* of it runs as one *trial* on N ranks. The
+ranks write *records*. Grading turns the records of a trial into an *outcome*, and the outcomes of
+all trials of a run into a *verdict*.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from harness.errors import Inconclusive
+
 BUGGY = "buggy"
 FIXED = "fixed"
 RELEASED = "released"
-"""The variant that every scenario has besides its own: the trigger, on a release as published."""
+"""A variant of every scenario: the trigger of ``buggy`` on a release as published."""
 
 OTHER = "other"
 GOES_WRONG = ("gradients", "data", "resume", "precision", "positions", "learning rate", OTHER)
-"""What a bug can spoil, for those who look for theirs by what they see."""
+"""What a bug can spoil. The site can be filtered by it."""
 
 
 class Lane(str, Enum):
-    """Where a trial runs, and over which collectives."""
+    """Where a trial runs, and with which collectives."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -53,85 +55,34 @@ class Outcome(str, Enum):
 
 
 class Verdict(str, Enum):
-    """What the trials of one scenario say together."""
+    """The result of all trials of a scenario."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
     INCONCLUSIVE = "inconclusive"
     UNSUPPORTED = "unsupported"
     UNJUDGED = "unjudged"
-    """Buggy and fixed were not both run, so there is nothing to compare."""
+    """``buggy`` and ``fixed`` were not both run."""
 
     def __str__(self) -> str:
         return self.value
 
 
-class ExitCode:
-    """The exit codes of every verb, as README.md documents them."""
-
-    AS_EXPECTED = 0
-    NOT_AS_EXPECTED = 1
-    USER_MISTAKE = 2
-    INCONCLUSIVE = 3
-    UNSUPPORTED = 4
-
-    @staticmethod
-    def worst(codes: Iterable[int]) -> int:
-        """The exit code of several runs: an unexpected result outweighs one that says nothing."""
-        badness = (
-            ExitCode.AS_EXPECTED,
-            ExitCode.UNSUPPORTED,
-            ExitCode.INCONCLUSIVE,
-            ExitCode.NOT_AS_EXPECTED,
-            ExitCode.USER_MISTAKE,
-        )
-        return max(codes, key=badness.index, default=ExitCode.AS_EXPECTED)
-
-
-class HarnessError(Exception):
-    """Something that ends a command with one clear line and an exit code, without a traceback."""
-
-    exit_code = ExitCode.INCONCLUSIVE
-
-
-class UserError(HarnessError):
-    """The command cannot mean anything; the message names the choices."""
-
-    exit_code = ExitCode.USER_MISTAKE
-
-
-class Unsupported(HarnessError):
-    """This machine cannot run it; the message is the reason."""
-
-    exit_code = ExitCode.UNSUPPORTED
-
-
-class Inconclusive(HarnessError):
-    """The machinery failed before anything could be learned about the bug."""
-
-    exit_code = ExitCode.INCONCLUSIVE
-
-
-class Fault(Inconclusive):
-    """What failed is this machine, its disk or its network, and nothing that was asked about: no
-    network, no room, a certificate that was refused."""
-
-
 Edits = Iterable[tuple[Any, Any]]
-"""What the edit of a defect yields: pairs of an old and a new node of a syntax tree."""
+"""The edit of a defect yields these: pairs of an old and a new node of a syntax tree."""
 
 
 @dataclass(frozen=True)
 class Defect:
     """An edit of upstream source that puts a bug back.
 
-    ``edit`` gets the syntax tree (``libcst``) of ``scope`` and yields ``(old, new)`` pairs of
-    nodes. It must yield exactly one pair: an edit that matches nothing, or twice, stops the run.
+    ``edit`` gets the syntax tree (``libcst``) of ``scope`` and yields exactly one ``(old, new)``
+    pair of nodes. An edit that matches nothing, or matches twice, stops the run.
     """
 
     name: str
     upstream: str
-    """The distribution that is edited, as on PyPI: ``deepspeed``."""
+    """The distribution that is edited, for example ``deepspeed``."""
     file: str
     """The file in it, relative to site-packages."""
     scope: str
@@ -152,38 +103,38 @@ class Companion:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a scenario, and the outcome that the report leads one to expect.
+    """One way to run a scenario, and its expected outcome.
 
-    A bug that published releases tell is two words: ``affected("0.29.3")``,
-    ``unaffected("0.30.0")``.
+    For published releases use ``affected("0.29.3")`` and ``unaffected("0.30.0")``.
     """
 
     about: str
-    """What it is; empty for a release as published, which says so itself."""
+    """A description; may be empty for a release as published."""
     expect: Outcome | None
-    """None where that is the question: of a release as published."""
+    """None if nothing is expected, as for ``released``."""
     defects: tuple[Defect, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    """What this variant changes in ``Params``, over what the user asked for."""
+    """Parameters that this variant changes; they override the user's."""
     pins: Mapping[str, str] = field(default_factory=dict)
     release: str = ""
-    """The subject's release, where it is another than the scenario's."""
+    """The subject's release, if it is not the scenario's."""
     ranks: int | None = None
-    """The number of ranks, where it differs from the scenario's."""
+    """The number of ranks, if it is not the scenario's."""
     triggers: bool = True
-    """Whether the trigger must be exercised. A control that switches it off says False."""
+    """Whether the trigger must occur. False for a control that switches it off."""
 
 
 def affected(release: str = "", about: str = "", **changes: Any) -> Variant:
-    """A published release, or the scenario's own, in which the documented symptom is expected.
+    """A variant that is expected to show the documented symptom.
 
-    ``changes`` are further fields of the Variant: ``params=``, ``defects=``, ``ranks=``.
+    ``release`` is a published release of the subject; empty for the scenario's own. ``changes`` are
+    further fields of Variant: ``params=``, ``defects=``, ``ranks=``.
     """
     return Variant(about, Outcome.SYMPTOM, release=release, **changes)
 
 
 def unaffected(release: str = "", about: str = "", **changes: Any) -> Variant:
-    """A published release, or the scenario's own, that is expected to be clean; as ``affected``."""
+    """A variant that is expected to be clean. Its arguments are those of ``affected``."""
     return Variant(about, Outcome.CLEAN, release=release, **changes)
 
 
@@ -197,25 +148,26 @@ class Scenario:
     symptom: str
     """The documented symptom, in the words of the report."""
     trigger: str
-    """What a user's run must do to meet the bug, to be read after "only with"."""
+    """What a run must do to meet the bug; it is read after "only with"."""
     remedy: str
-    """What a user who is affected can do, as an order: "train in bf16"."""
+    """What an affected user can do, as an order: "train in bf16"."""
     pins: Mapping[str, str]
-    """Upstream releases; the first is the subject, whose day decides the dependencies."""
+    """Upstream releases. The first is the subject; its day decides the dependencies."""
     variants: Mapping[str, Variant]
     ranks: int
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
     files: tuple[str, ...] = ()
-    """The files with the bug, relative to site-packages, where no defect names them: each rank must
-    have loaded them, with the hash that the overlay has."""
+    """The files with the bug, relative to site-packages. Each rank must have loaded them. Files
+    that a defect names need not be repeated."""
     releases: str = ""
-    """The releases that it can ask, as a requirement such as ``transformers>=5``; else all."""
+    """The releases that it can test, as a requirement such as ``transformers>=5``; empty for
+    all."""
     companions: tuple[Companion, ...] = ()
     launches: tuple[str, ...] = ("",)
-    """The launches that a trial is made of, one after another, each in fresh processes: to save in
-    one and load in the next. Most scenarios have just one, without a name."""
+    """The names of a trial's launches, each in new processes: for example to save in one and to
+    load in the next. Most scenarios have one launch, without a name."""
     goes_wrong: str = OTHER
-    """What the bug spoils: one of ``GOES_WRONG``; anything else is a ValueError."""
+    """What the bug spoils: one of ``GOES_WRONG``; otherwise ValueError."""
     title: str = ""
     """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
     locks: Path | None = None
@@ -239,57 +191,57 @@ class Scenario:
         return Variant("the release as published", None, params=buggy.params, ranks=buggy.ranks)
 
     def pins_of(self, variant: str) -> dict[str, str]:
-        """What a variant itself pins, over the user's choice and the scenario's own pins."""
-        told = self.variant(variant)
-        return {**({self.subject: told.release} if told.release else {}), **told.pins}
+        """The pins of a variant; they override the user's and the scenario's."""
+        chosen = self.variant(variant)
+        return {**({self.subject: chosen.release} if chosen.release else {}), **chosen.pins}
 
     def about(self, variant: str) -> str:
-        """What a variant is, in words."""
-        told = self.variant(variant)
-        named = {**self.pins, **self.pins_of(variant)}
-        return told.about or f"{self.subject} {named[self.subject]} as published"
+        """A description of a variant."""
+        pins = {**self.pins, **self.pins_of(variant)}
+        described = self.variant(variant).about
+        return described or f"{self.subject} {pins[self.subject]} as published"
 
     def ranks_of(self, variant: str) -> int:
-        """How many ranks a variant runs on."""
+        """The number of ranks of a variant."""
         return self.variant(variant).ranks or self.ranks
 
     @property
     def defects(self) -> tuple[Defect, ...]:
-        """Every defect that some variant puts in, once, in the order of the variants."""
+        """The defects of all variants, each once."""
         found = {d.name: d for v in self.variants.values() for d in v.defects}
         return tuple(found.values())
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The files with the bug in them, sorted: those named, and those that defects edit."""
+        """The files with the bug, sorted: ``files``, and those that defects edit."""
         return tuple(sorted({*self.files, *(defect.file for defect in self.defects)}))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A detector's answer: the documented symptom was seen."""
+    """A symptom that ``detect`` found."""
 
     message: str
-    """What was found, in one or two sentences with figures."""
+    """One or two sentences with figures."""
     step: int | None = None
-    """The first step (counted from 1) at which it shows; 0: before the first."""
+    """The first step at which it shows, counted from 1; 0 means before the first."""
     parameters: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     magnitude: float | None = None
-    """How large it is, in ``unit``."""
+    """Its size, in ``unit``."""
     unit: str = ""
-    """What the magnitude counts, to be read after it: ``of 1, the ratio that is right``."""
+    """The unit of the magnitude; it is read after the number: ``of the right gradient``."""
     clock: str = "step"
-    """What ``step`` counts: steps, or ``epoch``."""
+    """The unit of ``step``: ``step``, ``epoch`` or ``row``."""
     documented: bool = True
-    """Whether this is the report's own symptom. Anything else makes a trial inconclusive."""
+    """Whether it is the documented symptom. Otherwise the trial is inconclusive."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """Whether the trigger was exercised: how, or why not. It says nothing of the symptom.
+    """Whether the trigger occurred, and how, or why not. It says nothing about the symptom.
 
-    Two that are both needed are joined by ``&``; the first that is not met answers for both.
+    ``&`` joins two conditions; the text is then that of the first one that is not met.
     """
 
     met: bool
@@ -297,7 +249,7 @@ class Exercise:
 
     @staticmethod
     def of(met: bool, how: str, why_not: str) -> Exercise:
-        """``how`` where it was exercised, else ``why_not``: "no norm passed the threshold"."""
+        """An Exercise with the text ``how`` if it is met, otherwise ``why_not``."""
         return Exercise(met, how if met else why_not)
 
     def __bool__(self) -> bool:
@@ -310,28 +262,29 @@ class Exercise:
 
 
 Record = dict[str, Any]
-"""A fact that a rank wrote down: ``kind``, ``rank``, ``step`` and what the kind says besides."""
+"""One line that a rank wrote: ``kind``, ``rank``, ``step`` and the facts of its kind."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """What the ranks of one trial wrote down, by rank and in order."""
+    """The records of one trial, by rank and in the order in which they were written."""
 
     by_rank: Mapping[int, Sequence[Record]]
     params: Any = None
-    """The scenario's ``Params`` of this trial, with what its variant changes already in it."""
+    """The scenario's ``Params`` of this trial, with the changes of its variant."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.by_rank))
 
     def of(self, kind: str, rank: int | None = None) -> list[Record]:
-        """The records of one kind, of one rank or of all, ordered by rank and then by time."""
+        """The records of one kind, from one rank or from all, ordered by rank and time."""
         ranks = self.ranks if rank is None else (rank,)
         return [r for n in ranks for r in self.by_rank.get(n, ()) if r["kind"] == kind]
 
     def one(self, kind: str, rank: int = 0) -> Record | None:
-        """The only record of a kind on a rank, or None."""
+        """The only record of a kind on a rank, or None. Raises Inconclusive if there are
+        several."""
         found = self.of(kind, rank)
         if len(found) > 1:
             raise Inconclusive(f"rank {rank} wrote {len(found)} records of kind '{kind}'")
@@ -344,36 +297,36 @@ Trials = Mapping[str, Records]
 
 @dataclass
 class Position:
-    """Where in a run a rank stands: all that decides what it is going to record."""
+    """The position of a rank in a run: everything that decides which records it writes."""
 
     params: Any
-    """The scenario's ``Params``, with what the variant changes already in it."""
+    """The scenario's ``Params``, with the changes of the variant."""
     seed: int
-    """Python's and torch's generators have been seeded with it, alike on every rank."""
+    """The seed of Python's and torch's generators, the same on every rank."""
     rank: int
     world_size: int
     lane: Lane
     pins: Mapping[str, str]
     """The upstream releases of this trial."""
     launch: str
-    """Which of the scenario's launches this is; empty where it has none."""
+    """The name of this launch; empty if the scenario has only one."""
 
 
 @dataclass
 class Context(Position):
-    """What a scenario's ``run`` gets: its parameters, its place, and a way to write things down."""
+    """What a scenario's ``run`` gets: its position, a folder, and ``record``."""
 
     folder: Path
-    """The trial's folder, shared by its ranks and launches: checkpoints go here."""
+    """The trial's folder, shared by its ranks and launches, for checkpoints."""
     record: Callable[..., None]
-    """``record(kind, step=None, **facts)`` appends one record that ``plan`` has promised."""
+    """``record(kind, step=None, **facts)`` writes one record that ``plan`` declares."""
     device: Any = None
     """The ``torch.device`` of this rank."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the run, in seconds of wall clock, under a name for the bench."""
+        """Measure the wall seconds of a part of the run, for ``bench``."""
         start = time.perf_counter()
         try:
             yield
@@ -383,66 +336,11 @@ class Context(Position):
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """What one trial showed, and why that is its outcome."""
-
-    variant: str
-    outcome: Outcome
-    expected: Outcome | None
-    """None where nothing was expected: any answer will do, but it must be one."""
-    reason: str
-    """The finding, how the trigger was exercised, or what went wrong."""
-    seconds: float = 0.0
-    finding: Finding | None = None
-    failure: Mapping[str, Any] | None = None
-    """The rank that failed first, and its message."""
-    insufficient_checks: Mapping[str, bool] | None = None
-    """Plausible checks that the scenario shows to miss the bug, and whether each fired."""
-    shims: Mapping[str, int] | None = None
-    """How often each shim was used, over all ranks."""
-    environment: Mapping[str, Any] | None = None
-    """Versions of Python, torch, CUDA and NCCL, and the GPU, as rank 0 saw them."""
-    phases: Mapping[str, float] | None = None
-    """Wall seconds of the parts of the slowest rank."""
-
-    @property
-    def as_expected(self) -> bool:
-        if self.expected is None:
-            return self.outcome in (Outcome.SYMPTOM, Outcome.CLEAN)
-        return self.outcome is self.expected
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What the trials of one run say together."""
-
-    scenario: str
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    """Why the verdict is not better; empty for ``reproduced``."""
-    trials: tuple[TrialResult, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a command that ends with this result."""
-        if self.verdict is Verdict.UNSUPPORTED:
-            return ExitCode.UNSUPPORTED
-        if self.verdict is Verdict.INCONCLUSIVE:
-            return ExitCode.INCONCLUSIVE
-        if self.verdict is Verdict.NOT_REPRODUCED or not all(t.as_expected for t in self.trials):
-            return ExitCode.NOT_AS_EXPECTED
-        return ExitCode.AS_EXPECTED
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"exit_code": self.exit_code}
-
-
-@dataclass(frozen=True)
 class Point:
     """One shim: a declared change of the environment that lets an upstream release run here.
 
-    ``install`` gets a function to call at each use, so that the evidence can count them. A shim
-    never touches the path of a defect.
+    ``install`` gets a function that it calls at each use, so that uses are counted. A shim never
+    touches the path of a defect.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Text that others wrote, made fit for a terminal. Standard library only.
+"""Text from elsewhere, made safe for a terminal. Standard library only.
 
-Records, logs, run folders and exceptions can hold anything: an escape sequence in them could clear
-the screen, rename the window or turn a verdict around.
+Records, logs, run folders and exceptions can contain anything. An escape sequence in them could
+clear the screen, rename the window or hide a verdict.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ CONTROL = re.compile(
     "\ud800-\udfff]"  # halves of a character, which no terminal's encoding has
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk, or a user's full share of it, is told by."""
+"""The errors of a full disk and of a full quota."""
 LONGEST = 500
-"""Characters of a complaint about what went wrong in the machinery."""
+"""Characters of an exception's message that are printed."""
 
 
 def plain(text: str) -> str:
-    r"""The text with every control character but ``\n`` and ``\t`` spelt out: ``\x1b[2J``."""
+    r"""The text with control characters, except ``\n`` and ``\t``, as escapes: ``\x1b[2J``."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def complaint(error: BaseException) -> str:
-    """What an exception says, on one line; of an OSError, which file or folder it is about."""
+    """The message of an exception on one line; for an OSError, with its file or folder."""
     if isinstance(error, OSError) and error.strerror:
         paths = [str(p) for p in (error.filename, error.filename2) if p is not None]
         if error.errno in NO_ROOM:
@@ -47,7 +47,7 @@ def _one_line(text: str) -> str:
 
 
 def warn(text: str, mark: str = "harness: ") -> None:
-    """Print a text on stderr; where nobody hears it, the exit code says enough."""
+    """Print a text on stderr, if anybody still reads it."""
     try:
         print(f"{mark}{plain(text)}", file=sys.stderr, flush=True)
     except OSError:
@@ -56,13 +56,15 @@ def warn(text: str, mark: str = "harness: ") -> None:
 
 @cache
 def warn_once(text: str) -> None:
-    """Warn of what a command may meet again."""
+    """Print a warning only once for each command."""
     warn(text)
 
 
 def open_streams() -> None:
-    """Give stdin, stdout and stderr something to lead to where a shell closed them (``>&-``): the
-    next file that is opened would take the place of the one that is missing, and get the output."""
+    """Connect stdin, stdout and stderr to the null device if a shell closed them (``>&-``).
+
+    Otherwise the next file that is opened would get their number, and their output.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -75,7 +77,7 @@ def open_streams() -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Lead a stream to nowhere, with what it still holds: nobody reads it any more."""
+    """Connect a stream to the null device, because its reader has left."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -14,7 +14,7 @@ import pytest
 
 import scenarios
 from harness import catalog, machine
-from harness.spec import Inconclusive
+from harness.errors import Inconclusive
 from harness.sweep import affected, cells
 from harness.sweep.cells import Status
 from harness.upstream import index, pins

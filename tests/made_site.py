@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.spec import RunResult, Verdict
+from harness.results import RunResult
+from harness.spec import Verdict
 from harness.sweep.cells import Cell, Status
 from harness.sweep.history import Change, Kind, writing
 from harness.upstream.index import Release

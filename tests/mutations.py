@@ -21,7 +21,8 @@ from harness import catalog, config, machine
 from harness.commands import pages
 from harness.files import write_whole
 from harness.report import terminal
-from harness.spec import Outcome, RunResult, TrialResult
+from harness.results import RunResult, TrialResult
+from harness.spec import Outcome
 from harness.trial.run import run
 from scenarios.common.mutation import Mutation
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.config import RunConfig
+from harness.errors import Fault
 from harness.nightly import steps
-from harness.spec import RELEASED, Fault, RunResult, Verdict
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import RELEASED, Verdict
 from harness.sweep import cells, suite
 from harness.sweep.cells import Cell, Status
 from harness.sweep.history import History, Own, Release, ReleaseResult, reading

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.spec import RunResult, TrialResult
+from harness.results import RunResult, TrialResult
 from harness.trial.grade import grade, grade_trial, run_of
 from harness.trial.loaded_files import MADE_FILE
 from harness.trial.records import (

@@ -13,8 +13,10 @@ import scenarios
 from harness.__main__ import main
 from harness.commands import admit
 from harness.commands.admit import Gate
-from harness.config import RunConfig
-from harness.spec import Finding, Outcome, RunResult, TrialResult, UserError
+from harness.errors import UserError
+from harness.results import RunResult, TrialResult
+from harness.run_config import RunConfig
+from harness.spec import Finding, Outcome
 from harness.trial import grade
 from harness.trial.server_pool import Pool
 from harness.upstream import pins

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from harness.commands import bundle
+from harness.errors import Inconclusive, UserError
 from harness.files import sha256
-from harness.spec import Inconclusive, UserError
 from harness.upstream import archive, bytecode, overlay, pins
 from harness.upstream.archive import Refused
 from harness.upstream.overlay import Overlay, borrowed

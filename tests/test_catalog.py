@@ -8,19 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.spec import (
-    ExitCode,
-    Lane,
-    Outcome,
-    RunResult,
-    Scenario,
-    TrialResult,
-    UserError,
-    Variant,
-    Verdict,
-    affected,
-    unaffected,
-)
+from harness.errors import ExitCode, UserError
+from harness.results import RunResult, TrialResult
+from harness.spec import Lane, Outcome, Scenario, Variant, Verdict, affected, unaffected
 from tests.made_up import scenario_module
 
 

@@ -17,17 +17,10 @@ import pytest
 from harness import catalog, config, machine
 from harness.__main__ import main
 from harness.commands import matrix
-from harness.config import RunConfig
-from harness.spec import (
-    RELEASED,
-    Fault,
-    HarnessError,
-    Inconclusive,
-    Outcome,
-    RunResult,
-    Unsupported,
-    UserError,
-)
+from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import RELEASED, Outcome
 from harness.sweep import cells
 from harness.sweep.cells import Status
 from harness.trial.run import stack_of

@@ -12,8 +12,9 @@ import pytest
 from harness import catalog, config
 from harness.__main__ import main
 from harness.commands import check
-from harness.config import RunConfig
-from harness.spec import RELEASED, Inconclusive, Unsupported, UserError
+from harness.errors import Inconclusive, Unsupported, UserError
+from harness.run_config import RunConfig
+from harness.spec import RELEASED
 from harness.sweep import affected
 from harness.upstream import overlay, pins
 from tests.made_up import YES, Upstream

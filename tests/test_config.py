@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import config
 from harness.__main__ import main
-from harness.config import LaunchConfig, RunConfig, compose, quoted
-from harness.spec import UserError
+from harness.config import compose, quoted
+from harness.errors import UserError
+from harness.run_config import LANES, LaunchConfig, RunConfig
 from scenarios.deepspeed.bf16_clip.scenario import Params
 
 
@@ -50,7 +50,7 @@ def test_one_run_does_not_change_the_next() -> None:
     assert composed().params == Params()
 
 
-@pytest.mark.parametrize("lane", config.LANES)
+@pytest.mark.parametrize("lane", LANES)
 def test_each_lane_is_a_file_of_configs(lane: str) -> None:
     assert composed(f"launch={lane}").launch.lane == lane
 
@@ -101,9 +101,9 @@ def test_the_command_says_how_to_run_it_again() -> None:
 
 def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None:
     pin = "pins.accelerate=0.34.0"
-    with pytest.raises(UserError, match=r"pins\.accelerate changes nothing: fixed") as caught:
+    with pytest.raises(UserError, match=r"pins\.accelerate has no effect: fixed") as caught:
         compose(["scenario=sampler_shards", "variant=fixed", pin])
-    assert str(caught.value).endswith("To ask another one: variant=released")
+    assert str(caught.value).endswith("To test another release, use variant=released")
     for variant in ("released", "[buggy,fixed]"):
         asked = compose(["scenario=sampler_shards", f"variant={variant}", pin])
         assert asked.pins == {"accelerate": "0.34.0"}
@@ -111,7 +111,7 @@ def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None
 
 @pytest.mark.parametrize("day", ["2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1"])
 def test_a_day_that_is_none_is_a_mistake(day: str) -> None:
-    with pytest.raises(UserError, match="is no day: write one like 2024-03-15"):
+    with pytest.raises(UserError, match="is not a day: write one like 2024-03-15"):
         composed(f"date={day}")
 
 
@@ -124,12 +124,12 @@ def test_today_is_a_day_to_resolve_for() -> None:
     [
         ("seed=-1", "seed=-1: choose one from 0 to 2147483647"),
         ("seed=2147483648", "seed=2147483648: choose one from 0 to 2147483647"),
-        ("jobs=0", "jobs=0: choose 1 or more, or leave it out"),
+        ("jobs=0", "jobs=0: choose 1 or more, or omit it"),
         ("jobs=-2", "jobs=-2: choose 1 or more"),
-        ("date=9999-01-01", "date=9999-01-01 is yet to come: name a day up to today"),
-        ("date=", "date= is no day: write one like 2024-03-15"),
-        ("runs=", "runs= names no folder: runs=DIR, or HARNESS_RUNS=DIR"),
-        ("runs=' '", "runs=  names no folder: runs=DIR"),
+        ("date=9999-01-01", "date=9999-01-01 is in the future: choose a day up to today"),
+        ("date=", "date= is not a day: write one like 2024-03-15"),
+        ("runs=", "runs= is not a folder: set runs=DIR or HARNESS_RUNS=DIR"),
+        ("runs=' '", "runs=  is not a folder: set runs=DIR"),
     ],
 )
 def test_a_value_beyond_its_bounds_is_a_mistake(override: str, told: str) -> None:
@@ -184,7 +184,7 @@ def test_a_deadline_that_never_comes_is_a_mistake(timeout: str) -> None:
         ("variant=[buggy,fxed]", "no variant 'fxed': did you mean fixed? Choices: buggy, fixed,"),
         ("variant=3", "no variant '3'. Choices: buggy, fixed, control, reference, released, all."),
         ("variant=null", "no variant 'None'. Choices: buggy"),
-        ("variant=[]", "no variant named. Choices: buggy"),
+        ("variant=[]", "variant is empty. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
         ("scenario.steps=null", "Error merging override scenario.steps=null: field 'scenario."),
         ("scenario.lr=0", "scenario.lr=0.0: must be above 0, finite"),

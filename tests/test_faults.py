@@ -24,8 +24,8 @@ import pytest
 
 from harness import catalog, machine
 from harness.__main__ import INTERRUPTED, main
+from harness.errors import ExitCode
 from harness.files import sha256
-from harness.spec import ExitCode
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from harness.upstream import overlay
 from tests.overlays import copy, lent

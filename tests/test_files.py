@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import Inconclusive
 from harness.files import link, locked, new_folder_beside, write_all, write_whole, writing
-from harness.spec import Inconclusive
 from tests.another_user import as_nobody, needs_root
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
+from harness.errors import Inconclusive
+from harness.results import TrialResult
+from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade, judge
 from harness.trial.records import HOUSE, RUN_FILE
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict

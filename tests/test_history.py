@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import Inconclusive, RunResult, UserError, Verdict
+from harness.errors import Inconclusive, UserError
+from harness.results import RunResult
+from harness.spec import Verdict
 from harness.sweep.history import Change, History, Kind, Night, newest, reading, writing
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, cell, release

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Fault
+from harness.errors import Fault
 from harness.upstream import index
 from harness.upstream.index import Release
 from tests.index import Handler, address, file, page, serving

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import harness.trial.launch as launching
-from harness.spec import Inconclusive
+from harness.errors import Inconclusive
 from harness.trial.records import EXIT_FILE, Identity
 from harness.trial.server_pool import Pool
 from harness.trial.servers import OverlayServer

@@ -10,7 +10,7 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.commands import lock
-from harness.spec import Inconclusive, Unsupported
+from harness.errors import Inconclusive, Unsupported
 from harness.upstream import locks, pins
 from harness.upstream.pins import Stack
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog, machine
+from harness.errors import Inconclusive, Unsupported
 from harness.machine import Gpu, choose_lane, visible
-from harness.spec import Inconclusive, Lane, Outcome, Unsupported, Variant
+from harness.spec import Lane, Outcome, Variant
 from tests.another_user import NOBODY, as_nobody, needs_root
 
 TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
@@ -140,13 +141,13 @@ def test_without_git_the_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_users_own_things_lie_in_the_cache(tmp_path: Path) -> None:
-    assert machine.own_place(tmp_path / "cache", "gpus") == tmp_path / "cache" / "gpus"
+    assert machine.own_folder(tmp_path / "cache", "gpus") == tmp_path / "cache" / "gpus"
 
 
 def _lease(cache: Path, temporary: str) -> Iterator[Path | str]:
     tempfile.tempdir = temporary
     try:
-        place = machine.own_place(cache, "gpus")
+        place = machine.own_folder(cache, "gpus")
         with machine.leased(0, place, lambda: None):
             yield place
     except Inconclusive as error:
@@ -177,7 +178,7 @@ def test_a_place_that_somebody_else_made_first_is_not_trusted(shared: Path, trap
         os.chown(own, NOBODY, NOBODY)
         own.chmod(0o777)
     with as_nobody(_lease, cache, str(shared)) as told:
-        assert told == f"{own} is not this user's alone: name another HARNESS_CACHE"
+        assert told == f"{own} is not private to this user: name another HARNESS_CACHE"
 
 
 def test_no_password_of_an_index_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

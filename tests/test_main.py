@@ -16,9 +16,10 @@ from harness import catalog
 from harness.__main__ import main
 from harness.commands import check, commands, pages
 from harness.commands.check import Checked
-from harness.config import RunConfig
 from harness.files import ROOT
-from harness.spec import RunResult, Verdict
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import Verdict
 from harness.sweep import suite
 from harness.text import CONTROL
 from tests.made_up import scenario_module
@@ -32,7 +33,7 @@ LACKS_GPUS = "launch=gpu"
 
 
 @pytest.fixture(autouse=True)
-def own_place(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
+def own_folder(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
     """Away from the user's cache and runs; the handler of SIGTERM is put back."""
     before, here = signal.getsignal(signal.SIGTERM), Path.cwd()
     os.chdir(tmp_path)
@@ -56,7 +57,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "pins.deepspeed=abc"], ["pins.deepspeed=abc is no version", "0.15.4"]),
     ([*RUN, "pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed, pins.megatron-core"]),
     ([*RUN, "bare"], ["bare"]),
-    ([*RUN, "runs=a:b"], ["/a:b has a ':' in it"]),
+    ([*RUN, "runs=a:b"], ["/a:b contains ':'"]),
     ([*RUN, "launch=null"], ["launch=null"]),
     ([*RUN, "+foo=1"], ["no key 'foo'", "variant"]),
     ([*RUN, "+scenario.foo=1"], ["no key 'scenario.foo'", "scenario.lr"]),
@@ -217,7 +218,9 @@ def test_a_cache_that_is_a_file_is_one_line(cache: Path, runs: Path, capsys: Cap
     cache.touch()
     for words in (RUN, ["show", "bf16_clip"], ["clean"]):
         assert main(words) == 3
-        assert capsys.readouterr().err.startswith(f"harness: the cache {cache} is no folder: name ")
+        assert capsys.readouterr().err.startswith(
+            f"harness: the cache {cache} is not a folder: name "
+        )
     assert not runs.exists()
 
 
@@ -265,7 +268,7 @@ def test_a_broken_scenario_is_told_and_the_others_work(
     assert main(RUN) == 0
     assert main(["run", "--cfg", "job", BUG]) == 0
     assert main(["run", "--help"]) == 0
-    assert "The knobs of bf16_clip" in capsys.readouterr().out
+    assert "The parameters of bf16_clip" in capsys.readouterr().out
     assert main(["run", f"scenario={broken}", "scenario.lr=1"]) == 3
     assert capsys.readouterr().err.endswith(f"{LINE}\n")
     assert main(["run", "scenario=all"]) == 3

@@ -16,8 +16,9 @@ import scenarios
 from harness import catalog
 from harness.__main__ import main
 from harness.commands import new, pages
+from harness.errors import UserError
 from harness.files import ROOT
-from harness.spec import Records, UserError, Verdict
+from harness.spec import Records, Verdict
 from harness.upstream import pins
 
 Capture = pytest.CaptureFixture[str]

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from harness.errors import Inconclusive
 from harness.files import locked, sha256
-from harness.spec import Defect, Inconclusive
+from harness.spec import Defect
 from harness.upstream import overlay, pins
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack

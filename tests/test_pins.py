@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.spec import Companion, Fault, Inconclusive, Scenario, Unsupported, UserError
+from harness.errors import Fault, Inconclusive, Unsupported, UserError
+from harness.spec import Companion, Scenario
 from harness.upstream import index, pins
 from harness.upstream.pins import Stack
 from tests.made_up import published

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from harness.errors import Inconclusive
 from harness.facts.plan import BrokenPromise, Kind, each
 from harness.facts.shapes import NUMBER
-from harness.spec import Inconclusive, Records
+from harness.spec import Records
 from harness.trial import records
 from harness.trial.records import (
     HOUSE,

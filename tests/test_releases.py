@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.spec import Inconclusive, UserError
+from harness.errors import Inconclusive, UserError
 from harness.upstream import releases
 from tests.index import Handler, address, file, page, serving
 

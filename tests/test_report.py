@@ -26,7 +26,8 @@ from harness.report import (
     table,
     terminal,
 )
-from harness.spec import Finding, Outcome, RunResult, TrialResult, Verdict
+from harness.results import RunResult, TrialResult
+from harness.spec import Finding, Outcome, Verdict
 from tests.another_user import needs_root
 from tests.recording import Recording
 
@@ -64,7 +65,7 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     print_trial(terminal(), SYMPTOM)
     out = capsys.readouterr().out
     assert "first seen: step 3; ranks 0, 1; by up to 0.1309; a, b, c and 2 more\n" in out
-    assert "a wrong detector, 'the norms differ': silent\n" in out
+    assert "insufficient check, 'the norms differ': silent\n" in out
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.spec import Inconclusive, UserError
+from harness.errors import Inconclusive, UserError
 from harness.text import warn_once
 from harness.upstream import pins, requirements
 from tests.index import Handler, address, page, serving

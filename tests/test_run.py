@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness import catalog, config, machine
+from harness.errors import Inconclusive
 from harness.files import sha256
 from harness.report import Progress, terminal
-from harness.spec import Inconclusive, Lane, Outcome, TrialResult
+from harness.results import TrialResult
+from harness.spec import Lane, Outcome
 from harness.trial import run
 from harness.trial.server_pool import Pool
 from harness.upstream.overlay import Overlay

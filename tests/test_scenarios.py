@@ -14,7 +14,8 @@ import pytest
 
 from harness import catalog, config
 from harness.report import last_lines
-from harness.spec import Outcome, TrialResult, Verdict
+from harness.results import TrialResult
+from harness.spec import Outcome, Verdict
 from harness.sweep.suite import Done, started
 from harness.trial.records import RUN_FILE, read_json
 

@@ -22,11 +22,12 @@ from harness import catalog
 from harness.__main__ import main
 from harness.files import ROOT
 from harness.pictures import Bars, Grid, Lines, Picture
+from harness.results import RunResult
 from harness.site import output, statuses
 from harness.site.charts import chart
 from harness.site.inputs import collect
 from harness.site.timelines import strip
-from harness.spec import GOES_WRONG, RunResult, Verdict
+from harness.spec import GOES_WRONG, Verdict
 from harness.sweep.history import Kind, writing
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
 from tests.recording import RECORDED, Recording, recorded

@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from harness import catalog, config, machine
-from harness.config import RunConfig
+from harness.errors import Inconclusive
 from harness.machine import Gpu, leased
-from harness.spec import Inconclusive, Lane, Outcome, RunResult, TrialResult, Verdict
+from harness.results import RunResult, TrialResult
+from harness.run_config import RunConfig
+from harness.spec import Lane, Outcome, Verdict
 from harness.sweep import suite
 from harness.trial import prefetch
 from harness.trial.records import RUN_FILE, write_json

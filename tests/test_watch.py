@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.__main__ import main
-from harness.spec import Fault, UserError, Verdict
+from harness.errors import Fault, UserError
+from harness.spec import Verdict
 from harness.sweep import affected
 from harness.sweep import changes as compared
 from harness.sweep.cells import Status

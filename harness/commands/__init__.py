@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from harness.spec import UserError
+from harness.errors import UserError
 
 USERS = ("run", "list", "show", "check", "matrix", "bisect", "watch", "site", "grade")
 """The commands that people use who only want to know about bugs; the others are for maintainers."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from harness import catalog
 from harness.commands import pages
+from harness.errors import HarnessError
 from harness.report import count
-from harness.spec import BUGGY, FIXED, OTHER, HarnessError, Lane, Outcome, Scenario, Verdict
+from harness.spec import BUGGY, FIXED, OTHER, Lane, Outcome, Scenario, Verdict
 from harness.sweep import affected
 from harness.trial.grade import grade
 from harness.upstream import locks, pins

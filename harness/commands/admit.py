@@ -21,19 +21,11 @@ from rich.console import Console
 from harness import catalog, config
 from harness.commands import Arguments
 from harness.commands._demands import checked
-from harness.config import RunConfig
+from harness.errors import ExitCode, HarnessError, UserError
 from harness.report import table, terminal
-from harness.spec import (
-    BUGGY,
-    FIXED,
-    ExitCode,
-    HarnessError,
-    Outcome,
-    RunResult,
-    TrialResult,
-    UserError,
-    Verdict,
-)
+from harness.results import RunResult, TrialResult
+from harness.run_config import RunConfig
+from harness.spec import BUGGY, FIXED, Outcome, Verdict
 from harness.trial.grade import grade_trial, run_of
 from harness.trial.records import read_records
 from harness.trial.run import run

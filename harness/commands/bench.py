@@ -22,9 +22,10 @@ from typing import Any
 
 from harness import catalog
 from harness.commands import Arguments
+from harness.errors import ExitCode, Inconclusive
 from harness.machine import cache_folder
 from harness.report import table, terminal
-from harness.spec import BUGGY, ExitCode, Inconclusive, Scenario
+from harness.spec import BUGGY, Scenario
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.upstream import overlay, pins
 

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from harness.commands import Arguments, pages
 from harness.commands.matrix import STYLES, Sweep, asked, said
-from harness.config import RunConfig
+from harness.errors import ExitCode, Fault, UserError
 from harness.machine import cache_folder
 from harness.report import Progress, count, terminal
-from harness.spec import ExitCode, Fault, UserError
+from harness.run_config import RunConfig
 from harness.sweep import affected
 from harness.sweep.cells import FAULTS, Cell, Status, Streak, ask, overlays_made
 

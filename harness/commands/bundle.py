@@ -23,10 +23,11 @@ from typing import Any
 
 from harness import catalog, machine
 from harness.commands import Arguments, pin
+from harness.errors import ExitCode, HarnessError, Inconclusive, UserError
 from harness.files import ROOT, new_folder_beside, write_whole, writing
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.spec import RELEASED, Defect, ExitCode, HarnessError, Inconclusive, Scenario, UserError
+from harness.spec import RELEASED, Defect, Scenario
 from harness.upstream import archive, overlay, pins
 from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay

@@ -25,10 +25,11 @@ from rich.console import Console
 from harness import catalog, config
 from harness.commands import Arguments
 from harness.commands.matrix import short
-from harness.config import RunConfig
+from harness.errors import ExitCode, HarnessError, UserError
 from harness.machine import cache_folder
 from harness.report import Progress, table, terminal
-from harness.spec import RELEASED, ExitCode, HarnessError, Scenario, UserError
+from harness.run_config import RunConfig
+from harness.spec import RELEASED, Scenario
 from harness.sweep import affected
 from harness.sweep.cells import STATUSES, Cell, Status, ask, room
 from harness.trial.run import run

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harness.catalog import unknown
 from harness.commands import Arguments
+from harness.errors import ExitCode, HarnessError, UserError
 from harness.files import writing
 from harness.machine import cache_folder
 from harness.report import table, terminal
-from harness.spec import ExitCode, HarnessError, UserError
 from harness.upstream import archive, overlay
 
 

@@ -26,7 +26,9 @@ from torch.multiprocessing.spawn import spawn
 
 from harness import catalog
 from harness.commands import Arguments
-from harness.spec import BUGGY, ExitCode, Outcome, Records, TrialResult
+from harness.errors import ExitCode
+from harness.results import TrialResult
+from harness.spec import BUGGY, Outcome, Records
 from harness.trial.grade import grade_trial, run_of
 from harness.trial.records import RUN_FILE
 from scenarios.deepspeed.fp16_overflow import loss_scale

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness import catalog
 from harness.commands import Arguments
+from harness.errors import ExitCode, Inconclusive
 from harness.files import write_all, writing
-from harness.spec import ExitCode, Inconclusive
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE, VERDICT_FILE, read_json, read_records
 from harness.upstream import locks

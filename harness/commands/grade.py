@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands import Arguments
+from harness.errors import UserError
 from harness.report import print_header, print_trial, terminal
-from harness.spec import UserError
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE, read_json
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from harness import catalog
 from harness.commands import Arguments
+from harness.errors import ExitCode
 from harness.report import table, terminal
-from harness.spec import ExitCode
 
 
 def main(arguments: list[str]) -> int:

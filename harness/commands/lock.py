@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 
 from harness import catalog
 from harness.commands import Arguments
+from harness.errors import ExitCode, Unsupported
 from harness.files import write_all
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.spec import ExitCode, Unsupported
 from harness.upstream import locks, pins
 from harness.upstream.pins import Stack
 

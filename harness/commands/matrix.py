@@ -23,10 +23,11 @@ from rich.table import Table
 
 from harness import catalog, config
 from harness.commands import Arguments, pages
-from harness.config import ALL, RunConfig
+from harness.errors import UserError
 from harness.files import write_whole, writing
 from harness.report import COLOURS, Progress, count, table, terminal
-from harness.spec import RELEASED, Scenario, UserError, Verdict
+from harness.run_config import ALL, RunConfig
+from harness.spec import RELEASED, Scenario, Verdict
 from harness.sweep import affected
 from harness.sweep.cells import Cell, Status, Streak, answers, exit_code
 from harness.upstream import releases

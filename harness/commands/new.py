@@ -20,10 +20,10 @@ import scenarios
 from harness import catalog
 from harness.commands import Arguments, pages, pin
 from harness.commands._demands import UNFINISHED
+from harness.errors import ExitCode, UserError
 from harness.files import write_whole
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.spec import ExitCode, UserError
 from harness.upstream import overlay
 from harness.upstream import pins as upstream
 from harness.upstream.pins import Stack

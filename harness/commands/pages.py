@@ -17,10 +17,11 @@ from typing import Any
 
 from harness import catalog
 from harness.commands import Arguments
+from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
 from harness.report import releases, terminal
-from harness.spec import BUGGY, ExitCode, Inconclusive, Outcome, Scenario
+from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
 
 PAGE = "README.md"

@@ -10,7 +10,7 @@ The arguments are Hydra's: overrides, --multirun, --cfg job, --help.
 from __future__ import annotations
 
 from harness import config
-from harness.spec import ExitCode
+from harness.errors import ExitCode
 from harness.sweep.suite import noted_exit_codes, run_and_note
 
 

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from harness import catalog
 from harness.commands import Arguments, pin
+from harness.errors import ExitCode, UserError
 from harness.knobs import knobs, meaning
 from harness.machine import cache_folder
 from harness.report import releases, terminal
-from harness.spec import BUGGY, FIXED, ExitCode, Scenario, UserError
+from harness.spec import BUGGY, FIXED, Scenario
 from harness.upstream import overlay, pins, shims
 from harness.upstream.defect import diff
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.commands import Arguments
+from harness.errors import ExitCode
 from harness.report import terminal
 from harness.site.inputs import Material, collect
 from harness.site.output import put, refuse_unless_ours
 from harness.site.pages import pages
-from harness.spec import ExitCode
 
 HISTORY = Path("history.sqlite")
 

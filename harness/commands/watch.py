@@ -18,11 +18,11 @@ from pathlib import Path
 
 from harness import catalog, config
 from harness.commands import Arguments
-from harness.config import ALL, RunConfig
+from harness.errors import ExitCode, UserError
 from harness.nightly import report
 from harness.nightly.steps import Told, ask_index, today, watch
 from harness.report import terminal
-from harness.spec import ExitCode, UserError
+from harness.run_config import ALL, RunConfig
 from harness.sweep.history import History, Kind, writing
 
 KEYS = ("scenario", "launch", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs")

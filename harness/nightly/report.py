@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
+from harness.errors import ExitCode
 from harness.files import write_whole, writing
 from harness.nightly.steps import Told, to_json
 from harness.report import count, table
-from harness.spec import ExitCode, Verdict
+from harness.spec import Verdict
 from harness.sweep import changes
 from harness.sweep.history import Change, Kind, Own, ReleaseResult
 from harness.text import plain

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from packaging.version import Version
 
 from harness import catalog
-from harness.config import RunConfig
+from harness.run_config import RunConfig
 from harness.spec import RELEASED, Scenario
 from harness.sweep.history import Kind, Night, ReleaseResult
 from harness.upstream import pins

@@ -17,11 +17,13 @@ from typing import Any
 from rich.console import Console
 
 from harness import catalog, machine
-from harness.config import RunConfig
+from harness.errors import ExitCode, Fault, Inconclusive, UserError
 from harness.nightly import selection
 from harness.nightly.selection import Question
 from harness.report import Progress, terminal
-from harness.spec import ExitCode, Fault, Inconclusive, RunResult, UserError, Verdict
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import Verdict
 from harness.sweep import baseline, changes
 from harness.sweep.cells import answers, place, room
 from harness.sweep.changes import Releases

@@ -12,13 +12,14 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.report import first_seen
+from harness.results import TrialResult
 from harness.site import charts, evidence, timelines
 from harness.site.chart import Chart
 from harness.site.evidence import Evidence
 from harness.site.inputs import Material
 from harness.site.runs import Shown
 from harness.site.statuses import Said
-from harness.spec import BUGGY, Scenario, TrialResult
+from harness.spec import BUGGY, Scenario
 from harness.sweep.cells import Status
 
 

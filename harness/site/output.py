@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.files import new_folder_beside, write_whole, writing
-from harness.spec import UserError
 
 MARK = "site.json"
 """Names what a site of ours consists of: what else lies in its folder is somebody's, and stays."""

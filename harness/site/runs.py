@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
+from harness.errors import HarnessError, UserError
 from harness.pictures import Picture
-from harness.spec import BUGGY, FIXED, HarnessError, Records, RunResult, UserError, Verdict
+from harness.results import RunResult
+from harness.spec import BUGGY, FIXED, Records, Verdict
 from harness.text import complaint
 from harness.trial.grade import graded
 from harness.trial.records import RUN_FILE, read_json

@@ -25,21 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, machine
-from harness.config import RunConfig
+from harness.errors import ExitCode, Fault, HarnessError, Unsupported, UserError
 from harness.files import write_whole, writing
 from harness.machine import cache_folder
 from harness.report import last_lines, terminal
-from harness.spec import (
-    RELEASED,
-    ExitCode,
-    Fault,
-    HarnessError,
-    Lane,
-    Outcome,
-    RunResult,
-    Unsupported,
-    UserError,
-)
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import RELEASED, Lane, Outcome
 from harness.text import warn_once
 from harness.trial.prefetch import ahead
 from harness.trial.records import RUN_FILE, Exit, read_json
@@ -430,7 +422,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _read(cache: Path, question: Mapping[str, Any]) -> Cell | None:
     """The stored answer to this very question, if there is one that can be believed."""
-    for folder in (cache / "cells", machine.own_place(cache, "cells")):
+    for folder in (cache / "cells", machine.own_folder(cache, "cells")):
         file = _file(folder, question)
         try:
             return _believed(json.loads(file.read_text(encoding="utf-8")), question)
@@ -452,7 +444,7 @@ def _believed(told: Any, question: Mapping[str, Any]) -> Cell:
 
 
 def _store(cache: Path, question: Mapping[str, Any], cell: Cell) -> None:
-    file = _file(machine.own_place(cache, "cells"), question)
+    file = _file(machine.own_folder(cache, "cells"), question)
     with writing(file, "HARNESS_CACHE"):
         file.parent.mkdir(parents=True, exist_ok=True)
         content = {"question": question, "cell": cell.to_json()}

@@ -20,6 +20,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from harness.errors import Inconclusive, UserError
 from harness.facts.shapes import (
     ANYTHING,
     LINE,
@@ -33,7 +34,8 @@ from harness.facts.shapes import (
     one_of,
 )
 from harness.files import locked, unwritten
-from harness.spec import Inconclusive, RunResult, UserError, Verdict
+from harness.results import RunResult
+from harness.spec import Verdict
 from harness.sweep.cells import Cell
 from harness.text import LONGEST
 from harness.upstream.index import Release as Release

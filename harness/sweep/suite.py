@@ -22,9 +22,11 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import catalog, machine
-from harness.config import RunConfig
+from harness.errors import ExitCode, HarnessError, Unsupported, UserError
 from harness.report import summary, summary_row, terminal
-from harness.spec import ExitCode, HarnessError, Lane, RunResult, Unsupported, UserError, Verdict
+from harness.results import RunResult
+from harness.run_config import RunConfig
+from harness.spec import Lane, Verdict
 from harness.text import complaint
 from harness.trial.prefetch import ahead, overlays_ahead
 from harness.trial.records import RUN_FILE, read_json

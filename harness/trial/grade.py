@@ -12,20 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
+from harness.errors import HarnessError, Inconclusive
 from harness.facts.numbers import finite
-from harness.spec import (
-    BUGGY,
-    FIXED,
-    Exercise,
-    Finding,
-    HarnessError,
-    Inconclusive,
-    Outcome,
-    Records,
-    RunResult,
-    TrialResult,
-    Verdict,
-)
+from harness.results import RunResult, TrialResult
+from harness.spec import BUGGY, FIXED, Exercise, Finding, Outcome, Records, Verdict
 from harness.trial import run_schema
 from harness.trial.records import FORMAT, RUN_FILE, Exit, read_json
 from harness.trial.validation import asked, proven

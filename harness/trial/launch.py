@@ -25,8 +25,9 @@ from typing import Any, Protocol, TextIO
 
 import psutil
 
+from harness.errors import Inconclusive
 from harness.files import ROOT
-from harness.spec import Inconclusive, Lane
+from harness.spec import Lane
 from harness.trial import supervisor
 from harness.trial.processes import TOKEN, end_all, hearing, new_token
 from harness.trial.records import Exit, Identity, write_exit

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.errors import HarnessError, Inconclusive
 from harness.facts.shapes import TEXT, by_name, held
-from harness.spec import HarnessError, Inconclusive
 from harness.trial.records import IDENTITY, Identity, digest, read_json, read_records, write_json
 
 MADE_FILE = "made.json"

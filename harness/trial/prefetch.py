@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from harness.config import RunConfig
 from harness.machine import cache_folder
+from harness.run_config import RunConfig
 from harness.trial.run import make_overlay, prepared
 from harness.trial.server_pool import Pool
 from harness.upstream import overlay, pins

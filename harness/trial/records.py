@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from harness import apex
+from harness.errors import HarnessError, Inconclusive
 from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, to_json
 from harness.facts.shapes import (
     COUNT,
@@ -42,7 +43,7 @@ from harness.facts.shapes import (
     optional,
 )
 from harness.files import new_folder_beside, read_plain, sha256, unwritten, write_whole
-from harness.spec import HarnessError, Inconclusive, Record, Records
+from harness.spec import Record, Records
 
 FORMAT = 2
 """Of run.json and what lies beside it; raised when an older grading could not read it."""

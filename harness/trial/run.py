@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from harness import catalog, machine
-from harness.config import RunConfig
+from harness.errors import Inconclusive, Unsupported
 from harness.report import (
     Progress,
     print_failure,
@@ -30,7 +30,9 @@ from harness.report import (
     print_verdict,
     terminal,
 )
-from harness.spec import RELEASED, Inconclusive, Lane, RunResult, Scenario, TrialResult, Unsupported
+from harness.results import RunResult, TrialResult
+from harness.run_config import RunConfig
+from harness.spec import RELEASED, Lane, Scenario
 from harness.trial import leftovers, loaded_files, run_schema
 from harness.trial.grade import grade, grade_trial
 from harness.trial.launch import Surroundings, launch, rank_environment
@@ -322,7 +324,7 @@ def _devices(job: Job, variant: str) -> Iterator[list[str]]:
         time.sleep(0.2)
 
     ranks = job.scenario.ranks_of(variant)
-    with machine.leased(ranks, machine.own_place(job.cache, "gpus"), wait) as lent:
+    with machine.leased(ranks, machine.own_folder(job.cache, "gpus"), wait) as lent:
         yield [gpu.number for gpu in lent]
 
 
@@ -350,7 +352,7 @@ def _around(job: Job, variant: str) -> Surroundings:
     Each stack has a folder for what it compiles, as they break each other's.
     """
     lent = job.overlays[variant]
-    extensions = machine.own_place(job.cache, "extensions") / lent.key
+    extensions = machine.own_folder(job.cache, "extensions") / lent.key
     return Surroundings(job.lane, lent.site, extensions, job.config.launch.threads)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from harness import catalog, machine
+from harness.errors import HarnessError, Inconclusive
 from harness.facts.shapes import (
     ANYTHING,
     FLAG,
@@ -30,7 +31,7 @@ from harness.facts.shapes import (
     one_of,
     optional,
 )
-from harness.spec import RELEASED, Defect, HarnessError, Inconclusive, Lane, Position, Scenario
+from harness.spec import RELEASED, Defect, Lane, Position, Scenario
 from harness.trial.records import digest
 from harness.upstream import locks, pins, shims
 from harness.upstream.overlay import INSTALLED, SITE

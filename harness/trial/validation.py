@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from harness import catalog
+from harness.errors import HarnessError, Inconclusive
 from harness.facts.plan import BrokenPromise, Ledger, Plan, refuse_unlike, to_json, wrong_facts
-from harness.spec import HarnessError, Inconclusive, Lane, Record, Records
+from harness.spec import Lane, Record, Records
 from harness.trial import loaded_files, run_schema
 from harness.trial.records import (
     BEGIN,

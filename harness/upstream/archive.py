@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from harness.errors import Inconclusive
 from harness.files import link, locked, new_folder_beside, sha256, write_whole
-from harness.spec import Inconclusive
 from harness.upstream import bytecode, overlay, pins
 from harness.upstream.overlay import DamagedOverlay, Made, Overlay
 

@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from harness.spec import Inconclusive
+from harness.errors import Inconclusive
 
 BATCH = 200
 """Sources that are worth a process of their own."""

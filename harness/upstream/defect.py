@@ -6,7 +6,8 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.spec import Defect, Inconclusive
+from harness.errors import Inconclusive
+from harness.spec import Defect
 
 if TYPE_CHECKING:
     import libcst as cst

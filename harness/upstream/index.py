@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.spec import Fault
+from harness.errors import Fault
 from harness.text import warn
 
 if TYPE_CHECKING:

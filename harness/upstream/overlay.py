@@ -27,8 +27,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.errors import Inconclusive, Unsupported
 from harness.files import link, locked, new_folder_beside, sha256, write_whole, writing
-from harness.spec import Defect, Inconclusive, Unsupported
+from harness.spec import Defect
 from harness.upstream import bytecode, locks, pins
 from harness.upstream import defect as edit
 from harness.upstream.pins import Stack

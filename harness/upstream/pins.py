@@ -24,8 +24,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.files import write_whole, writing
-from harness.spec import Fault, HarnessError, Inconclusive, Scenario, Unsupported, UserError
+from harness.spec import Scenario
 from harness.text import warn_once
 from harness.upstream import index, locks, requirements
 from harness.upstream.index import Release

@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.spec import UserError
+from harness.errors import UserError
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")

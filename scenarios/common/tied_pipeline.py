@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
-from harness.spec import Inconclusive
+from harness.errors import Inconclusive
 from scenarios.common import bf16, copies, stepped
 
 if TYPE_CHECKING:

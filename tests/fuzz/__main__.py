@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
 
-from harness.spec import HarnessError
+from harness.errors import HarnessError
 from harness.trial.grade import grade
 from tests.fuzz.audit import complaint
 from tests.fuzz.base import Base, bases

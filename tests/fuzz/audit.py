@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.spec import RunResult
+from harness.results import RunResult
 from tests.fuzz.base import Base
 
 Record = Mapping[str, Any]

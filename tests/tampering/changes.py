@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.spec import Inconclusive, Outcome, Records
+from harness.errors import Inconclusive
+from harness.spec import Outcome, Records
 from harness.trial import run_schema
 from harness.trial.grade import run_of
 from harness.trial.records import RUN_FILE, read_json, read_records

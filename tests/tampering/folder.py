@@ -107,7 +107,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         "rank_2.jsonl is of no rank of this trial",
     ),
     (None, FOLDER, changed_file, "rank 1: its records are not those that it left at its end"),
-    (None, FOLDER, fifo, "rank_1.jsonl: is no regular file"),
+    (None, FOLDER, fifo, "rank_1.jsonl: is not a regular file"),
     (
         None,
         FOLDER,

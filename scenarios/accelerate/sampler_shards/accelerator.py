@@ -6,7 +6,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from harness.spec import Context, Inconclusive, Lane
+from harness.errors import Inconclusive
+from harness.spec import Context, Lane
 
 
 def accelerator(ctx: Context, **loading: Any) -> Accelerator:

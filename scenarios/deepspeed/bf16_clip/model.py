@@ -29,7 +29,8 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
 from harness.detectors.replicas import replicated_parameters
-from harness.spec import Context, Inconclusive, Lane
+from harness.errors import Inconclusive
+from harness.spec import Context, Lane
 from scenarios.common import bf16
 from scenarios.common.stepped import Plain
 from scenarios.deepspeed.bf16_clip.fused import layer_norm

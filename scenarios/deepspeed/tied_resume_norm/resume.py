@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import Inconclusive
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import (
     COUNT,
@@ -27,7 +28,7 @@ from harness.facts.shapes import (
     matching,
 )
 from harness.pictures import Bars, Picture
-from harness.spec import Context, Exercise, Finding, Inconclusive, Position, Record, Records, Trials
+from harness.spec import Context, Exercise, Finding, Position, Record, Records, Trials
 from scenarios.common import copies, stepped
 
 LAUNCHES = ("train", "resume")

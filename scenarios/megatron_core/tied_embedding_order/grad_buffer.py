@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.errors import Inconclusive
 from harness.facts.plan import Kind, Plan
 from harness.facts.shapes import (
     COUNT,
@@ -34,7 +35,7 @@ from harness.facts.shapes import (
     one_of,
 )
 from harness.pictures import Grid, Picture
-from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Inconclusive, Records, Trials
+from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,56 @@
+"""Exit codes, and the errors that end a command with one line. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ExitCode:
+    """The exit codes of every command; README.md documents them."""
+
+    AS_EXPECTED = 0
+    NOT_AS_EXPECTED = 1
+    USER_MISTAKE = 2
+    INCONCLUSIVE = 3
+    UNSUPPORTED = 4
+
+    @staticmethod
+    def worst(codes: Iterable[int]) -> int:
+        """The exit code of several runs: an unexpected result counts more than an inconclusive
+        one."""
+        badness = (
+            ExitCode.AS_EXPECTED,
+            ExitCode.UNSUPPORTED,
+            ExitCode.INCONCLUSIVE,
+            ExitCode.NOT_AS_EXPECTED,
+            ExitCode.USER_MISTAKE,
+        )
+        return max(codes, key=badness.index, default=ExitCode.AS_EXPECTED)
+
+
+class HarnessError(Exception):
+    """An error that ends a command with one line and an exit code, without a traceback."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class UserError(HarnessError):
+    """A mistake in the command; the message names the choices."""
+
+    exit_code = ExitCode.USER_MISTAKE
+
+
+class Unsupported(HarnessError):
+    """This machine cannot run something; the message is the reason."""
+
+    exit_code = ExitCode.UNSUPPORTED
+
+
+class Inconclusive(HarnessError):
+    """Something failed, so that nothing is known about the bug."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class Fault(Inconclusive):
+    """This machine failed, its disk or its network, and not what was tested."""

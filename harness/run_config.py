@@ -1,0 +1,171 @@
+"""A composed configuration -> one typed, checked RunConfig. Does not import Hydra."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from harness import catalog, machine
+from harness.errors import UserError
+from harness.spec import BUGGY, FIXED, RELEASED
+
+LANES = ("auto", "cpu", "gpu")
+ALL = "all"
+LARGEST_SEED = 2**31 - 1
+"""numpy accepts seeds below 2**32, and scenarios add a small number to theirs."""
+AUTO = "auto"
+"""The value of a pin that the user did not set."""
+
+
+@dataclass
+class LaunchConfig:
+    """How trials are launched; see ``configs/launch/*.yaml``."""
+
+    lane: str = "auto"
+    timeout: float = 300.0
+    threads: int = 1
+    warm: bool = True
+
+
+@dataclass
+class Schema:
+    """The types of ``configs/config.yaml``."""
+
+    variant: Any = field(default_factory=lambda: [BUGGY, FIXED])
+    seed: int = 0
+    date: str | None = None
+    runs: str = "runs"
+    jobs: int | None = None
+    strict: bool = False
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    scenario: Any = None
+    pins: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The settings of one run, checked."""
+
+    scenario: str
+    params: Any
+    """The scenario's own ``Params``."""
+    variants: tuple[str, ...]
+    seed: int
+    pins: Mapping[str, str]
+    """The pins that the user set; the others are the scenario's."""
+    date: str | None
+    launch: LaunchConfig
+    runs: Path
+    command: str
+    """The command that runs this again."""
+    jobs: int | None = None
+    """How many scenarios run at the same time; None for as many as the machine has room for."""
+    strict: bool = False
+    """Whether an unsupported scenario among several is a failure."""
+    installed: bool = False
+    """Whether to run the installed packages instead of an overlay, as ``check`` does."""
+
+
+def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:
+    """The RunConfig of a composed configuration. Raises UserError for what Hydra cannot check."""
+    launch = LaunchConfig(**{f.name: config.launch[f.name] for f in fields(LaunchConfig)})
+    # On other systems, forking a process with torch is unsafe, or its child may outlive us.
+    launch.warm = launch.warm and sys.platform == "linux"
+    if launch.lane not in LANES:
+        raise UserError(catalog.unknown("lane", launch.lane, LANES))
+    if not 0 < launch.timeout < math.inf or launch.threads < 1:
+        raise UserError("launch.timeout and launch.threads must be above 0 and finite")
+    if not 0 <= config.seed <= LARGEST_SEED:
+        raise UserError(f"seed={config.seed}: choose one from 0 to {LARGEST_SEED}")
+    if config.jobs is not None and config.jobs < 1:
+        raise UserError(f"jobs={config.jobs}: choose 1 or more, or omit it")
+    if not config.runs.strip():
+        raise UserError(f"runs={config.runs} is not a folder: set runs=DIR or HARNESS_RUNS=DIR")
+    runs = Path(config.runs).absolute()
+    machine.refuse_unless_on_a_path(runs, "runs")
+    default = catalog.scenario(scenario).pins
+    refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
+    variants = _variants(scenario, config.variant)
+    pins = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
+    _refuse_unread_pins(scenario, variants, pins)
+    return RunConfig(
+        scenario=scenario,
+        params=_params(config),
+        variants=variants,
+        seed=config.seed,
+        pins=pins,
+        date=_day(config.date),
+        launch=launch,
+        runs=runs,
+        command=" ".join(["python -m harness run", *overrides]),
+        jobs=config.jobs,
+        strict=config.strict,
+    )
+
+
+def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:
+    """Refuse a pin that every chosen variant overrides with its own release."""
+    pins_of = catalog.scenario(scenario).pins_of
+    for name in pins:
+        if all(name in pins_of(variant) for variant in variants):
+            raise UserError(
+                f"pins.{name} has no effect: {', '.join(variants)} set their own release of it. "
+                f"To test another release, use variant={RELEASED}"
+            )
+
+
+def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:
+    """Refuse keys that ``+key=value`` added, because nothing reads them."""
+    expected = {
+        "": {f.name for f in fields(Schema)} | {"hydra"},
+        "scenario.": set(params),
+        "launch.": {f.name for f in fields(LaunchConfig)},
+        "pins.": set(pins),
+    }
+    for parent, keys in expected.items():
+        node = OmegaConf.select(config, parent.rstrip(".")) if parent else config
+        for key in node:
+            if key not in keys:
+                choices = sorted(f"{parent}{known}" for known in keys - {"hydra"})
+                raise UserError(catalog.unknown("key", f"{parent}{key!s}", choices))
+
+
+def _params(config: DictConfig) -> Any:
+    try:
+        return OmegaConf.to_object(config.scenario)
+    except ValueError as error:  # from Params
+        raise UserError(str(error)) from None
+
+
+def _variants(scenario: str, given: Any) -> tuple[str, ...]:
+    known = tuple(catalog.scenario(scenario).variants)
+    if given == ALL:
+        return known
+    names = list(given) if isinstance(given, (list, ListConfig)) else [str(given)]
+    for name in names:
+        if name not in (*known, RELEASED):
+            raise UserError(catalog.unknown("variant", str(name), [*known, RELEASED, ALL]))
+    if not names:
+        raise UserError(f"variant is empty. Choices: {', '.join([*known, RELEASED, ALL])}.")
+    return tuple(dict.fromkeys(names))
+
+
+def _day(given: str | None) -> str | None:
+    if given is None:
+        return None
+    try:
+        day = date.fromisoformat(given)
+    except ValueError:
+        day = None
+    if day is None or day.isoformat() != given:
+        raise UserError(f"date={given} is not a day: write one like 2024-03-15")
+    if day > date.today():
+        raise UserError(f"date={given} is in the future: choose a day up to today, {date.today()}")
+    return given
