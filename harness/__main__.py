@@ -1,4 +1,4 @@
-"""The command line: finds the command, and turns how it ends into an exit code."""
+"""The command line: finds the command and returns its exit code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from harness.errors import ExitCode, HarnessError, UserError
 from harness.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code after Ctrl-C, as in shells."""
 
 EXTRAS = {"site": "'.[site]'"}
-"""What a command needs besides what all need."""
+"""Extra packages that a command needs, for pip."""
 
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
@@ -36,28 +36,28 @@ commands for maintainers:
 exit codes: 0 as expected, 1 not as expected, 2 a mistake in the command, 3 inconclusive,
 4 unsupported on this machine
 
---debug, or HARNESS_DEBUG=1, shows where an error arose
+--debug or HARNESS_DEBUG=1 prints the traceback of an error
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; whatever goes wrong is one line on stderr.
+    """Run one command and return its exit code. An error is one line on stderr.
 
-    A fault of the machinery or the machine is inconclusive: it says nothing about the bug.
+    An unexpected exception is inconclusive: it says nothing about a bug.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     arguments = [word for word in arguments if word != DEBUG]
     open_streams()
     signal.signal(signal.SIGTERM, _as_interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means to live on
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the command goes on
         signal.signal(signal.SIGHUP, _as_interrupt)
     try:
         return _flushed(_dispatch(arguments))
     except KeyboardInterrupt:
         warn("interrupted; every process of the run was ended")
         return _flushed(INTERRUPTED)
-    except SystemExit as left:  # argparse and Hydra end so, after --help; no command does
+    except SystemExit as left:  # argparse and Hydra do that after --help
         return _flushed(ExitCode.INCONCLUSIVE if left.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:
@@ -65,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, HarnessError):
             warn(str(error))
             return _flushed(error.exit_code)
-        warn(complaint(error) + ("" if debug else f"; {DEBUG} shows where"))
+        warn(complaint(error) + ("" if debug else f"; {DEBUG} prints the traceback"))
         return _flushed(ExitCode.INCONCLUSIVE)
 
 
 def _flushed(code: int) -> int:
-    """The exit code, once what was printed is out: 3 where that could not be written."""
+    """Flush stdout and return the exit code, or 3 if stdout cannot be written."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # its reader (``| head``) has what it wanted
+    except BrokenPipeError:  # the reader (``| head``) has left
         silence(sys.stdout)
     except OSError as error:
         silence(sys.stdout)
@@ -100,7 +100,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
-    """Commands with what they do, a line each."""
+    """Commands with their summaries, one line each."""
     width = max(map(len, commands()))
     return "\n".join(f"  {n:<{width}}  {commands()[n]}" for n in names if n not in without)
 
@@ -113,16 +113,16 @@ def _imported(command: str):  # type: ignore[no-untyped-def]
         if missing in ("harness", "scenarios"):
             raise
         raise HarnessError(
-            f"{command} needs the package {missing}, which is not installed here: "
+            f"{command} needs the package {missing}, which is not installed: "
             f"python -m pip install --editable {EXTRAS.get(command, '.')}"
         ) from None
 
 
 def _leave(code: int) -> NoReturn:
-    """End with the exit code, whatever signal comes late: the verdict is out, nothing is running.
+    """End with the exit code, even if a signal arrives now: the verdict is written.
 
-    While it ends, Python gives every signal that it handles back to the system, which would end
-    it by the signal instead.
+    While Python ends, it restores the default handling of signals, and a late signal would replace
+    the exit code.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

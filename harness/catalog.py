@@ -1,4 +1,4 @@
-"""Which scenarios there are. Imports no torch, no Hydra and no upstream, so listing is quick.
+"""Finds and loads the scenarios. Imports no torch, no Hydra and no upstream, so listing is quick.
 
 Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
 scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
@@ -47,7 +47,7 @@ def places() -> dict[str, str]:
 
 @cache
 def _found() -> dict[str, list[Path]]:
-    """Every folder that would be the scenario of a name: more than one is a mistake."""
+    """The folders of each name. More than one folder for a name is a mistake."""
     found: dict[str, list[Path]] = {}
     for upstream in _packages(map(Path, scenarios.__path__)):
         if upstream.name != COMMON:
@@ -67,29 +67,29 @@ def _packages(folders: Iterable[Path]) -> list[Path]:
 
 
 def forget() -> None:
-    """Look for the scenarios anew, where modules came or went."""
+    """Look for the scenarios again, after modules were added or removed."""
     places.cache_clear()
     _found.cache_clear()
-    _spoilt.clear()
+    _broken.clear()
 
 
-_spoilt: dict[str, str] = {}
-"""What is wrong with a scenario, by its name, as far as it is known."""
+_broken: dict[str, str] = {}
+"""Why scenarios cannot be used, by name, as far as is known."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all scenarios, sorted; of broken ones, too."""
+    """The names of all scenarios, sorted; also of broken ones."""
     return tuple(places())
 
 
 def sound() -> tuple[str, ...]:
     """The names of all scenarios that can be used, sorted."""
-    lost = broken()
-    return tuple(name for name in names() if name not in lost)
+    unusable = broken()
+    return tuple(name for name in names() if name not in unusable)
 
 
 def broken() -> dict[str, str]:
-    """Why a scenario cannot be used, by its name, of those that cannot."""
+    """Why scenarios cannot be used, by name."""
     found = {}
     for name in names():
         try:
@@ -100,23 +100,23 @@ def broken() -> dict[str, str]:
 
 
 def load(name: str) -> ModuleType:
-    """The module of one scenario; raises UserError, with the choices, if there is none, and
-    BrokenScenario if it is of no use."""
+    """The module of one scenario. Raises UserError, with the choices, if there is none, and
+    BrokenScenario if it cannot be used."""
     if name not in places():
         raise UserError(unknown("scenario", name, names()))
-    if name not in _spoilt:
+    if name not in _broken:
         try:
             module = importlib.import_module(places()[name])
             if not (why := _unfit(name, module)):
                 return module
-            spoil(name, why)
-        except (Exception, SystemExit) as error:  # whatever a module can do while it is imported
-            spoil(name, f"{_place(error)}: {complaint(error)}".removeprefix(": "))
-    raise BrokenScenario(_spoilt[name])
+            mark_broken(name, why)
+        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
+            mark_broken(name, f"{_line_of(error)}: {complaint(error)}".removeprefix(": "))
+    raise BrokenScenario(_broken[name])
 
 
 def _unfit(name: str, module: ModuleType) -> str:
-    """Why a module that can be imported is no scenario; empty where it is one."""
+    """Why an imported module is not a scenario; empty if it is one."""
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
         return f"it lacks {', '.join(missing)}"
@@ -128,9 +128,9 @@ def _unfit(name: str, module: ModuleType) -> str:
     return ""
 
 
-def _place(error: BaseException) -> str:
-    """The last line of a scenario, or of what scenarios share, that an exception went through:
-    ``scenarios/deepspeed/bf16_clip/scenario.py, line 7``; empty where there is none."""
+def _line_of(error: BaseException) -> str:
+    """The last line under ``scenarios/`` in the traceback of an exception, for example
+    ``scenarios/deepspeed/bf16_clip/scenario.py, line 7``; empty if there is none."""
     lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append((error.filename, error.lineno))
@@ -143,10 +143,10 @@ def _place(error: BaseException) -> str:
     return ours[-1] if ours else ""
 
 
-def spoil(name: str, why: str) -> None:
-    """Count a scenario among the broken ones: also for what is found only when it is used."""
+def mark_broken(name: str, why: str) -> None:
+    """Count a scenario as broken, also for a mistake that shows only when it is used."""
     own = file(name)
-    _spoilt[name] = why if why.startswith(own) else f"{own}: {why}"
+    _broken[name] = why if why.startswith(own) else f"{own}: {why}"
 
 
 def folder(name: str) -> Path:
@@ -167,17 +167,18 @@ def scenario(name: str) -> Scenario:
 
 
 def story(name: str) -> str:
-    """The docstring of a scenario's module: what happened, to whom, and why."""
+    """The docstring of a scenario's module: what goes wrong, for whom, and why."""
     return (load(name).__doc__ or "").strip()
 
 
 def upstreams() -> list[str]:
-    """Every package that some scenario pins, sorted; broken scenarios have no say."""
+    """Every package that a scenario pins, sorted, without broken scenarios."""
     return sorted({pin for name in sound() for pin in scenario(name).pins})
 
 
 def sources(*modules: str) -> list[Path]:
-    """The files of modules, such as ``harness.trial.rank``, and of all they import of ours."""
+    """The files of modules, such as ``harness.trial.rank``, and of all our modules that they
+    import."""
     waiting, seen, files = list(modules), set(), set()
     while waiting:
         module = waiting.pop()
@@ -193,7 +194,7 @@ def sources(*modules: str) -> list[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """What a file imports, at its top or inside a function; perhaps names within modules, too."""
+    """What a file imports, at its top or inside a function; perhaps also names within modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -202,20 +203,20 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def digest(*modules: str) -> str:
-    """A digest of what modules, and all they import of ours, do: not of comments, docstrings or
-    pictures."""
+    """A digest of the code of modules and of all our modules that they import, without comments,
+    docstrings and pictures."""
     made = hashlib.sha256()
     for path in sources(*modules):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                node.body = [line for line in node.body if not _only_said(line)]
+                node.body = [line for line in node.body if not _has_no_effect(line)]
         made.update(f"{path.relative_to(ROOT)}\n{ast.dump(tree)}\n".encode())
     return made.hexdigest()
 
 
-def _only_said(line: ast.stmt) -> bool:
-    """Whether this is a docstring, or draws a picture of what was recorded."""
+def _has_no_effect(line: ast.stmt) -> bool:
+    """Whether this statement is a docstring or a picture."""
     if isinstance(line, ast.FunctionDef):
         return line.name == "picture"
     if isinstance(line, ast.Assign):
@@ -224,7 +225,7 @@ def _only_said(line: ast.stmt) -> bool:
 
 
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:
-    """One line that says what was not found, guesses what was meant, and names the choices."""
+    """One line that names what was not found, a guess, and the choices."""
     choices = list(choices)
     guess = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
     hint = f": did you mean {guess[0]}?" if guess else "."

@@ -182,7 +182,7 @@ def _register(arguments: Sequence[str]) -> None:
             store.store(group="scenario", name=name, node=_node(name), package="_global_")
             _registered[name] = content
         except Exception as error:  # from Params: a default out of bounds, for example
-            catalog.spoil(name, complaint(error))
+            catalog.mark_broken(name, complaint(error))
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
     for name in (*catalog.broken(), ALL):
         _registered.pop(name, None)

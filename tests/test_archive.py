@@ -286,11 +286,11 @@ def folder(tmp_path: Path, packed: Path, lent: dict[str, tuple[Stack, Overlay]])
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, "is no bundle"),
-        ("{", "is no bundle"),
-        ("[]", "is no bundle"),
-        ('{"overlays": {"../../x": {}}, "format": 2}', "names what is no overlay"),
-        ('{"overlays": {}}', "is a bundle of another version: make it anew"),
+        (None, "is not a bundle"),
+        ("{", "is not a bundle"),
+        ("[]", "is not a bundle"),
+        ('{"overlays": {"../../x": {}}, "format": 2}', "names something that is not an overlay"),
+        ('{"overlays": {}}', "is a bundle of another version: make it again"),
     ],
 )
 def test_what_is_no_bundle_is_a_mistake(

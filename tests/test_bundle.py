@@ -32,7 +32,7 @@ python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu run
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["rope_zero_init_v5", "--pins", "transformers=4.36.2"], "are about transformers>=5"),
+        (["rope_zero_init_v5", "--pins", "transformers=4.36.2"], "test transformers>=5 only"),
         (["rope_zero_init_v5", "--pins", "accelerate=1.0"], "no pin of these scenarios"),
     ],
 )
@@ -65,11 +65,11 @@ def test_of_a_release_that_is_named_what_fits_comes_along(
     assert main(["bundle", *words]) == 0
     assert ("0.5.0", ()) in lent, "as published, for a matrix on a box without a network"
     assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in lent
-    assert "left out, of a release that --pins names: it does not match" in capsys.readouterr().out
+    assert "not included, a release of --pins: it does not match" in capsys.readouterr().out
     own = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
     monkeypatch.setattr(catalog, "scenario", lambda _: own)
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3, (
-        "what does not fit the scenario's own release is no bundle"
+        "what does not fit the scenario's own release is not a bundle"
     )
 
 

@@ -303,7 +303,8 @@ def test_an_output_that_cannot_be_written_is_one_line(bare: Sandbox) -> None:
         )
     assert done.returncode == ExitCode.INCONCLUSIVE
     assert (
-        Ended(3, "", done.stderr).complaint == "no room on the disk: free some; --debug shows where"
+        Ended(3, "", done.stderr).complaint
+        == "no room on the disk: free some; --debug prints the traceback"
     )
 
 

@@ -72,7 +72,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["show", "bf16_clip", "pins.deepspeed=abc"], ["pins.deepspeed=abc is no version"]),
     (["list", "--jsn"], ["--jsn", "list --help"]),
     (["grade"], ["run", "grade --help"]),
-    (["grade", "nothing"], ["nothing is no run folder"]),
+    (["grade", "nothing"], ["nothing is not a run folder"]),
     (["clean", "nothing"], ["no overlay 'nothing'"]),
     (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "Choices: bf16_clip"]),
     (["bundle", "bf16_clip"], ["--out"]),
@@ -188,7 +188,7 @@ def test_a_fault_of_the_machinery_is_one_line_and_says_nothing_of_the_bug(
     assert main(words) == 3
     err = capsys.readouterr().err
     assert err.startswith(f"harness: {told}")
-    assert err.endswith("; --debug shows where\n")
+    assert err.endswith("; --debug prints the traceback\n")
     assert err.count("\n") == 1
     assert "\x1b" not in err
 

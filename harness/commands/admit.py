@@ -33,8 +33,8 @@ from harness.trial.server_pool import Pool
 
 REPEATS = 3
 ITS_OWN = ("run", "run_json", "pid", "seconds", "ended", "loaded")
-"""What no two runs have in common; and a forked rank has loaded what torch imports with its first
-optimizer, though it may make none."""
+"""Facts that differ between any two runs. Forked ranks also load what torch imports for its first
+optimizer."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ def main(arguments: list[str]) -> int:
 
 
 def admit(words: Sequence[str]) -> int:
-    """Run a scenario often enough to judge it and print each gate; 0 if it may come in."""
+    """Check a scenario's folder, run it, and print each gate; 0 if it is admitted."""
     first, console = _config(words), terminal()
     unmet = [Gate(what, met, why) for what, met, why in checked(first.scenario) if not met]
     if unmet:
-        _tell(console, first.scenario, unmet)
+        _report(console, first.scenario, unmet)
         return ExitCode.NOT_AS_EXPECTED
     with Pool() as pool:
         runs = [run(each, console, pool=pool) for each in _repeats(first)]
         other = run(_narrow(replace(first, seed=first.seed + 1)), console, pool=pool)[0]
     repeats = [result for result, _ in runs]
     if repeats[0].verdict is Verdict.UNSUPPORTED:
-        console.print(f"{first.scenario}: cannot be judged on this machine")
+        console.print(f"{first.scenario}: cannot run on this machine")
         return ExitCode.UNSUPPORTED
     folders = [folder for _, folder in runs]
     found = [*gates(repeats, other), claimed(folders[0]), recorded_alike(folders)]
-    _tell(console, first.scenario, found)
+    _report(console, first.scenario, found)
     passed = all(gate.passed for gate in found)
     return ExitCode.AS_EXPECTED if passed else ExitCode.NOT_AS_EXPECTED
 
@@ -76,7 +76,7 @@ def admit(words: Sequence[str]) -> int:
 def _config(words: Sequence[str]) -> RunConfig:
     for word in words:
         if word.startswith("variant="):
-            raise UserError(f"admit runs all variants: leave {word} out")
+            raise UserError(f"admit runs all variants: remove {word}")
     composed = config.compose([*words, "variant=all"])
     missing = {BUGGY, FIXED} - set(composed.variants)
     if missing:
@@ -85,7 +85,7 @@ def _config(words: Sequence[str]) -> RunConfig:
 
 
 def _repeats(first: RunConfig) -> Iterator[RunConfig]:
-    """All variants once, then buggy and fixed alone: the last time by a launch of their own."""
+    """All variants once, then only buggy and fixed; the last time with cold launches."""
     yield first
     for _ in range(REPEATS - 2):
         yield _narrow(first)
@@ -97,13 +97,13 @@ def _narrow(asked: RunConfig) -> RunConfig:
 
 
 def gates(repeats: Sequence[RunResult], other: RunResult) -> Iterator[Gate]:
-    """Each condition, of the runs with one seed, the first with all variants, and of another's."""
+    """The conditions on the repeated runs, and on the run with another seed."""
     yield _same(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
-    yield _same(FIXED, Outcome.CLEAN, "is clean, the trigger exercised", repeats)
+    yield _same(FIXED, Outcome.CLEAN, "is clean, and the trigger occurred", repeats)
     others = [t for t in repeats[0].trials if t.variant not in (BUGGY, FIXED)]
     wrong = [f"{t.variant} {t.outcome}, expected {t.expected}" for t in others if not t.as_expected]
-    all_told = ", ".join(f"{t.variant} {t.outcome}" for t in others)
-    yield Gate("the other variants are as expected", not wrong, "; ".join(wrong) or all_told)
+    outcomes = ", ".join(f"{t.variant} {t.outcome}" for t in others)
+    yield Gate("the other variants are as expected", not wrong, "; ".join(wrong) or outcomes)
     yield Gate("the verdict is the same with another seed", *_verdict(other))
     yield _quiet([*repeats, other])
     disagreements = {reason for result in [*repeats, other] for reason in result.reasons}
@@ -111,26 +111,25 @@ def gates(repeats: Sequence[RunResult], other: RunResult) -> Iterator[Gate]:
 
 
 def claimed(folder: Path) -> Gate:
-    """What ``exercised`` says of buggy's own records, with ``detect`` silenced.
+    """The result of ``exercised`` for the records of buggy, if ``detect`` finds nothing.
 
-    The trigger was exercised there, so it must say so; and a reader must not find in it that
-    nothing is wrong.
-    """
-    told = run_of(folder)
-    module = catalog.load(told["scenario"])
+    The trigger occurred there, so ``exercised`` must hold, and its text must not mention the
+    symptom."""
+    run_json = run_of(folder)
+    module = catalog.load(run_json["scenario"])
     silent = ModuleType(module.__name__)
     vars(silent).update(vars(module))
     vars(silent)["detect"] = lambda records: None
-    result, _ = grade_trial(told, folder, BUGGY, silent)
-    name = "with detect silenced, buggy would be clean: its trigger was exercised"
+    result, _ = grade_trial(run_json, folder, BUGGY, silent)
+    name = "with detect silenced, buggy is clean: its trigger occurred"
     return Gate(name, result.outcome is Outcome.CLEAN, result.reason)
 
 
 def recorded_alike(folders: Sequence[Path]) -> Gate:
-    """Whether a cold launch, the last run, has recorded what the forked ones before it have.
+    """Whether the cold launch, the last run, recorded the same as the forked launches before it.
 
-    But for times, and the names of processes and runs. Where the forked ones do not agree among
-    themselves, a scenario is not the same twice, and a cold launch cannot be held against it.
+    Times and the names of processes and runs are ignored. If the forked launches differ among
+    themselves, a comparison is not possible, and the gate passes.
     """
     name = "a cold launch records the same as a forked one, bit by bit"
     try:
@@ -138,7 +137,7 @@ def recorded_alike(folders: Sequence[Path]) -> Gate:
     except HarnessError as error:
         return Gate(name, False, str(error))
     if any(other != first for other in others):
-        return Gate(name, True, "cannot be said: it does not record the same twice")
+        return Gate(name, True, "not comparable: two forked launches recorded different facts")
     differ = [pair for pair in zip_longest(first, cold) if pair[0] != pair[1]]
     if differ:
         ours, theirs = differ[0]
@@ -147,11 +146,11 @@ def recorded_alike(folders: Sequence[Path]) -> Gate:
 
 
 def _facts(folder: Path) -> list[dict[str, Any]]:
-    """What the ranks of buggy and fixed have recorded that must be the same in every run."""
-    told = run_of(folder)
+    """The facts of buggy and fixed that must be the same in every run."""
+    trials = run_of(folder)["trials"]
     found = []
     for variant in (BUGGY, FIXED):
-        trial = told["trials"][variant]
+        trial = trials[variant]
         for launch in trial["launches"]:
             records = read_records(folder / variant / launch, trial["ranks"])
             written = (record for rank in records.ranks for record in records.by_rank[rank])
@@ -160,17 +159,17 @@ def _facts(folder: Path) -> list[dict[str, Any]]:
 
 
 def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
-    """Whether a variant came out as expected every time; flaky where it did not always."""
+    """Whether a variant had the expected outcome every time; flaky if only sometimes."""
     outcomes = [trial.outcome for trial in _trials(repeats, variant)]
     name = f"{variant} {about}, {REPEATS} times"
-    told = ", ".join(map(str, outcomes))
+    listed = ", ".join(map(str, outcomes))
     if set(outcomes) == {expected}:
-        return Gate(name, True, told + _steps(repeats, variant))
-    return Gate(name, False, told if len(set(outcomes)) == 1 else f"flaky: {told}")
+        return Gate(name, True, listed + _steps(repeats, variant))
+    return Gate(name, False, listed if len(set(outcomes)) == 1 else f"flaky: {listed}")
 
 
 def _steps(repeats: Sequence[RunResult], variant: str) -> str:
-    """Where repeats saw the symptom at different steps: no fault, but worth knowing."""
+    """The steps of the symptom, if they differ between runs."""
     seen = [t.finding.step for t in _trials(repeats, variant) if t.finding]
     return f" (at steps {', '.join(map(str, seen))})" if len(set(seen)) > 1 else ""
 
@@ -191,10 +190,10 @@ def _quiet(results: Sequence[RunResult]) -> Gate:
     clean = [t for r in results for t in r.trials if t.expected is Outcome.CLEAN]
     alarms = [f"{t.variant}: {t.finding.message.splitlines()[0]}" for t in clean if t.finding]
     why = "; ".join(alarms) or f"0 false alarms in {len(clean)} trials"
-    return Gate("every detector is quiet where nothing is wrong", not alarms, why)
+    return Gate("no detector fires where nothing is wrong", not alarms, why)
 
 
-def _tell(console: Console, scenario: str, found: Sequence[Gate]) -> None:
+def _report(console: Console, scenario: str, found: Sequence[Gate]) -> None:
     rows = [["passed" if g.passed else "FAILED", g.name, g.why] for g in found]
     console.print()
     console.print(table("", ["", "gate", ""], rows))

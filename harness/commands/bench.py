@@ -4,8 +4,8 @@
     python -m harness bench fp16_overflow --rounds 5
     python -m harness bench --all
 
-A run whose trials are forked from processes that have imported, beside the same run with a torchrun
-of its own for each trial, by turns; --all adds what takes minutes: all scenarios, and a sweep.
+Runs a scenario with forked and with cold launches, in turns. --all adds what takes minutes: all
+scenarios, and a sweep.
 """
 
 from __future__ import annotations
@@ -29,39 +29,36 @@ from harness.spec import BUGGY, Scenario
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
 from harness.upstream import overlay, pins
 
-STARTING = {
-    "start": "torchrun and interpreter, and waiting for what is imported once",
-    "torch": "import torch",
-}
-"""What a launch costs, whatever is launched."""
+STARTING = {"start": "torchrun, interpreters, waiting for shared imports", "torch": "import torch"}
+"""Phases that every launch has."""
 
 OWN = {"upstream": "import upstream", "init": "init", "steps": "steps", "check": "check"}
-"""What a rank has to do in any case; scenarios of several launches name others."""
+"""Phases of a rank's own work; scenarios may name others."""
 
 HOW = {"forked": "launch.warm=true", "cold": "launch.warm=false"}
 SWEEP = ["matrix", "scenario=tied_grad_reduce", "pins.deepspeed=0.14:0.19:minor", "--again"]
 MANY = [["run", "scenario=all"], SWEEP]
-VERBS = [["list"], ["--help"]]
+QUICK = [["list"], ["--help"]]
 
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="?", default="bf16_clip", choices=catalog.names())
     parser.add_argument("--rounds", type=int, default=3, help="runs to take the median of")
-    parser.add_argument("--all", action="store_true", help="all scenarios, and a sweep, as well")
+    parser.add_argument("--all", action="store_true", help="also all scenarios, and a sweep")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
-        _print_commands("the command line", VERBS, {"": ""}, options.rounds, Path(folder))
+        _print_commands("the command line", QUICK, {"": ""}, options.rounds, Path(folder))
         if options.all:
             _print_commands("many runs", MANY, HOW, 1, Path(folder))
     return ExitCode.AS_EXPECTED
 
 
 def measure(name: str, rounds: int, folder: Path) -> None:
-    """Run a scenario ``rounds`` times each way, by turns, and print where the time went."""
+    """Run a scenario ``rounds`` times with each kind of launch, in turns, and print the parts."""
     made = _overlay_seconds(catalog.scenario(name), folder / "cache")
-    _run(name, folder / "first", [])  # makes the overlays, and brings them into the page cache
+    _run(name, folder / "first", [])  # installs the overlays and fills the page cache
     walls: dict[str, list[float]] = {how: [] for how in HOW}
     runs: dict[str, list[Path]] = {how: [] for how in HOW}
     for number in range(rounds):
@@ -83,10 +80,11 @@ def _harness(*words: str) -> None:
         raise Inconclusive(f"{' '.join(words)} ended with exit code {done.returncode}")
 
 
-def _overlay_seconds(told: Scenario, cache: Path) -> dict[str, float]:
-    """Wall seconds to make the overlays in an empty cache (uv's own is warm), and to reopen one."""
-    stack = pins.stack(told, pins.complete(told, {}), cache_folder())
-    defects = told.variants[BUGGY].defects
+def _overlay_seconds(scenario: Scenario, cache: Path) -> dict[str, float]:
+    """Wall seconds to install an overlay in an empty cache (uv's cache is full), and to check
+    it."""
+    stack = pins.stack(scenario, pins.complete(scenario, {}), cache_folder())
+    defects = scenario.variants[BUGGY].defects
 
     def borrow() -> None:
         with overlay.borrowed(stack, defects, cache):
@@ -105,20 +103,20 @@ def _print_parts(
     name: str, walls: dict[str, list[float]], runs: dict[str, list[Path]], made: dict[str, float]
 ) -> None:
     parts = {how: [_parts(run) for run in of] for how, of in runs.items()}
-    names = list(dict.fromkeys(part for told in parts.values() for one in told for part in one))
+    names = list(dict.fromkeys(part for runs in parts.values() for run in runs for part in run))
     rows = [["the whole command", *(_median(walls[how]) for how in HOW)]]
     rows += [
         [part, *(_median([one.get(part, 0.0) for one in parts[how]]) for how in HOW)]
         for part in names
     ]
-    rows.append(["an overlay, made anew", f"{made['made']:.3f}", ""])
+    rows.append(["an overlay, installed", f"{made['made']:.3f}", ""])
     rows.append(["an overlay, checked", f"{made['checked']:.3f}", ""])
     title = f"{name}: wall seconds, median of {len(walls['cold'])}"
     terminal().print(table(title, ["", *HOW], rows))
 
 
 def _parts(run: Path) -> dict[str, float]:
-    """Where a run's time went: of the run, of its trials together, and of all that they did."""
+    """The wall seconds of the parts of a run, and of its trials together."""
     verdict = read_json(run / VERDICT_FILE)
     trials = verdict["trials"]
     once = [read_json(file)["preloaded"] for file in sorted(run.rglob(EXIT_FILE))]
@@ -146,7 +144,7 @@ def _print_commands(
     rounds: int,
     folder: Path,
 ) -> None:
-    """Time commands as they are, or in each of these ``ways``: an override by its name."""
+    """Time commands with each of these ``ways``: a name and an override."""
     rows = []
     for number, words in enumerate(commands):
         medians = []

@@ -1,11 +1,11 @@
-"""make a folder with all that a box without a network needs to run chosen scenarios
+"""make a folder with everything that a machine without a network needs to run scenarios
 
-    BUNDLE/activate          to be sourced there, like a virtual environment's
-    BUNDLE/site.tar.xz       the harness and what it imports, for the box's Python; not torch
-    BUNDLE/overlays.tar.xz   the overlays of every variant, each content once, see ``archive``
-    BUNDLE/bundle.json       what is in it, and of which commit
+    BUNDLE/activate          source this there, as for a virtual environment
+    BUNDLE/site.tar.xz       the harness and its dependencies, for that machine's Python; not torch
+    BUNDLE/overlays.tar.xz   the overlays of all variants
+    BUNDLE/bundle.json       its content and its commit
 
-The box brings Python and torch. Overlays are unpacked there, once, and compiled for its Python.
+The machine provides Python and torch. The overlays are unpacked there once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay
 
 FORMAT = 2
-"""Of a bundle; an older one is refused."""
+"""The format of bundles; others are refused."""
 
 ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
-"""What runs there. What makes overlays (uv, LibCST) stays here."""
+"""What a run needs. Making overlays needs more: uv and LibCST."""
 
 ACTIVATE = """\
-# Source this on the box: . BUNDLE/activate
+# Source this on the other machine: . BUNDLE/activate
 BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
 PLACE=$BUNDLE
-if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # somebody else's: unpacked beside our cache
+if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # read-only: unpack beside our cache
     PLACE=${XDG_CACHE_HOME:-$HOME/.cache}/distributed-bugs/bundles/$(cksum < "$BUNDLE/bundle.json" |
         tr ' ' -)
 fi
@@ -59,11 +59,11 @@ try:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(aside, filter="data")
         else:
-            print("this Python's tarfile has no filters: the bundle is taken at its word")
+            print("this Python's tarfile has no filters: paths in the bundle are not checked")
             tar.extractall(aside)
     os.rename(os.path.join(aside, "site"), os.path.join(place, "site"))
 except OSError:
-    if not os.path.isdir(os.path.join(place, "site")):  # nobody else was quicker
+    if not os.path.isdir(os.path.join(place, "site")):  # otherwise another process unpacked it
         raise
 finally:
     shutil.rmtree(aside, ignore_errors=True)
@@ -77,17 +77,21 @@ python3 -W ignore -m harness.commands.bundle "$BUNDLE"
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("scenario", nargs="+")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--python", metavar="3.12", help="the box's Python (default: this one)")
+    parser.add_argument("--out", type=Path, required=True, help="the new folder")
     parser.add_argument(
-        "--platform", default="x86_64-manylinux_2_28", help="the box's platform, as uv names it"
+        "--python", metavar="3.12", help="the Python of that machine (default: this one)"
+    )
+    parser.add_argument(
+        "--platform",
+        default="x86_64-manylinux_2_28",
+        help="the platform of that machine, as uv names it",
     )
     parser.add_argument(
         "--pins",
         action="append",
         default=[],
         metavar="NAME=VERSION[,VERSION...]",
-        help="other releases to carry than the scenario's own; repeatable",
+        help="further releases to include; repeatable",
     )
     options = parser.parse_args(arguments)
     releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
@@ -102,50 +106,49 @@ def make(
     platform: str,
     releases: Mapping[str, Sequence[str]],
 ) -> None:
-    """Make the folder ``out``, whole or not at all, and print the line that uses it.
+    """Make the folder ``out``, completely or not at all, and print the line that uses it.
 
-    ``python`` is like ``3.12`` and ``platform`` like ``x86_64-manylinux_2_28``; ``releases`` names
-    further releases of pinned packages to carry, each with the scenario's other pins.
-    """
+    ``python`` is like ``3.12``, ``platform`` like ``x86_64-manylinux_2_28``. ``releases`` has
+    further releases of pinned packages; each is combined with the scenario's other pins."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty: name a new folder")
     python = python or pins.here()[0]
-    source = machine.source()  # before this makes files of its own
+    source = machine.source()  # before this creates files
     _check_releases(scenarios, releases)
     cache = cache_folder()
     with ExitStack() as kept:
-        lent = {}
+        borrowed = {}
         for stack, defects in _wanted(scenarios, releases, cache, python, platform):
             try:
                 found = kept.enter_context(overlay.borrowed(stack, defects, cache))
             except DefectError as error:
                 if not _is_extra(stack, releases):
                     raise
-                terminal().print(f"left out, of a release that --pins names: {error}")
+                terminal().print(f"not included, a release of --pins: {error}")
                 continue
-            lent[found.key] = (stack, found)
+            borrowed[found.key] = (stack, found)
         contents = {
             "format": FORMAT,
             "source": source,
             "scenarios": list(scenarios),
             "python": python,
             "platform": platform,
-            "overlays": {key: stack.to_json() for key, (stack, _) in lent.items()},
+            "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
         }
         with writing(out, "--out"):
-            _make_folder(out, cache, lent, contents)
-    _tell(out, lent, python)
+            _make_folder(out, cache, borrowed, contents)
+    _summarize(out, borrowed, python)
 
 
 def _make_folder(
     out: Path,
     cache: Path,
-    lent: Mapping[str, tuple[pins.Stack, Overlay]],
+    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
     contents: Mapping[str, Any],
 ) -> None:
     aside = new_folder_beside(out)
     try:
-        _fill(aside, cache, lent, contents)
+        _fill(aside, cache, borrowed, contents)
         if out.exists():
             out.rmdir()
         aside.rename(out)
@@ -158,12 +161,12 @@ def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[st
     for name in releases:
         if name not in known:
             raise UserError(catalog.unknown("pin of these scenarios", name, sorted(known)))
-    asked = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
+    wanted = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
     for name, versions in releases.items():
         for version in versions:
-            if not any(given.get(name) == version for given in asked):
+            if not any(given.get(name) == version for given in wanted):
                 about = (catalog.scenario(scenario).releases for scenario in scenarios)
-                raise UserError(f"{name} {version}: these scenarios are about {', '.join(about)}")
+                raise UserError(f"{name} {version}: these scenarios test {', '.join(about)} only")
 
 
 def _is_extra(stack: pins.Stack, releases: Mapping[str, Sequence[str]]) -> bool:
@@ -177,31 +180,31 @@ def _wanted(
     python: str,
     platform: str,
 ) -> Iterator[tuple[pins.Stack, tuple[Defect, ...]]]:
-    """Every stack and set of defects that some variant of the scenarios runs on, released too."""
+    """The stack and the defects of every variant of the scenarios, including ``released``."""
     tag = pins.platform_tag(platform)
     for name in scenarios:
-        told = catalog.scenario(name)
-        for given in _choices(told, releases):
-            for variant in (*told.variants, RELEASED):
-                chosen = pins.complete(told, {**given, **told.pins_of(variant)})
-                stack = pins.stack(told, chosen, cache, python=python, platform=tag)
-                yield stack, told.variant(variant).defects
+        scenario = catalog.scenario(name)
+        for given in _choices(scenario, releases):
+            for variant in (*scenario.variants, RELEASED):
+                chosen = pins.complete(scenario, {**given, **scenario.pins_of(variant)})
+                stack = pins.stack(scenario, chosen, cache, python=python, platform=tag)
+                yield stack, scenario.variant(variant).defects
 
 
-def _choices(told: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """The scenario's own pins, and each combination of the releases named that it is about."""
-    named = {name: versions for name, versions in releases.items() if name in told.pins}
+def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """No pins, and each combination of ``releases`` that the scenario can test."""
+    named = {name: versions for name, versions in releases.items() if name in scenario.pins}
     yield {}
     for each in product(*named.values()) if named else ():
         given = dict(zip(named, each, strict=True))
-        if pins.covers(told, {**told.pins, **given}):
+        if pins.covers(scenario, {**scenario.pins, **given}):
             yield given
 
 
 def _fill(
     folder: Path,
     cache: Path,
-    lent: Mapping[str, tuple[pins.Stack, Overlay]],
+    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
     contents: Mapping[str, Any],
 ) -> None:
     site = folder / "site"
@@ -209,16 +212,20 @@ def _fill(
     for name in OURS:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                source, site / name, ignore=shutil.ignore_patterns("__pycache__", "evidence")
+            )
         elif source.exists():
             shutil.copy2(source, site / name)
     write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
     shutil.copy2(site / "bundle.json", folder / "bundle.json")
     write_whole(folder / "activate", ACTIVATE)
-    files = sorted(_files(site), key=lambda path: (path.suffix, path))  # alike side by side
+    files = sorted(
+        _files(site), key=lambda path: (path.suffix, path)
+    )  # similar files together compress better
     archive.pack(folder / SITE, ((f"site/{path.relative_to(site)}", path) for path in files))
     shutil.rmtree(site)
-    archive.write(folder / ARCHIVE, lent, cache)
+    archive.write(folder / ARCHIVE, borrowed, cache)
 
 
 def _install_needed(site: Path, python: str, platform: str) -> None:
@@ -249,7 +256,9 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
         check=False,
     )
     if done.returncode:
-        raise Inconclusive(f"cannot fetch what the harness needs: {' '.join(done.stderr.split())}")
+        raise Inconclusive(
+            f"cannot download the harness's dependencies: {' '.join(done.stderr.split())}"
+        )
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -258,31 +267,31 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _tell(out: Path, lent: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
+def _summarize(out: Path, borrowed: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
     console = terminal()
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(f"{out}: {len(lent)} overlays for Python {python}, {size / 1e6:.0f} MB")
-    for stack in dict.fromkeys(str(stack) for stack, _ in lent.values() if stack.pins):
+    console.print(f"{out}: {len(borrowed)} overlays for Python {python}, {size / 1e6:.0f} MB")
+    for stack in dict.fromkeys(str(stack) for stack, _ in borrowed.values() if stack.pins):
         console.print(f"  {stack}")
     console.print(
-        f"on the box, with its own torch:  . {out.name}/activate && "
+        f"on the other machine:  . {out.name}/activate && "
         "python3 -m harness run scenario=NAME launch=gpu"
     )
 
 
 def unpack(bundle: Path, cache: Path) -> None:
-    """Bring a bundle's overlays into the cache of the box, compiled; those it has are left.
+    """Unpack the overlays of a bundle into the cache and compile them; existing ones are kept.
 
-    Raises UserError for what is no bundle, and Inconclusive for one that is not what it says.
+    Raises UserError if ``bundle`` is not a bundle, and Inconclusive if its content is refused.
     """
     keys = _keys(bundle)
     if all((cache / "overlays" / key).exists() for key in keys):
-        return  # a cache that others made may be read by whom cannot write to it
+        return  # the cache may be read-only
     try:
         with writing(cache, "HARNESS_CACHE"):
             archive.unpack(bundle / ARCHIVE, keys, cache)
     except archive.Refused as refusal:
-        raise Inconclusive(f"{bundle} is refused: {refusal}; make it anew") from None
+        raise Inconclusive(f"{bundle} is refused: {refusal}; make it again") from None
 
 
 def _keys(bundle: Path) -> list[str]:
@@ -290,11 +299,13 @@ def _keys(bundle: Path) -> list[str]:
         contents = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
         form, keys = contents.get("format"), list(contents["overlays"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{bundle} is no bundle: it has no bundle.json that says so") from None
+        raise UserError(f"{bundle} is not a bundle: it has no valid bundle.json") from None
     if form != FORMAT:
-        raise UserError(f"{bundle} is a bundle of another version: make it anew")
+        raise UserError(f"{bundle} is a bundle of another version: make it again")
     if not all(re.fullmatch(r"[0-9a-f]{20}", key) for key in keys):
-        raise UserError(f"{bundle} is no bundle: its bundle.json names what is no overlay")
+        raise UserError(
+            f"{bundle} is not a bundle: its bundle.json names something that is not an overlay"
+        )
     return keys
 
 

@@ -1,4 +1,4 @@
-"""show what the caches hold, and free it"""
+"""show what the cache contains, and free it"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.upstream import archive, overlay
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
-    parser.add_argument("overlay", nargs="*", help="the keys to free (default: all)")
+    parser.add_argument("overlay", nargs="*", help="keys of the overlays to free (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="only show")
     options = parser.parse_args(arguments)
     clean(options.overlay, dry_run=options.dry_run)
@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
 
 
 def clean(keys: Sequence[str], *, dry_run: bool) -> None:
-    """Show the overlays in the cache; free the named ones, or all that no run is using."""
+    """Show the overlays in the cache, and free those that are named (default: all) and not in
+    use."""
     cache, console = cache_folder(), terminal()
     found = {folder.name: folder for folder in overlay.kept(cache)}
     for key in keys:
@@ -33,7 +34,7 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
     seen: set[int] = set()
     sizes = {key: overlay.disk_use(folder, seen) for key, folder in found.items()}
     rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in found]
-    console.print(table(f"{cache}", ["overlay", "size", "holds"], rows))
+    console.print(table(f"{cache}", ["overlay", "size", "contains"], rows))
     if dry_run:
         return
     with writing(cache, "HARNESS_CACHE"):

@@ -36,7 +36,7 @@ from scenarios.deepspeed.fp16_overflow import loss_scale
 
 @dataclass(frozen=True)
 class Detector:
-    """One module of harness/detectors: what it checks, how often, and whose findings are its."""
+    """A module of harness/detectors: what it checks, how often, and the scenarios that use it."""
 
     about: str
     when: str
@@ -85,14 +85,14 @@ Trials = list[tuple[TrialResult, Records]]
 
 
 def newest(runs: Path) -> dict[str, Trials]:
-    """The trials of the newest run of each scenario that has all variants, graded anew."""
+    """The trials of the newest run of each scenario with all variants, graded again."""
     found = {}
     for file in sorted(runs.glob(f"*/{RUN_FILE}")):  # run folders are named by their time
-        told = run_of(file.parent)
-        module = catalog.load(told["scenario"])
-        if set(told["trials"]) == set(module.SCENARIO.variants):
-            graded = [grade_trial(told, file.parent, variant) for variant in told["trials"]]
-            found[told["scenario"]] = [(trial, facts) for trial, facts in graded if facts]
+        run = run_of(file.parent)
+        module = catalog.load(run["scenario"])
+        if set(run["trials"]) == set(module.SCENARIO.variants):
+            graded = [grade_trial(run, file.parent, variant) for variant in run["trials"]]
+            found[run["scenario"]] = [(trial, facts) for trial, facts in graded if facts]
     return found
 
 
@@ -102,9 +102,9 @@ def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
     lines = [
         "# Detectors",
         "",
-        "Each module of `harness/detectors/` can be put into any training loop; it needs torch and",
-        "nothing of the harness. This page is made by",
-        "`python -m harness detector_table RUNS > docs/detectors.md`.",
+        "Each module of `harness/detectors/` works in any training loop. It needs torch; `tied`",
+        "also needs `replicas` and `state`. Copy these files, or import them. This page is",
+        "written by `python -m harness detector_table RUNS > docs/detectors.md`.",
         "",
         f"Costs: {date.today().isoformat()}, torch {torch.__version__}, Python "
         f"{platform.python_version()}, {os.cpu_count()} CPU cores, 2 ranks over gloo, median of "
@@ -123,10 +123,10 @@ def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
         )
     lines += [
         "",
-        "*Fires in*: the buggy variants that it finds, and when. *False alarms*: over all variants",
-        "of these scenarios in which nothing is wrong. For `headroom`, an early warning, that is",
-        "where no watched tensor passed 65504 later: in bf16 it tells what fp16 would do, rightly.",
-        "What does not find a bug, with figures, is in the scenarios' pages.",
+        "*Fires in*: the buggy variants in which it fires, and when. *False alarms*: variants of",
+        "these scenarios in which it fires although nothing is wrong. `headroom` is an early warning:",
+        "there, a false alarm is a variant in which no watched tensor passed 65504 later. The",
+        "scenarios' pages name checks that miss the bugs, with figures.",
     ]
     return "\n".join(lines)
 

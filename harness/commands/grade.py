@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> int:
 
 
 def print_grade(folder: Path, *, as_json: bool) -> int:
-    """Grade a stored run, print the result, and return the exit code it stands for."""
+    """Grade a stored run, print the result and return its exit code."""
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{folder} is no run folder: it has no {RUN_FILE}{_recent(folder)}")
+        raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}{_recent(folder)}")
     result = grade(folder)
     if as_json:
         terminal().print(json.dumps(result.to_json(), indent=2))
@@ -40,7 +40,7 @@ def print_grade(folder: Path, *, as_json: bool) -> int:
 
 
 def _recent(folder: Path, most: int = 5) -> str:
-    """The newest run folders beside the one that was meant, to name the choices."""
+    """The choices: the newest run folders near this one."""
     near = folder if folder.is_dir() else folder.parent
     runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:most]
     return f". Choices: {', '.join(str(r.parent) for r in runs)}." if runs else ""

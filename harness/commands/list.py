@@ -26,35 +26,36 @@ def main(arguments: list[str]) -> int:
 def _row(name: str) -> list[str]:
     if name in catalog.broken():
         return [name, "broken", "", "", "", catalog.broken()[name]]
-    told = catalog.scenario(name)
-    pins = ", ".join(f"{pin} {version}" for pin, version in told.pins.items())
-    lanes = " ".join(lane.value for lane in told.lanes)
-    return [name, ", ".join(told.variants), lanes, str(told.ranks), pins, told.title]
+    scenario = catalog.scenario(name)
+    pins = ", ".join(f"{pin} {version}" for pin, version in scenario.pins.items())
+    lanes = " ".join(lane.value for lane in scenario.lanes)
+    variants, ranks = ", ".join(scenario.variants), str(scenario.ranks)
+    return [name, variants, lanes, ranks, pins, scenario.title]
 
 
 def summary(name: str) -> dict[str, Any]:
-    """A scenario's metadata as JSON values; of a broken one, what is wrong with its module."""
+    """A scenario's metadata as JSON values; for a broken one, the reason."""
     if name in catalog.broken():
         return {"name": name, "broken": catalog.broken()[name]}
-    told = catalog.scenario(name)
+    scenario = catalog.scenario(name)
     return {
         "name": name,
-        "title": told.title,
-        "report": list(told.report),
-        "fix": told.fix,
-        "symptom": told.symptom,
-        "trigger": told.trigger,
-        "remedy": told.remedy,
-        "pins": dict(told.pins),
-        "ranks": told.ranks,
-        "lanes": [lane.value for lane in told.lanes],
+        "title": scenario.title,
+        "report": list(scenario.report),
+        "fix": scenario.fix,
+        "symptom": scenario.symptom,
+        "trigger": scenario.trigger,
+        "remedy": scenario.remedy,
+        "pins": dict(scenario.pins),
+        "ranks": scenario.ranks,
+        "lanes": [lane.value for lane in scenario.lanes],
         "variants": {
             name: {
-                "about": told.about(name),
+                "about": scenario.about(name),
                 "expect": variant.expect,
-                "ranks": told.ranks_of(name),
-                "pins": {**told.pins, **told.pins_of(name)},
+                "ranks": scenario.ranks_of(name),
+                "pins": {**scenario.pins, **scenario.pins_of(name)},
             }
-            for name, variant in told.variants.items()
+            for name, variant in scenario.variants.items()
         },
     }

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     for name in given:
         if name not in scenario.pins:
             raise UserError(catalog.unknown(f"pin of {options.scenario}", name, scenario.pins))
-    pins.complete(scenario, given)  # a version that is none is told before anything is printed
+    pins.complete(scenario, given)  # refuses a bad version before anything is printed
     console = terminal()
     _print_story(console, options.scenario, scenario)
     _print_upstream(console, scenario, given)
@@ -50,7 +50,7 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     console.print(f"ranks     {scenario.ranks} (lanes: {', '.join(scenario.lanes)})\n\nvariants")
     for variant, v in scenario.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")
-    console.print("\nknobs")
+    console.print("\nparameters")
     for each in knobs(catalog.load(name).Params):
         console.print(f"  scenario.{each.name}={each.default}  {meaning(each)}")
 
@@ -59,7 +59,7 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
     cache = cache_folder()
     chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
     stack = pins.stack(scenario, chosen[BUGGY], cache)
-    console.print(f"\npins      {releases(chosen)}; the first as of {stack.date}")
+    console.print(f"\npins      {releases(chosen)}; dependencies of {stack.date}")
     for lane in scenario.lanes:
         console.print(f"shims on the {lane} lane")
         for point in shims.needed(chosen[BUGGY], lane):
@@ -69,8 +69,8 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
         with overlay.borrowed(stack, (defect,), cache) as lent:
             console.print(lent.diff, end="")
     if scenario.files and chosen[BUGGY] != chosen[FIXED]:
-        told = [pins.told(chosen[variant]) for variant in (BUGGY, FIXED)]
-        console.print(f"\nwhat changed from {told[0]} to {told[1]}\n")
+        before, after = (pins.told(chosen[variant]) for variant in (BUGGY, FIXED))
+        console.print(f"\nwhat changed from {before} to {after}\n")
         for text in changes(scenario, chosen, cache):
             console.print(text, end="")
 
@@ -82,7 +82,7 @@ def _pins(scenario: Scenario, given: Mapping[str, str], variant: str) -> dict[st
 def changes(
     scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
 ) -> Iterator[str]:
-    """What is different in the files with the bug, from buggy's release to fixed's, as diffs."""
+    """Diffs of the files with the bug, from the release of buggy to that of fixed."""
     stacks = {v: pins.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
         overlay.borrowed(stacks[BUGGY], (), cache) as buggy,
