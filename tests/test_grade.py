@@ -49,7 +49,7 @@ def test_a_trial_that_is_inconclusive_makes_the_run_so_and_names_the_rank_that_f
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
     for rank in (0, 1):
         with recording.record("fixed", "step", rank) as step:
-            small = step["clipping"] / 2 / step["gradient"]
+            small = 0.1 / 2 / step["gradient"]
             step["grad_norm"] = step["gradient"] = step["clipping"] / 2
             step["got"] = {n: [norm * small, 1.0, 0.0] for n, (norm, _, _) in step["got"].items()}
     trial = recording.trial("fixed")
