@@ -122,7 +122,7 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
             return now.stat().st_size < 1 << 26 and before.read_bytes() == now.read_bytes()
         return _plain(before) == _plain(now)
     ours, theirs = load(before), load(now)
-    dropped = {"seconds", "preloaded"} if as_such else {"seconds", "preloaded", "of", "records"}
+    dropped = {"seconds", "preloaded", "reason"} | (set() if as_such else {"of", "records"})
     seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
     if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
         return False

@@ -243,7 +243,11 @@ ROTARY: list[Row] = [
     ),
 ]
 
+UNFUSED = {"optimizer": "FP16_UnfusedOptimizer"}
+
 OVERFLOW: list[Row] = [
+    ("fp16_overflow", "fixed", None, "setup", within("scaler", to(dynamic=True)), "in bf16 its"),
+    ("fp16_overflow", "buggy", None, "setup", within("scaler", to(**UNFUSED)), "at ZeRO stage 1"),
     ("fp16_overflow", "control", 1, "step", to(grad_norm=None), "grad_norm is not alike on"),
     ("fp16_overflow", "buggy", 0, "step", to(grad_norm=1.5), "grad_norm is not alike on ranks"),
     ("fp16_overflow", "control", None, "step", later(to(grad_norm=None)), "only some steps"),

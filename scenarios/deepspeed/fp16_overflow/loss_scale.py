@@ -300,6 +300,7 @@ def untrue(records: Records) -> Iterator[str]:
     yield from _norms_wrong(records)
     for rank in records.ranks:
         for wrong in (
+            _setup_wrong,
             _begun_wrong,
             _sizes_wrong,
             _headroom_wrong,
@@ -308,6 +309,18 @@ def untrue(records: Records) -> Iterator[str]:
             _weights_wrong,
         ):
             yield from list(wrong(records, rank))[:1]
+
+
+def _setup_wrong(records: Records, rank: int) -> Iterator[str]:
+    """Where the loss scaler that upstream made is not the one that the parameters select."""
+    setup, params = records.one("setup", rank), records.params
+    if setup is None:
+        return
+    scaler, fp16 = setup["scaler"], params.precision == "fp16"
+    if scaler["dynamic"] is not fp16:
+        yield f"rank {rank}: in {params.precision} its loss scaler has dynamic {scaler['dynamic']}"
+    if fp16 and ("Unfused" in scaler["optimizer"]) is not (params.zero_stage == 0):
+        yield f"rank {rank}: at ZeRO stage {params.zero_stage} it has {scaler['optimizer']}"
 
 
 def _ended(records: Records, rank: int) -> list[Record]:
