@@ -1,4 +1,4 @@
-"""Facts of recorded runs that are changed in the records of a rank: gone, empty, or odd."""
+"""Changes of single facts in the records of recorded runs: removed, empty, or wrong."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 
 
 def threefold(record: dict[str, Any]) -> None:
-    """Three times each gradient, and a tolerance that would let it pass."""
+    """Three times each gradient, with a tolerance that would accept it."""
     record.update(gradient=1e6 * record["gradient"], grad_norm=None)
     record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
 
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
-    """All that a rank recorded after its identity is what the first stage recorded."""
+    """After its identity, a rank has the records of the first stage."""
     _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
     records[1:] = [{k: v for k, v in r.items() if k != "launch"} | {"rank": 1} for r in theirs]
 

@@ -1,6 +1,4 @@
-"""Changes of what the ranks recorded of a bug, as a scenario's own functions see them: most would
-be refused before, because the plan of the records does not allow them.
-"""
+"""Changed records for a scenario's own functions. The plan of the records would refuse most."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ SIBLING, RUN = "fp16_overflow_stage0", "fp16_overflow:"
 
 
 def leave(**bits: float) -> Change:
-    """The tensors of a step leave so much headroom: by name, or ``all`` of them."""
+    """Set the headroom (bits) of a step's tensors: by name, or of ``all`` of them."""
 
     def change(step: dict[str, Any]) -> None:
         for name in step["headroom"]:
@@ -54,7 +52,7 @@ def skipped_once(records: Records) -> None:
 
 
 def going_on(pattern: str) -> Change:
-    """Go on as stage 0 does, at the minimum, with steps that are skipped (x) and taken (.)."""
+    """Continue as stage 0 does, at the minimum, with steps that are skipped (x) and taken (.)."""
 
     def change(records: Records) -> None:
         less("exception")(records)
@@ -309,7 +307,7 @@ ROTARY: list[Row] = [
 
 
 def last(change: Change) -> Change:
-    """The same of the last cell: what the optimizer steps with."""
+    """The change in the last cell, which the optimizer steps with."""
     return nth("cell", -1, change)
 
 
@@ -327,7 +325,7 @@ def row(*values: float) -> Change:
 
 
 def whole(cell: dict[str, Any]) -> None:
-    """The gradients are added up whole, not their mean."""
+    """The gradients are added up, and not averaged."""
     cell["pieces"][0]["row"] = [1.0 if c else 0.0 for c in cell["pieces"][0]["row"]]
 
 
@@ -553,7 +551,7 @@ OTHERS: list[Row] = [
 ]
 
 DOUBTED = [Case(*row) for row in (*OVERFLOW, *ROTARY, *ORDER, *TRAINING, *OTHERS)]
-"""``detect`` finds something, and says that it is not the documented symptom, and why."""
+"""``detect`` finds something that is not the documented symptom, and says why."""
 
 
 def every_other_cut_elsewhere(layout: dict[str, Any]) -> None:
@@ -694,7 +692,7 @@ UNEXERCISED = [
         ),
     ]
 ]
-"""``exercised`` says that the condition which sets off the bug did not occur, and why."""
+"""``exercised`` says that the bug was not triggered, and why."""
 
 
 def losses_more(records: Records) -> None:
@@ -753,13 +751,13 @@ DIFFERENT: list[Row] = [
         nth("setup", 0, within("corpus", to(sha256="0" * 64))),
         "the variants did not train on the same text",
     ),
-    ("fp16_overflow", "fixed", 0, RECORDS, losses_more, "did not begin alike"),
+    ("fp16_overflow", "fixed", 0, RECORDS, losses_more, "different losses in the first step"),
     ("tied_embedding_training", "fixed", None, RECORDS, nth("step", 0, unlike_one_process), "loss"),
     ("tied_embedding_training", "fixed", None, "weight", another_value, "tied weight of rank 2"),
 ]
 
 DISAGREEING = [Case(*row) for row in DIFFERENT]
-"""``agree`` says in what the trials of a run disagree."""
+"""``agree`` says how the trials of a run disagree."""
 
 
 BEFORE_THE_NAN = range(82, 92)
@@ -801,7 +799,7 @@ FIRING = [
         ),
     ]
 ]
-"""A check that misses the bug is silent on it, and would fire on this."""
+"""An insufficient check is silent on the bug, but fires on this."""
 
 
 def owned_by_nobody(cell: dict[str, Any]) -> None:
@@ -813,5 +811,5 @@ BELIEVED = [
     Case("fp16_overflow", "control", None, "step", to(grad_norm=None), "nothing found"),
     Case("tied_embedding_order", "fixed", 0, RECORDS, last(owned_by_nobody), "nothing found"),
 ]
-"""What may be so: a step is skipped for another reason, a release has no gradient norm, and nobody
-steps with this piece of a copy."""
+"""This is possible: a step is skipped for another reason, a release reports no gradient norm, and
+nobody steps with this piece of a copy."""

@@ -527,7 +527,7 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
         yield "the variants did not train on the same text"
     firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
     if not all(near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
-        yield f"the variants did not begin alike: losses {firsts} in the first step"
+        yield f"the variants have different losses in the first step: {firsts}"
     warned = first_warning(trials["control"]) if "control" in trials else None
     if warned is not None:
         yield f"control: the headroom went below the threshold at step {warned}"

@@ -1,10 +1,10 @@
 """A GPU divides by a plain number less exactly than a CPU: 9 / 10 differs in its last bit.
 
 ``10 ** (torch.arange(0, 10) / 10)`` has other values on CUDA than on the CPU in 2 of 10 elements.
-So frequencies, schedules and tables that are computed like that depend on the device. Nobody was
-hit by this alone. It was found in January 2024 during the search for the wrong rotary buffers of
-``rope_zero_init``: zero.Init also moves what a constructor computes to the GPU, and some
-differences stayed when the rounded positions had been explained.
+So frequencies, schedules and tables that are computed like that depend on the device. It was found
+in January 2024 by those who searched for the wrong rotary buffers of ``rope_zero_init``: zero.Init
+also moves what a constructor computes to the GPU, and some differences stayed when the rounded
+positions had been explained.
 
 Root cause: if the divisor is a plain number, or a scalar tensor on the CPU, torch's CUDA kernel for
 division multiplies by its reciprocal, which is rounded already. If the divisor is a tensor on the

@@ -336,7 +336,7 @@ def _figures(difference: Difference) -> Figures:
 def _diverging_unlike(answer: Record, first: int) -> Iterator[str]:
     """Where the logits do not differ at each position from the documented first one on."""
     if answer["first"] is None:
-        yield f"the logits of {_tokens(answer)} tokens are the same nevertheless"
+        yield f"the logits of {_tokens(answer)} tokens do not differ"
     elif answer["first"] != first:
         yield f"the logits differ from position {answer['first']} on, and not from {first}"
     elif answer["differing"] != answer["after"]:
