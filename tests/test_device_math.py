@@ -1,4 +1,4 @@
-"""Grading of device_math, which needs a GPU, on records that are made up."""
+"""Detection of device_math, which needs a GPU, on made-up records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scenarios.torch.device_math.scenario import NINTH, QUOTIENT
 
 
 def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:
-    """What an H200 answered to a plain divisor; 4 and 9 of 10 powers differ."""
+    """What an H200 computes with a plain divisor: powers 4 and 9 of 10 differ."""
     host = [f"0x{index:08x}" for index in range(10)]
     values = {
         "bits": {"host": host, "device": [*host[:4], "0x1", *host[5:9], "0x2"]},
@@ -55,7 +55,7 @@ def test_other_figures_are_not_the_documented_symptom(changed: dict[str, Any]) -
 
 
 def test_the_fourth_element_alone_proves_nothing() -> None:
-    """So it is where the divisor is a tensor."""
+    """It differs also if the divisor is a tensor."""
     bits = {"host": HOST, "device": [*HOST[:4], "0x1", *HOST[5:]]}
     assert device_math.detect(seen(bits=bits, quotient=SAME)) is None
 
@@ -68,29 +68,27 @@ def test_the_fourth_element_alone_proves_nothing() -> None:
         ("cuda", "torch.float64", False),
     ],
 )
-def test_it_takes_a_gpu_and_float32(device: str, dtype: str, met: bool) -> None:
+def test_only_a_gpu_in_float32_triggers_it(device: str, dtype: str, met: bool) -> None:
     exercise = device_math.exercised(seen(device, dtype))
     assert exercise.met is met
     assert f"with those of {device.upper()}, in {dtype.removeprefix('torch.')}" in exercise.text
 
 
 def planned(**changed: Any) -> str:
-    """What is wrong with the facts of ``seen`` by the plan, on a GPU."""
+    """What the plan finds wrong with the facts of ``seen``, on a GPU."""
     at = Position(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
     (values,) = seen(bits={"host": HOST, "device": HOST}, **changed).of("values")
     return wrong_facts(device_math.plan(at)["values"].of(0), values)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"device": "cpu"}, "device is 'cpu', and not 'cuda'"),
         ({"dtype": "nan"}, "dtype is 'nan', and no dtype"),
         ({"quotient": {**SAME, "device": "inf"}}, "quotient device is 'inf', and no 32 bits"),
     ],
 )
-def test_facts_of_another_form_are_none_that_were_promised(
-    changed: dict[str, Any], said: str
-) -> None:
+def test_the_plan_refuses_facts_of_another_form(changed: dict[str, Any], message: str) -> None:
     assert planned() == ""
-    assert planned(**changed) == said
+    assert planned(**changed) == message

@@ -1,4 +1,4 @@
-"""fp16_overflow: what sets it off, its silent sibling, and the loss scaler's arithmetic."""
+"""fp16_overflow: its trigger, its silent sibling, and the loss scaler's arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tampering.findings import leave
 Records = list[dict[str, Any]]
 
 
-def test_the_trigger_is_the_overflow_whatever_came_of_it() -> None:
+def test_the_trigger_is_the_overflow_whatever_follows() -> None:
     for variant, met in (("buggy", True), ("fixed", True), ("control", False)):
         text = overflowed(recorded_trial("fp16_overflow", variant)).text
         assert ("passed 65504 at step" in text) is met
@@ -35,7 +35,7 @@ def test_the_warning_comes_when_the_headroom_is_low() -> None:
     assert late.says in finding.message
 
 
-def test_to_the_silent_sibling_the_exception_is_the_cure() -> None:
+def test_the_exception_is_no_finding_for_the_silent_sibling() -> None:
     raised = recorded_trial("fp16_overflow", "buggy")
     assert fp16_overflow_stage0.detect(raised) is None
     assert "layer 0 scores passed 65504 at step 89" in fp16_overflow_stage0.exercised(raised).text
@@ -74,13 +74,13 @@ def history(pattern: str, scale: float) -> Records:
         (scaler(100, 3, 1), "x" * 6, 6),
     ],
 )
-def test_the_skips_are_halvings_plus_what_hysteresis_lets_pass(
+def test_the_skips_are_the_halvings_and_what_hysteresis_ignores(
     knobs: Any, pattern: str, skips: int
 ) -> None:
     assert expected_skips(history(pattern, knobs["initial"]), knobs) == skips
 
 
-def test_steps_before_the_first_that_is_taken_need_not_have_a_gradient_norm() -> None:
+def test_steps_that_are_skipped_first_need_no_gradient_norm() -> None:
     steps = [
         {"kind": "step", "rank": 0, "step": n, "skipped": min(n, 2), "grad_norm": norm}
         for n, norm in enumerate((None, None, 1.0, 1.0), 1)
@@ -103,6 +103,6 @@ def test_steps_before_the_first_that_is_taken_need_not_have_a_gradient_norm() ->
     ],
     ids=str,
 )
-def test_knobs_that_make_no_sense_are_refused(module: Any, knobs: dict[str, Any]) -> None:
+def test_parameters_out_of_bounds_are_refused(module: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"scenario\."):
         module.Params(**knobs)

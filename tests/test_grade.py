@@ -13,6 +13,7 @@ from harness.results import TrialResult
 from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade, judge
 from harness.trial.records import HOUSE, RUN_FILE
+from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
 
@@ -49,10 +50,11 @@ def test_a_trial_that_is_inconclusive_makes_the_run_so_and_names_the_rank_that_f
 
 
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
+    half = Params().gradient_clipping / 2
     for rank in (0, 1):
         with recording.record("fixed", "step", rank) as step:
-            small = step["clipping"] / 2 / step["gradient"]
-            step["grad_norm"] = step["gradient"] = step["clipping"] / 2
+            small = half / step["gradient"]
+            step["grad_norm"] = step["gradient"] = half
             step["got"] = {n: [norm * small, 1.0, 0.0] for n, (norm, _, _) in step["got"].items()}
     trial = recording.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE

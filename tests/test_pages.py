@@ -28,14 +28,14 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
     told = catalog.scenario("sampler_shards")
     for part in (
         "# sampler_shards\n",
-        "A prepared DataLoader with `shuffle=True` is shuffled whole on every rank",
+        "A DataLoader with `shuffle=True` that accelerate has prepared shuffles",
         f"| documented symptom | {told.symptom} |",
         f"| remedy | {told.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
         "| `fixed` | accelerate 0.30.0 as published |  | clean |",
-        "| `control` | 0.29.3, the ranks seeded alike | trigger off | clean |",
-        "| `scenario.samples=64` | in the dataset; at least 8; a multiple of 8 |",
-        "*Is it there?* In some epoch the union over the ranks is not the dataset",
+        "| `control` | 0.29.3 with the same seed on all ranks | trigger off | clean |",
+        "| `scenario.samples=64` | size of the dataset; at least 8; a multiple of 8 |",
+        "*Is it there?* In some epoch the ranks together did not see the dataset",
     ):
         assert part in text
 

@@ -1,5 +1,4 @@
-"""Grading of rope_zero_init, on a recorded run of all its variants on the CPU, and of its sibling
-on records that are made up."""
+"""Detection of rope_zero_init and rope_zero_init_v5, on made-up records."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twi
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_report() -> None:
-    gpu = {key: told.mismatched for key, told in DOCUMENTED.figures[Lane.GPU].items()}
+    gpu = {key: figures.mismatched for key, figures in DOCUMENTED.figures[Lane.GPU].items()}
     assert gpu["bf16", "cos_cached"] == 329332
     assert gpu["bf16", "sin_cached"] == 324808
     assert gpu["fp32", "cos_cached"] == 88
@@ -30,7 +29,7 @@ def rounding(of: float, dtype: str = "torch.bfloat16") -> dict[str, Any]:
     return {"greatest": of, "dtype": dtype, "expected_dtype": "torch.bfloat16"}
 
 
-def test_a_gpus_own_rounding_is_no_finding_and_nan_is() -> None:
+def test_a_gpus_own_rounding_is_no_difference_but_nan_is() -> None:
     assert not buffers.beyond(rounding(2**-8), 2**-7)
     assert buffers.beyond(rounding(2**-8), 0.0)
     assert buffers.beyond(rounding(float("nan")), 2**-7)
@@ -38,9 +37,10 @@ def test_a_gpus_own_rounding_is_no_finding_and_nan_is() -> None:
 
 
 @pytest.mark.parametrize("module", [rope_zero_init, rope_zero_init_v5, trainer_gas_twice])
-def test_nothing_recorded_is_nothing_found_and_not_triggered(module: Any) -> None:
-    assert module.detect(Records({})) is None
-    assert not module.exercised(Records({}))
+def test_without_records_nothing_is_found_or_triggered(module: Any) -> None:
+    records = Records({}, module.Params())
+    assert module.detect(records) is None
+    assert not module.exercised(records)
 
 
 def turned(name: str, mismatched: int, elements: int, dtypes: tuple[str, str]) -> dict[str, Any]:
@@ -82,7 +82,6 @@ def v5(**changed: Any) -> Records:
         "kind": "logits",
         "rank": 0,
         "step": None,
-        "tokens": 320,
         "parameters": 21,
         "unequal_parameters": [],
         "reference": "cpu",
@@ -103,7 +102,7 @@ def test_the_frequencies_of_transformers_5_are_the_documented_symptom() -> None:
     assert found is not None
     assert found.documented
     assert found.parameters == rope_zero_init_v5.FREQUENCIES
-    assert "torch.bfloat16, where the reference is torch.float32; 63 of 64" in found.message
+    assert "torch.bfloat16 instead of torch.float32; 63 of 64" in found.message
     assert "differ from position 1 on, by up to 1.57" in found.message
     assert rope_zero_init_v5.exercised(v5()).met
 
@@ -146,7 +145,7 @@ def test_other_figures_of_the_frequencies_are_not_the_documented_symptom(lane: L
         ({"sharded": 0, "parameters": 0}, "zero.Init sharded 0 of 0 parameters"),
     ],
 )
-def test_transformers_5_without_zero_init_at_work_is_not_exercised(
+def test_transformers_5_without_an_active_zero_init_does_not_trigger_the_bug(
     changed: dict[str, Any], why: str
 ) -> None:
     exercise = rope_zero_init_v5.exercised(v5(**changed))
@@ -155,7 +154,7 @@ def test_transformers_5_without_zero_init_at_work_is_not_exercised(
 
 
 @pytest.mark.parametrize(
-    ("kind", "fact", "value", "told"),
+    ("kind", "fact", "value", "message"),
     [
         ("buffers", "reference_off", {"model.rotary_emb.inv_freq": 0.1}, "inv_freq is 0.1 off"),
         ("buffers", "turned_off", {"cos": 0.1}, "the reference's cos is 0.1 off plain torch's"),
@@ -164,28 +163,26 @@ def test_transformers_5_without_zero_init_at_work_is_not_exercised(
 )
 @pytest.mark.parametrize("healthy", [True, False])
 def test_a_reference_that_is_no_llama_proves_nothing(
-    kind: str, fact: str, value: Any, told: str, healthy: bool
+    kind: str, fact: str, value: Any, message: str, healthy: bool
 ) -> None:
     records = v5(differing=[], turned=[], first=None) if healthy else v5()
     records.of(kind)[0][fact] = value
     found = rope_zero_init_v5.detect(records)
     assert found is not None
     assert not found.documented
-    assert told in found.message
+    assert message in found.message
 
 
-def test_a_guarded_arange_is_exercised_all_the_same() -> None:
+def test_a_guarded_arange_triggers_the_bug_too() -> None:
     guarded = v5(casts={"arange": "float32", "ones": "bfloat16"}, differing=[], turned=[])
     assert rope_zero_init_v5.exercised(guarded).met
 
 
-def test_logits_are_compared_with_the_reference_that_agrees_for_longest() -> None:
+def test_logits_are_compared_with_the_reference_that_agrees_for_most_positions() -> None:
     ours = torch.zeros(1, 6, 3)
     early, late, nan = ours.clone(), ours.clone(), ours.clone()
     early[0, 1, 2], late[0, 3:, 0], nan[0, 2, 1] = 9.0, 0.5, math.nan
-    told = buffers.diverging(ours, {"early": early, "late": late}, (3, 4, 100))
-    assert told == {
-        "tokens": 6,
+    assert buffers.diverging(ours, {"early": early, "late": late}, (3, 4, 100)) == {
         "reference": "late",
         "first": 3,
         "after": 3,
@@ -197,9 +194,9 @@ def test_logits_are_compared_with_the_reference_that_agrees_for_longest() -> Non
     assert buffers.diverging(ours, {"nan": nan}, ())["first"] == 2
 
 
-def test_a_difference_is_recorded_as_json_can_hold_it() -> None:
+def test_a_difference_is_recorded_as_json() -> None:
     ours, theirs = torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.5])
     found = difference("inv_freq", ours, theirs)
-    (told,) = json.loads(json.dumps(buffers.facts(filter(None, [found]))))
-    assert (told["dtype"], told["expected_dtype"]) == ("torch.bfloat16", "torch.float32")
-    assert (told["mismatched"], told["greatest"], told["place"]) == (1, 0.5, [1])
+    (facts,) = json.loads(json.dumps(buffers.facts(filter(None, [found]))))
+    assert (facts["dtype"], facts["expected_dtype"]) == ("torch.bfloat16", "torch.float32")
+    assert (facts["mismatched"], facts["greatest"], facts["place"]) == (1, 0.5, [1])

@@ -1,4 +1,4 @@
-"""A handful of scenarios, run for real: each upstream and each shape of a launch occurs once.
+"""A sample of scenarios, run for real: it has each upstream and each kind of launch once.
 
 ``pytest -m scenario`` runs all scenarios with all variants.
 """
@@ -24,17 +24,17 @@ SAMPLE = [
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Sandbox]:
-    place = Sandbox.under(tmp_path, cache_folder())
-    yield place
-    place.end()
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    sandbox = Sandbox.under(tmp_path, cache_folder())
+    yield sandbox
+    sandbox.end()
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("scenario", SAMPLE)
-def test_a_scenario_is_reproduced_from_the_command_line(scenario: str, place: Sandbox) -> None:
+def test_a_scenario_is_reproduced_from_the_command_line(scenario: str, sandbox: Sandbox) -> None:
     with lent(scenario, "buggy", "fixed"):
-        done = place.run("run", f"scenario={scenario}", "launch=cpu")
+        done = sandbox.run("run", f"scenario={scenario}", "launch=cpu")
     assert done.code == 0, done
     assert f"{scenario}: reproduced" in done.out
-    assert place.living() == []
+    assert sandbox.living() == []

@@ -1,8 +1,8 @@
-"""Every scenario and variant, run for real: ``pytest -m scenario``, ``--lane gpu`` to insist.
+"""Every scenario and variant, run for real: ``pytest -m scenario``, on GPUs with ``--lane gpu``.
 
-The selected variants of a scenario are one run. The runs are started together, as ``run
-scenario=all`` does it: side by side on a box with several GPUs, else one after another unless
-``--jobs`` says otherwise. Each test waits for the run that it is about.
+The selected variants of a scenario are one run. The runs are started together, as in ``run
+scenario=all``: in parallel on a machine with several GPUs, otherwise one after another unless
+``--jobs`` is given. Each test waits for its run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Runs = Mapping[str, Future[tuple[str, Done]]]
 def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runs]:
-    """What the run of each selected scenario comes to, by its name."""
+    """The running run of each selected scenario, by the scenario's name."""
     option = request.config.getoption
     folder = option("--runs") or tmp_path_factory.mktemp("runs")
-    asked = [f"launch={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
+    options = [f"launch={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
     configs = [
-        config.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *asked])
+        config.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *options])
         for name, variants in selected(request.session.items).items()
     ]
     with started(configs) as running:
@@ -45,10 +45,8 @@ def runs(
 
 
 def selected(items: list[pytest.Item]) -> dict[str, list[str]]:
-    """The variants to run of each scenario: those whose tests were selected.
-
-    Where a scenario's verdict alone was, all of them.
-    """
+    """The variants of each scenario whose tests were selected; all variants if only the test of the
+    scenario's verdict was."""
     chosen: dict[str, list[str]] = {}
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -60,7 +58,7 @@ def selected(items: list[pytest.Item]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("scenario", "variant"), VARIANTS)
-def test_a_variant_comes_out_as_its_report_says(
+def test_a_variant_has_the_expected_outcome(
     scenario: str, variant: str, runs: Runs, record_property: Property
 ) -> None:
     printed, done = runs[scenario].result()
@@ -72,7 +70,7 @@ def test_a_variant_comes_out_as_its_report_says(
     _note(record_property, done, trial)
     if trial.outcome is Outcome.UNSUPPORTED:
         pytest.skip(trial.reason)
-    assert trial.as_expected, _told(done, trial)
+    assert trial.as_expected, _report(done, trial)
 
 
 @pytest.mark.parametrize("scenario", catalog.names())
@@ -88,18 +86,18 @@ def test_a_scenario_is_reproduced(scenario: str, runs: Runs, record_property: Pr
 
 def _note(record_property: Property, done: Done, trial: TrialResult) -> None:
     assert done.folder is not None
-    told = read_json(done.folder / RUN_FILE)
-    pins = told["trials"][trial.variant]["pins"]
+    run = read_json(done.folder / RUN_FILE)
+    pins = run["trials"][trial.variant]["pins"]
     record_property("outcome", str(trial.outcome))
     record_property("releases", ", ".join(f"{name} {version}" for name, version in pins.items()))
-    record_property("lane", told["lane"])
+    record_property("lane", run["lane"])
     record_property("seconds", round(trial.seconds, 2))
     record_property("detection_step", trial.finding.step if trial.finding else None)
     record_property("run", str(done.folder))
 
 
-def _told(done: Done, trial: TrialResult) -> str:
-    """What, why, how to run it alone, and the end of the first failing rank's log."""
+def _report(done: Done, trial: TrialResult) -> str:
+    """The outcome, its reason, how to run it alone, and the end of the first failing rank's log."""
     assert done.folder is not None
     return "\n".join(
         [

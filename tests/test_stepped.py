@@ -1,4 +1,4 @@
-"""Are steps those of plain torch? On real optimizers that are made to err, and on recorded runs."""
+"""The oracles for steps, on real optimizers that are made to take wrong steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scenarios.common import stepped
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 Step = Callable[[Any, nn.Module], None]
-"""What an engine does with its optimizer and its module, whose gradients are there."""
+"""How an engine steps its optimizer; its module has gradients."""
 
 
 def right(optimizer: Any, module: nn.Module) -> None:
@@ -54,10 +54,10 @@ def at_twice_the_rate(optimizer: Any, module: nn.Module) -> None:
 
 
 WRONG: dict[Step, str] = {
-    twice: "of a step away from where torch's own would have led",
-    never: "got 0 times the gradient that plain torch has",
-    with_twice_the_gradient: "got 2 times the gradient that plain torch has",
-    without_one: "bias got 0 times the gradient",
+    twice: "of a step away from where torch's own step leads",
+    never: "got 0 times plain torch's gradient",
+    with_twice_the_gradient: "got 2 times plain torch's gradient",
+    without_one: "bias got 0 times plain torch's gradient",
     at_twice_the_rate: "of a step away",
 }
 
@@ -67,7 +67,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def records(step: Step, clipping: float = 0.0, **changes: Any) -> Records:
-    """The record of one step of an engine that does this; the gradient is clipped before it."""
+    """The record of one such step; the gradient is clipped before it."""
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     engine = SimpleNamespace(module=module, optimizer=adam(module.parameters()))
@@ -79,13 +79,13 @@ def records(step: Step, clipping: float = 0.0, **changes: Any) -> Records:
     norm = float(nn.utils.clip_grad_norm_(module.parameters(), clipping or 1e9))
     step(engine.optimizer, module)
     facts = watch.facts(stepped.Plain(float(loss.detach()), norm, gradients))
-    told = {"loss": float(loss.detach()), "grad_norm": norm, "clipping": clipping, **facts}
-    return Records({0: [{"kind": "step", "rank": 0, "step": 1, **told, **changes}]})
+    step_facts = {"loss": float(loss.detach()), "grad_norm": norm, **facts}
+    return Records({0: [{"kind": "step", "rank": 0, "step": 1, **step_facts, **changes}]})
 
 
 @pytest.mark.parametrize("clipping", [0.0, 0.01])
 def test_torchs_own_step_is_not_astray(clipping: float) -> None:
-    assert stepped.astray(records(right, clipping)) == []
+    assert stepped.astray(records(right, clipping), clipping) == []
 
 
 @pytest.mark.parametrize("step", WRONG, ids=lambda step: step.__name__)
@@ -99,25 +99,25 @@ def test_a_step_that_is_not_torchs_is_astray(step: Step) -> None:
 
 def test_a_gradient_that_was_not_clipped_is_astray_unless_that_is_documented() -> None:
     whole = records(right, clipping=0.0)
-    (step,) = whole.of("step")
-    step["clipping"] = step["gradient"] / 4
-    assert {one.name for one in stepped.astray(whole)} == {"weight", "bias"}
-    assert "where 0.25 is right" in str(stepped.astray(whole)[0])
-    assert stepped.astray(whole, excused=lambda step, name: name == "bias")[0].name == "weight"
-    assert len(stepped.astray(whole, excused=lambda step, name: name == "bias")) == 1
+    clipping = whole.of("step")[0]["gradient"] / 4
+    wrong = stepped.astray(whole, clipping)
+    assert {one.name for one in wrong} == {"weight", "bias"}
+    assert "where 0.25 is right" in str(wrong[0])
+    (left,) = stepped.astray(whole, clipping, excused=lambda step, name: name == "bias")
+    assert left.name == "weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"loss": 7.0}, "the loss is 7"),
         ({"grad_norm": 7.0}, "the gradient norm is 7"),
         ({"stale": ["bias"]}, "bias is not its fp32 master rounded"),
-        ({"strayed": {"bias": float("nan")}}, "bias was nan of a step away"),
+        ({"strayed": {"bias": float("nan")}}, "bias is nan of a step away"),
     ],
 )
-def test_what_else_is_not_torchs_is_told(change: dict[str, Any], told: str) -> None:
-    assert any(told in str(one) for one in stepped.astray(records(right, **change)))
+def test_other_differences_from_torch_are_found(change: dict[str, Any], message: str) -> None:
+    assert any(message in str(one) for one in stepped.astray(records(right, **change)))
 
 
 def test_weights_that_are_not_their_masters_rounded_are_stale() -> None:
@@ -135,7 +135,7 @@ def test_weights_that_are_not_their_masters_rounded_are_stale() -> None:
     assert watch.facts(nothing)["stale"] == ["bias"]
 
 
-def test_moments_go_on_in_another_process_where_they_were_saved(tmp_path: Path) -> None:
+def test_another_process_continues_with_the_moments_that_were_saved(tmp_path: Path) -> None:
     module = nn.Linear(3, 2)
     engine = SimpleNamespace(module=module, optimizer=adam(module.parameters()))
     watch = stepped.Watch(engine, adam)
@@ -156,7 +156,7 @@ def test_moments_go_on_in_another_process_where_they_were_saved(tmp_path: Path) 
     assert max(fresh.facts(stepped.Plain(1.0, 1.0, {}))["strayed"].values()) > stepped.TOLERANCE
 
 
-def test_torchs_optimizer_goes_on_from_the_empty_step_that_the_other_was_made_with() -> None:
+def test_torchs_optimizer_repeats_the_empty_step_that_the_other_was_made_with() -> None:
     module = nn.Linear(3, 2)
     optimizer = adam(module.parameters())
     for parameter in module.parameters():
@@ -170,7 +170,7 @@ def test_torchs_optimizer_goes_on_from_the_empty_step_that_the_other_was_made_wi
 
 
 class Squares(nn.Module):
-    """Answers with a loss, as the models do that begin."""
+    """A model that returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def begin(step: Step) -> Records:
-    """The records of the first steps of an engine that does this; clipped to 0.01."""
+    """The records of such first steps, clipped to 0.01."""
     torch.manual_seed(0)
     module = Squares()
     engine = SimpleNamespace(
@@ -208,17 +208,17 @@ def begin(step: Step) -> Records:
         step(engine.optimizer, module.linear)
         facts = watch.facts(float(loss.detach()))
         found.append({"kind": "begun", "rank": 0, "step": number, **facts})
-    return Records({0: found})
+    return Records({0: found}, SimpleNamespace(gradient_clipping=0.01))
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_training_that_begins_as_torchs_is_true() -> None:
+def test_a_training_that_begins_as_torchs_is_no_finding() -> None:
     assert list(begun.untrue(begin(right))) == []
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (twice, "of a step away from plain torch's"),
         (never, "the optimizer got a gradient of norm 0,"),
@@ -226,13 +226,13 @@ def test_a_training_that_begins_as_torchs_is_true() -> None:
         (without_one, "the optimizer got a gradient of norm"),
     ],
 )
-def test_a_training_that_begins_otherwise_is_not_true(step: Step, told: str) -> None:
+def test_a_training_that_does_not_begin_as_torchs_is_found(step: Step, message: str) -> None:
     (found,) = begun.untrue(begin(step))
-    assert told in found
+    assert message in found
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_gradient_that_overflows_for_plain_torch_too_says_nothing() -> None:
+def test_steps_are_ignored_once_plain_torchs_gradient_overflows_too() -> None:
     began = begin(never)
     began.of("begun")[0]["gradient"] = "inf"
     assert list(begun.untrue(began)) == []

@@ -1,4 +1,4 @@
-"""The two scenarios on a tied embedding's gradients: a release that is found wrong, and defects."""
+"""The two scenarios on a tied embedding's gradients: detection, a patch and a defect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_gradient_is_missed(records: list[dict[str, Any]]) -> None:
         owned["row"][cells.SHARED] = 1.5
 
 
-def test_owners_that_miss_a_gradient_are_found_in_a_fixed_release() -> None:
+def test_owners_that_miss_a_gradient_are_found_in_any_release() -> None:
     case = Case("tied_embedding_order", "fixed", None, "records", a_gradient_is_missed, "")
     finding = tied_embedding_order.detect(changed(case))
     assert finding is not None
@@ -32,8 +32,8 @@ def test_owners_that_miss_a_gradient_are_found_in_a_fixed_release() -> None:
 
 @pytest.mark.parametrize("module", [tied_embedding_order, tied_embedding_training])
 @pytest.mark.parametrize("ranks", [0, 4])
-def test_nothing_recorded_is_nothing_found_and_not_triggered(module: Any, ranks: int) -> None:
-    records = Records({rank: [] for rank in range(ranks)})
+def test_without_records_nothing_is_found_or_triggered(module: Any, ranks: int) -> None:
+    records = Records({rank: [] for rank in range(ranks)}, module.Params())
     assert module.detect(records) is None
     assert not module.exercised(records)
     assert not any(module.insufficient_checks(records).values())
@@ -48,7 +48,7 @@ def libcst() -> Any:
     return pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
 
 
-def test_the_order_fix_moves_the_loop_and_nothing_else() -> None:
+def test_the_order_fix_moves_only_the_loop() -> None:
     source = "def f():\n    {}\n    g()\n    {}\n    h()\n"
     loop = "for c in model:\n        c.finish_grad_sync()"
     total = "_allreduce_embedding_grads(model)"
@@ -58,7 +58,7 @@ def test_the_order_fix_moves_the_loop_and_nothing_else() -> None:
     assert not list(embedding_first(function(source.format(loop, loop))))
 
 
-def test_the_defect_answers_false_for_the_shared_embedding_alone() -> None:
+def test_the_defect_replaces_only_the_check_for_the_shared_embedding() -> None:
     source = "def f(p):\n    return getattr(p, {}, False) and g\n"
     ((_, new),) = never_its_own_bucket(function(source.format('"shared_embedding"')))
     assert new.value == "False"

@@ -1,4 +1,4 @@
-"""Grading of trainer_gas_twice, on records that are made up."""
+"""Detection of trainer_gas_twice, on made-up records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from harness.spec import Records
 from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
+TWO = trainer_gas_twice.Params(accumulation=2)
+
 
 def trained(size: float, **changed: Any) -> Records:
-    """Two steps of two micro-batches of one row, which applied ``size`` times the gradient."""
+    """Two steps of two micro-batches of one row each, which applied ``size`` times the gradient."""
     steps = [
         {
             "kind": "step",
@@ -31,11 +33,11 @@ def trained(size: float, **changed: Any) -> Records:
         for n in (1, 2)
     ]
     steps[1].update({k: v for k, v in changed.items() if k in steps[1]})
-    logged = {"kind": "logged", "rank": 0, "step": None, "accumulation": 2}
-    return Records({0: [*steps, {**logged, "losses": changed.get("logged", [1.5, 1.5])}]})
+    logged = {"kind": "logged", "rank": 0, "step": None}
+    return Records({0: [*steps, {**logged, "losses": changed.get("logged", [1.5, 1.5])}]}, TWO)
 
 
-def test_the_right_update_is_no_finding_and_half_of_it_is_the_documented_one() -> None:
+def test_the_right_update_is_no_finding_and_half_of_it_is_documented() -> None:
     assert trainer_gas_twice.detect(trained(1.0)) is None
     found = trainer_gas_twice.detect(trained(0.5))
     assert found is not None
@@ -44,24 +46,24 @@ def test_the_right_update_is_no_finding_and_half_of_it_is_the_documented_one() -
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"rows": [1, 3]}, "the model was given 4 rows, and 3 different ones of the dataset"),
         ({"rows": [-1, 3]}, "the model was given 4 rows, and 3 different ones of the dataset"),
-        ({"rows": [2]}, "step 2 tells of 2 micro, 2 losses, 2 tokens, 1 rows, where the first"),
+        ({"rows": [2]}, "step 2 has 2 micro, 2 losses, 2 tokens, 1 rows, but the first"),
         ({"losses": [1.0, 3.0]}, "the loss of step 2 is 1.5 and 2"),
         ({"aside": 1e-3}, "the weights changed by up to 0.001 before step 2"),
         ({"logged": [1.5, 3.0]}, "the logged loss is not the mean over all tokens"),
         ({"logged": [1.5]}, "the logged loss is not the mean over all tokens"),
     ],
 )
-def test_what_else_is_wrong_with_a_step_is_never_documented(
-    ratio: float, changed: dict[str, Any], told: str
+def test_other_faults_of_a_step_are_never_documented(
+    ratio: float, changed: dict[str, Any], message: str
 ) -> None:
     found = trainer_gas_twice.detect(trained(ratio, **changed))
     assert found is not None
     assert not found.documented
-    assert told in found.message
+    assert message in found.message
 
 
 @pytest.mark.parametrize("changed", [{"ratio": 0.4}, {"off": 0.5}])

@@ -1,5 +1,5 @@
-"""What several scenarios watch and judge by: each a question that holds for every release.
+"""What several bugs share: small models to train, and oracles that judge the training.
 
-A module is a pair: what a rank writes down, and how records of it are judged. The parent judges
-without torch, so torch is imported in the functions of the ranks alone. A finding names its unit.
+An oracle has two sides in one module: what a rank records, and how grading judges these records.
+Grading runs without torch, so only functions that ranks call import torch.
 """

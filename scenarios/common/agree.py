@@ -1,4 +1,4 @@
-"""What two trials of a scenario must have in common, for its verdict to mean anything."""
+"""What two trials of a scenario must have in common; otherwise its verdict means nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def rank_0(records: Records) -> list[float]:
 def losses(
     trials: Mapping[str, Records], tolerance: float, one: str, of_fixed: Losses = rank_0
 ) -> Iterator[str]:
-    """Fixed must train as the variant ``reference`` does, which is ``one`` rank, say.
+    """``fixed`` must have the losses of the variant ``reference``, within ``tolerance`` nats.
 
-    ``tolerance`` is in nats. Yields what disagrees; nothing where not both were run.
+    ``one`` names the reference in messages: "one rank". Yields each disagreement, and nothing
+    where one of the two was not run.
     """
     if not {FIXED, REFERENCE} <= set(trials):
         return
     ours, theirs = of_fixed(trials[FIXED]), rank_0(trials[REFERENCE])
     if len(ours) != len(theirs):
-        yield f"fixed took {len(ours)} steps, and {one} {len(theirs)}"
+        yield f"fixed has {len(ours)} losses, and {one} has {len(theirs)}"
     for step, (mine, its) in enumerate(zip(ours, theirs, strict=False), 1):
         if not near(mine, its, within=tolerance):
             yield f"fixed: loss {mine:.6f} at step {step}, where {one} has {its:.6f}"

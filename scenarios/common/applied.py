@@ -1,8 +1,9 @@
-"""Is what a step of the optimizer applied the gradient that plain torch has on the same rows?
+"""Did a step of SGD apply the gradient that plain torch computes on the same rows?
 
-With SGD at a known rate, (before - after) / rate is what was applied. Plain torch computes the
-gradient of each micro-batch on the same weights, alone; their mean is what should have been. The
-scenario's rows are equally long, so that the mean of the micro-batches' means is the batch's.
+With SGD at a known rate, (before - after) / rate is the gradient that was applied. Plain torch
+computes the gradient of each micro-batch at the same weights; their mean is what the step should
+have applied. All rows have the same length, so the mean of the micro-batches' means is the mean of
+the batch.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOLERANCE = 1e-3
-"""How far (as a fraction) what was applied may be from what it should be, and still be it: fp32
-rounding moves it by 1e-5."""
+"""How far (as a fraction) the applied gradient may be from the right one. Rounding in fp32 moves it
+by 1e-5."""
 
 CUT = 1e-2
-"""Directions of the micro-batches' gradients that are shorter than this part of the longest explain
-nothing: of what is off, rounding say, they would make shares of any size."""
+"""Combinations of the micro-batches' gradients that are shorter than this part of the longest one
+are ignored: they would explain rounding errors by shares of any size."""
 
 UNIT = "of the gradient that is right"
 
 
 def shapes(micro_batches: int | None = None) -> Facts:
-    """Those of what ``facts`` has for the record of a step of so many micro-batches, if known."""
+    """The shapes of what ``facts`` returns, for a known or unknown number of micro-batches."""
     return {
         "gradient": SIZE,
         "applied": SIZE,
@@ -46,7 +47,7 @@ def shapes(micro_batches: int | None = None) -> Facts:
 
 @dataclass(frozen=True)
 class Plain:
-    """What plain torch has on some micro-batches."""
+    """What plain torch computes on some micro-batches."""
 
     losses: Sequence[float]
     """The loss of each."""
@@ -81,18 +82,19 @@ def plainly(
 
 
 def copied(module: Any, dtype: Any = None) -> dict[str, Tensor]:
-    """A module's weights by their names, as they are now."""
+    """A copy of a module's weights, by name."""
     return {n: p.detach().to(dtype or p.dtype).clone() for n, p in module.named_parameters()}
 
 
 def facts(
     plain: Plain, before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float
 ) -> dict[str, Any]:
-    """What to record of a step that took this rank's weights from ``before`` to ``after``.
+    """What to record of a step that moved this rank's weights from ``before`` to ``after``.
 
-    ``gradient`` and ``applied`` are norms, ``ratio`` is how much of the gradient was applied along
-    its direction, ``off`` the part of it (0 to 1) that has another direction, and ``micro`` how
-    much of each micro-batch's gradient explains it: 1 each where all is well.
+    ``gradient`` and ``applied`` are the norms of the right and the applied gradient. ``ratio`` is
+    how much of the right gradient was applied, along its direction; ``off`` is the part of what was
+    applied (0 to 1) that has another direction. ``micro`` has the share of each micro-batch's
+    gradient in what was applied: 1 each if the step is right.
     """
     import torch
 
@@ -117,28 +119,30 @@ def facts(
 
 
 def straight(step: Record) -> bool:
-    """Whether what was applied has the direction of the gradient."""
+    """Whether the applied gradient has the right direction."""
     return bool(step["off"] <= math.sqrt(2 * TOLERANCE))
 
 
 def times(step: Record, ratio: float) -> bool:
-    """Whether ``ratio`` times the gradient was applied: by the share of it, and by the norms."""
+    """Whether the step applied ``ratio`` times the right gradient, judged by share and norms."""
     norm = abs(ratio) * step["gradient"]
-    # ``straight`` lets pass an angle that makes the norm greater by TOLERANCE.
+    # ``straight`` accepts an angle that makes the norm greater by TOLERANCE.
     norms = near(step["applied"], norm, share=2 * TOLERANCE)
     return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step) and _even(step)
 
 
 def _even(step: Record) -> bool:
-    """Whether each micro-batch has the same share in what was applied, but for what is off."""
+    """Whether each micro-batch has the same share in what was applied, within what is ``off``."""
     count, off = len(step["micro"]), step["off"] * step["applied"]
     within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
     return all(near(share, step["ratio"], within=within) for share in step["micro"])
 
 
 def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
-    """The steps whose ``loss`` is not that of plain torch; where each rank has but a part of the
-    rows, their mean is not."""
+    """One message for each step whose ``loss`` is not that of plain torch.
+
+    ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
+    """
     by_step: dict[int, list[Record]] = {}
     for step in records.of("step"):
         by_step.setdefault(step["step"], []).append(step)
@@ -147,18 +151,19 @@ def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
         for step in steps:
             loss, right = mean if parts else step["loss"], step["reference_loss"]
             if not near(loss, right, share=TOLERANCE):
-                yield f"the loss of step {number} is {loss:.5g}, where plain torch has {right:.5g}"
+                yield f"the loss of step {number} is {loss:.5g}, but plain torch has {right:.5g}"
 
 
-def told(step: Record) -> str:
-    """One step of a rank, in words."""
+def described(step: Record) -> str:
+    """What one step of a rank applied, in words."""
     shares = ", ".join(f"{share:.4g}" for share in step["micro"])
     aside = "" if straight(step) else f", {step['off']:.2g} of it in another direction"
-    several = f"; of each micro-batch's {shares}" if step["micro"][1:] or not _even(step) else ""
+    several = (
+        f"; shares of the micro-batches: {shares}" if step["micro"][1:] or not _even(step) else ""
+    )
     return (
-        f"rank {step['rank']}, step {step['step']}: {step['ratio']:.4g} of the gradient that plain "
-        f"torch has was applied{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g})"
-        f"{several}"
+        f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} of plain torch's "
+        f"gradient{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g}){several}"
     )
 
 
@@ -169,7 +174,7 @@ def finding(
     *,
     documented: bool,
 ) -> Finding:
-    """The finding of these steps, which did not apply ``wanted`` times the gradient."""
+    """The finding that these steps did not apply ``wanted`` times the gradient."""
     return Finding(
         message="\n".join(lines),
         step=min(step["step"] for step in wrong),
@@ -181,13 +186,13 @@ def finding(
 
 
 def same_direction(records: Records) -> dict[str, bool]:
-    """A factor leaves the direction as it is."""
+    """A wrong factor leaves the direction right, so this check misses it."""
     aside = any(not straight(step) for step in records.of("step"))
     return {"the applied gradient has another direction": aside}
 
 
 def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
-    """A picture of how much of the right gradient was applied, by ``step`` or by ``stage``."""
+    """A picture of how much of the right gradient each ``step`` or ``stage`` applied."""
     values = {
         (variant, f"{by} {step[by]}"): float(step["ratio"])
         for variant, records in trials.items()
@@ -196,7 +201,7 @@ def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
     bars = [(*who, ratio) for who, ratio in values.items()]
     yield Bars(
         "How much of the gradient was applied",
-        "with the bug it is a fraction of the gradient that plain torch has; without it all of it",
+        "with the bug a fraction of plain torch's gradient is applied; without the bug, all of it",
         bars,
         "of 1, the ratio that is right",
         {"right": 1.0},
@@ -204,11 +209,11 @@ def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
 
 
 def norms(trials: Trials) -> Iterator[Picture]:
-    """A picture of the norm of each gradient that was applied, with the threshold of clipping."""
-    thresholds = (step["clipping"] for records in trials.values() for step in records.of("step", 0))
+    """A picture of the norm of each applied gradient, with the threshold of clipping."""
+    thresholds = (records.params.clipping for records in trials.values())
     yield Lines(
         "The norm of the gradient that was applied",
-        "with the bug none is below the threshold, and those above are not clipped",
+        "with the bug no norm is below the threshold, and large gradients are not clipped",
         by_step(trials, lambda step: step["applied"]),
         y="norm",
         log=True,

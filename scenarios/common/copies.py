@@ -1,7 +1,7 @@
-"""Are the copies of a tensor that several ranks hold equal, bit by bit, after every step?
+"""Are the copies of a tensor on several ranks equal, bit by bit, after every step?
 
-A rank writes into its record of a step, under a field of the scenario's choice, the greatest
-difference of each tensor whose copies are not: ``{"3.input_layernorm.bias": 0.131}``.
+In its record of a step, a rank writes the greatest difference of each tensor whose copies are not
+equal: ``{"3.input_layernorm.bias": 0.131}``. The scenario chooses the name of that fact.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from scenarios.common import stepped
 UNIT = "between the copies of a weight"
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
-"""The name of ``scenarios.common.tied_pipeline``'s tied weight, on each stage with a copy."""
+"""The name of the tied weight in ``scenarios.common.tied_pipeline``, on each stage with a copy."""
 
 TIED, BLOCKS = "tied_modules.", ["1", "2", "3"]
-"""How the names of that pipeline's parameters begin: of the tied module, and of the blocks."""
+"""Parameter names in that pipeline begin so: those of the tied module, and those of the blocks."""
 
-_COPY = "tied_modules.embed.tied_weight"  # as the detector names it
+_COPY = "tied_modules.embed.tied_weight"  # the detector's name for it
 DRIFT = held({_COPY: optional(SIZE)})
-"""How far the copies are apart, where they are."""
+"""The greatest difference between the copies; empty if they are equal."""
 DRIFTS = held({_COPY: optional(SIZE), f"{_COPY} (fp32)": optional(SIZE)})
-"""How far they and their fp32 masters are."""
+"""The greatest differences between the copies and between their fp32 masters."""
 
 
 def _tied(stages: int) -> Facts:
-    """What a rank tells of its copy of the tied weight; alone, it has nothing to part from."""
+    """What a rank records of its copy of the tied weight. A single stage has no other copy."""
     flag = FLAG if stages > 1 else exactly(False)
     return {
         "own": SIZE,
@@ -60,36 +60,35 @@ def _tied(stages: int) -> Facts:
 
 
 NOT_TIED: Facts = {"drift": exactly({}), "got_of_own": exactly({})}
-"""What a rank without a copy tells of it."""
+"""What a rank without a copy records of it."""
 
 
-def tied_step(at: Position, clipping: float = 0.0, bf16: bool = True) -> Facts:
+def tied_step(at: Position, bf16: bool = True) -> Facts:
     """A step of ``scenarios.common.tied_pipeline``; a rank without a copy has no gradient of it.
 
-    ``got_of_own`` has of the tied weight how much of the stage's own gradient its optimizer got, as
-    ``got`` has of the sum over the stages.
+    ``got`` compares what the optimizer got with the gradient summed over the stages; for the tied
+    weight, ``got_of_own`` compares it with the stage's own gradient.
     """
     tied = _tied(at.world_size) if at.rank in (0, at.world_size - 1) else NOT_TIED
-    norm = SIZE if bf16 else maybe(SIZE)  # in fp32 DeepSpeed may tell of none
-    told = {"loss": NUMBER, "grad_norm": norm, "clipping": exactly(clipping)}
-    return {**told, **tied, **stepped.FACTS}
+    norm = SIZE if bf16 else maybe(SIZE)  # some releases report no norm in fp32
+    return {"loss": NUMBER, "grad_norm": norm, **tied, **stepped.FACTS}
 
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:
-    """What to record of a detector's differences (``harness.detectors.replicas`` or ``tied``)."""
+    """What to record of the differences that ``harness.detectors.replicas`` or ``tied`` found."""
     return {each.name: each.greatest for each in differences}
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Copies that part."""
+    """When copies first differ, and by how much."""
 
     step: int
     """The first step after which they differ."""
     first: Mapping[str, float]
-    """By how much each differs then."""
+    """The difference of each copy after that step."""
     last: Mapping[str, float]
-    """By how much each differs after the last step at which any does."""
+    """The difference of each copy after ``last_step``, the last step at which any differs."""
     last_step: int
 
     @property
@@ -99,7 +98,7 @@ class Parting:
     def finding(
         self, lines: Iterable[str], ranks: tuple[int, ...], *, documented: bool, unit: str = UNIT
     ) -> Finding:
-        """The finding that tells of it, in these lines."""
+        """The finding with these lines as its message."""
         return Finding(
             "\n".join(lines),
             self.step,
@@ -112,7 +111,7 @@ class Parting:
 
 
 def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
-    """When and how far the copies in a field of the steps part; None where they never do."""
+    """When the copies in the fact ``field`` of the steps part; None if they never do."""
     parted = [step for step in records.of("step", rank) if step[field]]
     if not parted:
         return None
@@ -121,7 +120,7 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
 
 
 def drifting(trials: Trials, field: str) -> Iterator[Picture]:
-    """A picture of how far the copies in a field of the steps are apart: the farthest of each."""
+    """A picture of the greatest difference in the fact ``field`` of each step."""
 
     def farthest(step: Record) -> float | None:
         apart = step.get(field)
@@ -137,30 +136,30 @@ def drifting(trials: Trials, field: str) -> Iterator[Picture]:
 
 
 def astray(
-    records: Records, excused: stepped.Excuse = lambda step, name: False
+    records: Records, clipping: float = 0.0, excused: stepped.Excuse = lambda step, name: False
 ) -> list[stepped.Astray]:
-    """What ``stepped.astray`` finds, and what is told twice of the tied weight, and not alike."""
+    """What ``stepped.astray`` finds, and facts of the tied weight that contradict each other."""
     first = [step for step in records.of("step", 0) if "own" in step]
-    retold = [
+    contradictions = [
         stepped.Astray(rank, step["step"], WEIGHT, about)
         for rank in records.ranks
         for step, other in zip(
             (each for each in records.of("step", rank) if "own" in each), first, strict=False
         )
-        for about in (*_norms_retold(step), *_parted_retold(step, other))
+        for about in (*_norms_contradict(step), *_flags_contradict(step, other))
     ]
-    told = [*_misplaced(records), *stepped.miscounted(records, _counted)]
-    return told + stepped.astray(records, excused) + retold
+    structure = [*_misplaced(records), *stepped.miscounted(records, _counted)]
+    return structure + stepped.astray(records, clipping, excused) + contradictions
 
 
 def _counted(step: Record, name: str) -> bool:
-    """Whether a stage's parameter is in the gradient norm: no later stage's tied module is."""
+    """Whether the gradient norm includes a parameter; it excludes later stages' tied modules."""
     return not step["rank"] or not name.startswith(TIED)
 
 
 def _misplaced(records: Records) -> Iterator[stepped.Astray]:
-    """Where the stages, one after another, do not hold the model's blocks in their order: a stage
-    tells of another one's parameters."""
+    """A finding if the stages do not hold the model's blocks in order: then a stage reported
+    another stage's parameters."""
     first = [records.of("step", rank)[0] for rank in records.ranks]
     held_by = [{n.partition(".")[0] for n in s["got"] if not n.startswith(TIED)} for s in first]
     blocks = [block for own in held_by for block in sorted(own)]
@@ -168,8 +167,8 @@ def _misplaced(records: Records) -> Iterator[stepped.Astray]:
         yield stepped.Astray(0, 1, "the model", f"has blocks {', '.join(blocks)} on its stages")
 
 
-def _norms_retold(step: Record) -> Iterator[str]:
-    """The norms of a step's gradients that are not those of ``got`` and ``got_of_own``."""
+def _norms_contradict(step: Record) -> Iterator[str]:
+    """The norms of a step's gradients that are not those in ``got`` and ``got_of_own``."""
     norm, ratio, aside = step["got"][WEIGHT]
     right = {
         "own": step["got_of_own"][WEIGHT][0],
@@ -179,12 +178,12 @@ def _norms_retold(step: Record) -> Iterator[str]:
     for name, other in right.items():
         least = stepped.FLOOR * step["gradient"]
         if not near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
-            yield f"has a gradient, {name}, of norm {step[name]:.4g}, told as {other:.4g} as well"
+            yield f"has a gradient, {name}, of norm {step[name]:.4g} and of norm {other:.4g}"
 
 
-def _parted_retold(step: Record, first: Record) -> Iterator[str]:
-    """What is told to be equal on all stages, and has another norm than on the first one; and
-    whether a gradient is left beside a buffer."""
+def _flags_contradict(step: Record, first: Record) -> Iterator[str]:
+    """Flags that contradict the norms: gradients that are said to be equal on all stages, but have
+    another norm than on the first one; and a gradient left beside a buffer without a buffer."""
     for name, flag in (("own", "parted"), ("applied", "applied_parted")):
         if step[name] != first[name] and not step[flag]:
             yield f"has a gradient, {name}, of another norm than on the first stage, and no {flag}"
@@ -193,33 +192,32 @@ def _parted_retold(step: Record, first: Record) -> Iterator[str]:
 
 
 def misnamed(records: Records, field: str, among: str) -> Iterator[stepped.Astray]:
-    """The names in a field of the steps that are not ``among`` the copies; and of these, which each
-    step names, those that not all steps have, or that are no parameters."""
+    """Names in the fact ``field`` of a step that are not in its fact ``among``, which names the
+    copies; and names in ``among`` that are not in every step, or are not parameters."""
     for step in records.of("step"):
         names = set(records.of("step", step["rank"])[0][among])
-        told = set(step[field]) - names | names - set(step["got"])
-        for name in sorted(told | names ^ set(step[among])):
+        wrong = set(step[field]) - names | names - set(step["got"])
+        for name in sorted(wrong | names ^ set(step[among])):
             yield stepped.Astray(step["rank"], step["step"], name, "is no copy in each step")
 
 
-def unsummed(step: Record, name: str) -> bool:
-    """Whether a stage applied its own gradient of the tied weight, whole: for ``stepped.astray``.
-
-    The norm is of what was applied, and so another one as well.
+def unsummed(step: Record, name: str, clipping: float = 0.0) -> bool:
+    """Whether a stage applied all of its own gradient of the tied weight, and not the sum. An
+    excuse for ``stepped.astray``; the norm of what was applied is excused too.
     """
-    own = step["got_of_own"]
-    applied = bool(own) and all(stepped.gave(step, s, stepped.factor(step)) for s in own.values())
+    own, factor = step["got_of_own"], stepped.factor(step, clipping)
+    applied = bool(own) and all(stepped.gave(step, share, factor) for share in own.values())
     return applied and (name in own or name == stepped.NORM)
 
 
 def gradients_parted(records: Records) -> Exercise:
-    """The ranks' own gradients of the copies, which are to be summed, differed in every step."""
+    """In each step, the ranks' own gradients of the copies, which must be summed, differed."""
     steps = records.of("step")
     parted = [step for step in steps if step.get("parted")]
     norms = " and ".join(f"{step['own']:.4g}" for step in parted if step["step"] == 1)
-    told = "the stages' own gradients of the tied weight differed in"
+    what = "the stages' own gradients of the tied weight differed in"
     return Exercise.of(
         0 < len(parted) == len(steps),
-        f"{told} each step (norms {norms} at step 1)",
-        f"{told} {len(parted)} of {len(steps)} records of a step",
+        f"{what} each step (norms {norms} at step 1)",
+        f"{what} {len(parted)} of {len(steps)} records of a step",
     )

@@ -1,4 +1,4 @@
-"""Edits of upstream's source that several bugs use: of calls, and of whole statements.
+"""Edits of upstream's source that defects and mutations share: of calls and of statements.
 
 Each yields pairs of an old and a new node, as ``Defect.edit`` does.
 """
@@ -12,7 +12,7 @@ from harness.spec import Edits
 
 
 def calls(function: Any, name: str) -> list[Any]:
-    """The calls of a function, or of a method of anything, by its name."""
+    """The calls of a function or method by name, on any object."""
     import libcst.matchers as m
 
     named = m.Name(name) | m.Attribute(attr=m.Name(name))
@@ -20,7 +20,7 @@ def calls(function: Any, name: str) -> list[Any]:
 
 
 def without_call(function: Any, name: str) -> Edits:
-    """Nothing in place of the call."""
+    """Replace the call with ``None``."""
     import libcst as cst
 
     for call in calls(function, name):
@@ -28,7 +28,7 @@ def without_call(function: Any, name: str) -> Edits:
 
 
 def with_keyword(function: Any, name: str, keyword: str, value: str) -> Edits:
-    """One keyword more in the call, an expression of ours."""
+    """Add a keyword argument to the call; ``value`` is an expression."""
     import libcst as cst
 
     for call in calls(function, name):
@@ -37,7 +37,7 @@ def with_keyword(function: Any, name: str, keyword: str, value: str) -> Edits:
 
 
 def wrapped(function: Any, name: str, expression: str) -> Edits:
-    """An expression of ours in place of the call, which is ``_`` in it."""
+    """Replace the call with an expression in which ``_`` stands for the call."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -48,7 +48,7 @@ def wrapped(function: Any, name: str, expression: str) -> Edits:
 
 
 def calling(tree: Any, name: str) -> Iterator[Any]:
-    """The lines that only call ``name``: a function, or the method of anything."""
+    """The lines that only call ``name``: a function, or a method of any object."""
     import libcst.matchers as m
 
     function = m.Name(name) | m.Attribute(attr=m.Name(name))
@@ -56,7 +56,7 @@ def calling(tree: Any, name: str) -> Iterator[Any]:
 
 
 def stepping(tree: Any) -> Iterator[Any]:
-    """The lines that take a step of what is named ``optimizer``."""
+    """The lines that call ``step`` of anything named ``optimizer``."""
     import libcst.matchers as m
 
     own = m.Name("optimizer") | m.Attribute(attr=m.Name("optimizer"))
@@ -65,7 +65,7 @@ def stepping(tree: Any) -> Iterator[Any]:
 
 
 def setting(tree: Any, name: str) -> Iterator[Any]:
-    """The lines that set ``name`` alone: a variable, or the attribute of anything."""
+    """The lines that assign to ``name`` alone: a variable, or an attribute of any object."""
     import libcst.matchers as m
 
     target = m.AssignTarget(m.Name(name) | m.Attribute(attr=m.Name(name)))
@@ -73,7 +73,7 @@ def setting(tree: Any, name: str) -> Iterator[Any]:
 
 
 def left_out(lines: Iterator[Any]) -> Edits:
-    """The line is not run."""
+    """Replace the line with ``pass``."""
     import libcst as cst
 
     for line in lines:
@@ -81,7 +81,7 @@ def left_out(lines: Iterator[Any]) -> Edits:
 
 
 def repeated(lines: Iterator[Any]) -> Edits:
-    """The line is run twice."""
+    """Run the line twice."""
     import libcst as cst
 
     for line in lines:
@@ -89,7 +89,7 @@ def repeated(lines: Iterator[Any]) -> Edits:
 
 
 def followed(lines: Iterator[Any], *code: str) -> Edits:
-    """The line is run, and then these statements."""
+    """Run these statements after the line."""
     import libcst as cst
 
     for line in lines:
@@ -97,7 +97,7 @@ def followed(lines: Iterator[Any], *code: str) -> Edits:
 
 
 def guarded(lines: Iterator[Any], condition: str) -> Edits:
-    """The line is run only where the condition holds."""
+    """Run the line only if the condition holds."""
     import libcst as cst
 
     for line in lines:

@@ -1,12 +1,12 @@
-"""Mutations of upstream: faults that are not the documented bug, made by the same mechanism.
+"""Mutations: faults put into upstream like a defect, but other than the documented bug.
 
-A detector that reports its bug for any wrong training is useless, and so is a trigger that counts
-as exercised while upstream does something else. So a scenario is run with other faults as well: no
-clipping, a gradient of zeros, a step left out. None may come out as the documented symptom, and
-none as clean.
+A detector that reports its bug for any wrong training is useless. So is a trigger that counts as
+exercised while upstream does something else. So each scenario also runs with other faults: without
+clipping, with gradients of zero, with a step left out. No such trial may come out as the documented
+symptom, and none as clean.
 
 A bug's ``mutations.py`` lists them in ``MUTATIONS``; ``python -m tests.mutations`` runs them and
-keeps the results in ``mutations.json``.
+writes the results to ``mutations.json``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from harness.spec import Defect, Edits, Scenario, Variant
 
 @dataclass(frozen=True)
 class Mutation:
-    """A defect that is not the documented one, and the variant that it is put into."""
+    """An edit that is not the documented bug, and the variant that it is put into."""
 
     defect: Defect
     variant: str = "fixed"
 
     @property
     def name(self) -> str:
-        """The name of the variant that it becomes: ``fixed_no_clipping``."""
+        """The name of the mutated variant: ``fixed_no_clipping``."""
         return f"{self.variant}_{self.defect.name}"
 
     def of(self, scenario: Scenario) -> Variant:
-        """The scenario's variant with the mutation in it, of which nothing is expected."""
+        """The scenario's variant with the mutation; no outcome is expected of it."""
         base = scenario.variants[self.variant]
         return replace(
             base, about=self.defect.about, expect=None, defects=(*base.defects, self.defect)
@@ -41,11 +41,11 @@ class Mutation:
 def mutation(
     name: str, file: str, scope: str, about: str, *, variant: str = "fixed"
 ) -> Callable[[Callable[[Any], Edits]], Mutation]:
-    """Make a mutation of the function below: an edit as a Defect's, of ``scope`` in ``file``."""
+    """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as a Defect's."""
 
     def of(edit: Callable[[Any], Edits]) -> Mutation:
-        upstream = file.partition("/")[0]
-        named = {"megatron": "megatron-core"}.get(upstream, upstream)
-        return Mutation(Defect(name, named, file, scope, edit, about), variant)
+        folder = file.partition("/")[0]
+        upstream = {"megatron": "megatron-core"}.get(folder, folder)
+        return Mutation(Defect(name, upstream, file, scope, edit, about), variant)
 
     return of

@@ -1,9 +1,9 @@
-"""Did each parameter get the gradient that plain torch has, and take torch's own step with it?
+"""Did each parameter get plain torch's gradient, and take the step that torch's optimizer takes?
 
-A rank writes down, at each step and of each parameter that it trains: how much of plain torch's
-gradient its optimizer got; how far the step was from the one that torch's optimizer takes with what
-it got; and which weights are not their fp32 masters rounded. That holds for any optimizer, clipped
-or not, and says of a training what a documented symptom alone does not: nothing else is wrong.
+At each step, a rank records of each parameter that it trains: how much of plain torch's gradient
+its optimizer got, and how far the step was from the one that torch's optimizer takes with what it
+got; and which weights are not their fp32 masters rounded. This holds for any optimizer, with or
+without clipping. It shows that nothing but the documented symptom is wrong with a training.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 Gradients = Mapping[str, "Tensor"]
 
 TOLERANCE = 1e-2
-"""How far (as a fraction) a loss, a gradient, or a step may be from the right one: rounding to bf16
+"""How far (as a fraction) a loss, a gradient, or a step may be from the right one. Rounding to bf16
 moves a value by up to 2**-9 of it."""
 
 FLOOR = 1e-3
-"""A gradient that is less than this part of all parameters' is compared with that much of theirs:
-where it would be 0 but for rounding, its direction says nothing."""
+"""A gradient that is smaller than this part of the gradient of all parameters counts as that large:
+where it would be 0 without rounding, its direction means nothing."""
 
 NORM_SHARE = 1e-3
-"""How far (as a fraction) the norm of all gradients may be from that of their norms: these are
-rounded to six digits."""
+"""How far (as a fraction) the norm of the complete gradient may be from the norm of its parts,
+which are rounded to six digits."""
 
 LOSS, NORM, WHOLE = "the loss", "the gradient norm", "the gradient of all parameters"
-"""What is told astray besides parameters."""
+"""Names for what may be wrong besides parameters."""
 
 FACTS: Facts = {
     "gradient": SIZE,
@@ -45,29 +45,29 @@ FACTS: Facts = {
     "strayed": by_name(SIZE, least=1),
     "stale": many(LINE),
 }
-"""What ``Watch.facts`` has for the record of a step, which also has ``loss``, ``grad_norm`` (or
-null) and ``clipping``.
+"""What ``Watch.facts`` returns for the record of a step. That record also has ``loss`` and
+``grad_norm`` (or null).
 
-``gradient`` is the norm of plain torch's gradients of all ranks, ``got`` has for each parameter the
-norm of its gradient, how much of that the optimizer got, and the norm of what it got besides.
-``strayed`` is the distance to torch's own step as a part (0 to 1) of that step, ``stale`` names the
-weights that are not their masters rounded."""
+``gradient`` is the norm of plain torch's gradients on all ranks. ``got`` has three numbers for each
+parameter: the norm of its gradient, how much of that the optimizer got, and the norm of what it got
+in other directions. ``strayed`` is the distance from where torch's own step leads, as a part (0 to
+1) of that step. ``stale`` names the weights that are not their masters rounded."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """What plain torch has for this rank's parameters."""
+    """What plain torch computes for this rank's parameters."""
 
     loss: float
     norm: float
-    """Of the gradients of all ranks, before any clipping."""
+    """The norm of the gradients of all ranks, before any clipping."""
     gradients: Gradients
 
 
 class Watch:
-    """Watches the optimizer of an engine of DeepSpeed's: of fp32 masters where there are any.
+    """Watches the optimizer of a DeepSpeed engine; of the fp32 masters where there are any.
 
-    ``make`` makes torch's optimizer of the same kind, for copies of them.
+    ``make`` makes torch's optimizer of the same kind for copies of the parameters.
     """
 
     def __init__(self, engine: Any, make: Callable[[Iterable[Any]], Any]) -> None:
@@ -84,18 +84,18 @@ class Watch:
         base.register_step_pre_hook(self._look)
 
     def begin(self) -> None:
-        """Begin a step: the weights are those from before it."""
+        """Start a step: keep the weights as they are before it."""
         self.before = {name: value.clone() for name, value in self._values().items()}
         self.got = {}
 
     def save(self, file: Path) -> None:
-        """Write down the state of torch's own optimizer, for a process that goes on from here."""
+        """Save the state of torch's own optimizer, for a process that continues from here."""
         import torch
 
         torch.save(self.torchs.state_dict(), file)
 
     def load(self, file: Path) -> None:
-        """Go on from what ``save`` wrote."""
+        """Continue from what ``save`` wrote."""
         import torch
 
         self.torchs.load_state_dict(torch.load(file, weights_only=True))
@@ -144,7 +144,7 @@ class Watch:
         }
 
     def _step(self, gradients: Gradients) -> dict[str, Tensor]:
-        """Where torch's own optimizer gets to with these gradients, from before the step."""
+        """Where torch's own optimizer takes the weights of before the step with these gradients."""
         for name, copy in self.copies.items():
             copy.data.copy_(self.before[name])
             copy.grad = gradients[name].to(copy.dtype)
@@ -153,7 +153,7 @@ class Watch:
 
 
 def as_made(torchs: Any, base: Any) -> None:
-    """Have torch's optimizer take the empty steps that some of DeepSpeed's take when made."""
+    """Repeat on torch's optimizer the empty steps that some DeepSpeed optimizers take when made."""
     import torch
 
     counts = (int(state["step"]) for state in base.state.values() if "step" in state)
@@ -165,7 +165,7 @@ def as_made(torchs: Any, base: Any) -> None:
 
 
 def _share(got: Tensor, gradient: Tensor) -> list[float]:
-    """The gradient's norm, how many times it was got, and the norm of what was got besides."""
+    """The gradient's norm, how much of it was got, and the norm of what was got besides."""
     ours, plain = (each.detach().double().flatten() for each in (got, gradient))
     square = float(plain @ plain)
     ratio = float(ours @ plain) / square if square else 0.0
@@ -191,52 +191,59 @@ class Astray:
         return f"rank {self.rank}, step {self.step}: {self.name} {self.about}"
 
 
-def factor(step: Record) -> float:
-    """What clipping should have multiplied all gradients of a step with."""
-    clipping, norm = step["clipping"], step["gradient"]
+def factor(step: Record, clipping: float) -> float:
+    """What clipping to this norm should have multiplied all gradients of a step with; 0: no
+    clipping."""
+    norm = step["gradient"]
     if step["grad_norm"] is not None:
-        norm = step["grad_norm"]  # ``astray`` holds it against the other
+        norm = step["grad_norm"]  # ``astray`` compares the two
     return float(min(1.0, clipping / norm)) if 0 < clipping < norm else 1.0
 
 
 def gave(step: Record, share: Sequence[float], times: float) -> bool:
-    """Whether ``share``, an entry of ``got``, is ``times`` the gradient that plain torch has."""
+    """Whether ``share``, an entry of ``got``, is ``times`` the gradient of plain torch."""
     norm, ratio, aside = share
     away = math.hypot((ratio - times) * norm, aside)
     return near(away, 0.0, within=TOLERANCE * times * max(norm, FLOOR * step["gradient"]))
 
 
 Excuse = Callable[[Record, str], bool]
-"""Whether what a parameter got is a documented symptom, and so not to be told here."""
+"""Whether what a parameter got is the documented symptom, and so is not reported here."""
 
 
-def astray(records: Records, excused: Excuse = lambda step, name: False) -> list[Astray]:
-    """The parameters that did not take the step that they should have, by rank and step."""
-    found = list(_untold(records))
+def astray(
+    records: Records, clipping: float = 0.0, excused: Excuse = lambda step, name: False
+) -> list[Astray]:
+    """The parameters that did not take the right step, by rank and step; ``clipping`` is the
+    greatest gradient norm, and 0 means no clipping."""
+    found = list(_unreported(records))
     for step in records.of("step"):
+        right = factor(step, clipping)
         where = (step["rank"], step["step"])
         for name, ours, torchs in (
             (LOSS, step["loss"], step["reference_loss"]),
             (NORM, step["grad_norm"], step["gradient"]),
         ):
-            right = ours is None or near(ours, torchs, share=TOLERANCE)
-            if not right and not excused(step, name):
-                told = f"is {ours:.5g}, where plain torch has {torchs:.5g}"
-                found.append(Astray(*where, name, told))
+            close = ours is None or near(ours, torchs, share=TOLERANCE)
+            if not close and not excused(step, name):
+                about = f"is {ours:.5g}, but plain torch has {torchs:.5g}"
+                found.append(Astray(*where, name, about))
         for name, share in step["got"].items():
-            if not gave(step, share, factor(step)) and not excused(step, name):
-                found.append(Astray(*where, name, _gradient(share, factor(step))))
+            if not gave(step, share, right) and not excused(step, name):
+                found.append(Astray(*where, name, _gradient(share, right)))
         for name, part in step["strayed"].items():
             if not near(part, 0.0, within=TOLERANCE):
-                told = f"was {part:.2g} of a step away from where torch's own would have led"
-                found.append(Astray(*where, name, told))
+                about = f"is {part:.2g} of a step away from where torch's own step leads"
+                found.append(Astray(*where, name, about))
         found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
     return found
 
 
 def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iterator[Astray]:
-    """The steps whose ``gradient`` is not the norm of the parameters' gradients, on all ranks: of
-    those that ``counted`` says that a rank counts. What is compared has its tolerance from it."""
+    """The steps whose ``gradient`` is not the norm of the parameters' gradients on all ranks.
+
+    ``counted`` says which parameters of a rank the norm includes. Tolerances depend on that norm.
+    """
     parts: dict[tuple[str, int], list[float]] = {}
     for step in records.of("step"):
         norms = [share[0] for name, share in step["got"].items() if counted(step, name)]
@@ -244,44 +251,42 @@ def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iter
     for step in records.of("step"):
         norm = math.hypot(*parts[_moment(step)])
         if not near(step["gradient"], norm, share=NORM_SHARE):
-            told = (
-                f"has the norm {step['gradient']:.5g}, where its parts on all ranks have {norm:.5g}"
-            )
-            yield Astray(step["rank"], step["step"], WHOLE, told)
+            figures = f"{step['gradient']:.5g}, but its parts on all ranks have {norm:.5g}"
+            yield Astray(step["rank"], step["step"], WHOLE, f"has the norm {figures}")
 
 
 def _moment(step: Record) -> tuple[str, int]:
     return step.get("launch", ""), step["step"]
 
 
-def _untold(records: Records) -> Iterator[Astray]:
-    """The parameters that are not told of in each step of a rank, in ``got`` as in ``strayed``; and
-    the gradient norm, where some steps have one and some have none."""
+def _unreported(records: Records) -> Iterator[Astray]:
+    """The parameters that a rank did not report in every step, in ``got`` and in ``strayed``; and
+    the gradient norm, where only some steps have one."""
     normed = [step["grad_norm"] is not None for step in records.of("step")]
     for rank in records.ranks:
         steps = records.of("step", rank)
         for step in steps:
             where, names = (rank, step["step"]), set(steps[0]["got"])
             for name in sorted(names ^ set(step["got"]) | names ^ set(step["strayed"])):
-                yield Astray(*where, name, "is not told of in each step")
+                yield Astray(*where, name, "is not reported in every step")
             for name in sorted(set(step["stale"]) - names):
-                yield Astray(*where, name, "is no parameter of this rank")
+                yield Astray(*where, name, "is not a parameter of this rank")
             if step["grad_norm"] is None and any(normed):
-                yield Astray(*where, NORM, "is not told of, as it is elsewhere")
+                yield Astray(*where, NORM, "is missing, though other steps have it")
 
 
 def _gradient(share: Sequence[float], times: float) -> str:
     norm, ratio, aside = share
     besides = f" and {aside:.3g} of another direction" if aside > TOLERANCE * norm else ""
     return (
-        f"got {ratio:.4g} times the gradient that plain torch has (norm {norm:.3g}){besides}, "
-        f"where {times:.4g} is right"
+        f"got {ratio:.4g} times plain torch's gradient (norm {norm:.3g}){besides}, where "
+        f"{times:.4g} is right"
     )
 
 
 def finding(wrong: Sequence[Astray], most: int = 3) -> Finding:
-    """The finding of these, which no report documents."""
-    rest = f"and {len(wrong) - most} more like these"
+    """The finding that these steps are wrong, which is no documented symptom."""
+    rest = f"and {len(wrong) - most} more"
     return Finding(
         message="\n".join([*map(str, wrong[:most]), *([rest] if len(wrong) > most else [])]),
         step=min(one.step for one in wrong),

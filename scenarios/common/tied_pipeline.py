@@ -2,13 +2,13 @@
 
     0 embedding (tied), 1 to 3 blocks, 4 head: the embedding's own weight (tied)
 
-The embedding has a layer norm inside, where BLOOM-176B has it, so that the names are the report's:
-``tied_modules.embed.word_embeddings.weight`` and ``.norm.weight``. The head uses the weight alone;
-the last stage builds the whole embedding nevertheless, as DeepSpeed does. Two stages hold layers 0
-and 1, and 2 to 4.
+The embedding contains a layer norm, as in BLOOM-176B, so that the parameters have the names of the
+report: ``tied_modules.embed.word_embeddings.weight`` and ``.norm.weight``. The head uses the weight
+alone, but the last stage builds the complete embedding, as DeepSpeed does. Of two stages, the first
+holds layers 0 and 1, the second layers 2 to 4.
 
 Shapes: tokens [batch, sequence], activations [batch, sequence, hidden], logits [batch, sequence,
-vocabulary]. Imports torch and upstream: import it from a scenario's ``run``.
+vocabulary]. Imports torch and DeepSpeed: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of the model, and what the tied module holds besides its weight."""
+    """The size of the model, and what the tied module contains besides its weight."""
 
     hidden: int = 32
     vocabulary: int = 64
@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Training:
-    """How the model is trained: AdamW, one batch of micro-batches over and over."""
+    """How the model is trained: with AdamW, on the same micro-batches in every step."""
 
     lr: float = 1e-2
     weight_decay: float = 0.0
@@ -63,7 +63,7 @@ class Training:
     batch: int = 4
     micro_batches: int = 2
     bf16: bool = True
-    """bf16 weights with DeepSpeed's BF16_Optimizer; else fp32 without."""
+    """Whether to train bf16 weights with BF16_Optimizer; otherwise fp32 weights without it."""
 
 
 SHAPE = Shape()
@@ -85,7 +85,7 @@ class WordEmbeddings(nn.Embedding):
 
 
 class Embedding(nn.Module):
-    """What the first stage embeds with and the last one makes logits with."""
+    """The tied module: the first stage embeds with it, the last one computes logits with it."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Embedding(nn.Module):
 
     @property
     def tied_weight(self) -> Tensor:
-        """What DeepSpeed is told to keep equal."""
+        """The weight that DeepSpeed keeps equal."""
         return self.word_embeddings.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual MLP that also looks at the token before."""
+    """A residual MLP that also sees the token before."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Block(nn.Module):
 
 
 def logits(embedding: Embedding, x: Tensor) -> Tensor:
-    """The head: the tied weight once more."""
+    """The head, which uses the tied weight again."""
     return F.linear(x, embedding.tied_weight, embedding.head_bias)
 
 
@@ -135,7 +135,7 @@ def layers(shape: Shape) -> list[Any]:
 
 
 def engine(ctx: Context, shape: Shape, training: Training) -> Any:
-    """DeepSpeed's pipeline engine over the model, one stage a rank, and the same at any number."""
+    """DeepSpeed's pipeline engine, one stage on each rank; the model is the same for any number."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
         layers(shape),
@@ -174,7 +174,7 @@ def _config(training: Training, pins: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Trainer:
-    """The engine over a model of this shape; its steps are each written down as a record."""
+    """Trains the model; records each step."""
 
     def __init__(self, ctx: Context, training: Training, shape: Shape = SHAPE) -> None:
         with ctx.phase("init"):
@@ -195,7 +195,6 @@ class Trainer:
             number,
             loss=mean,
             grad_norm=_norm(self.engine.get_global_grad_norm()),
-            clipping=self.training.clipping,
             drift=drift(self.engine),
             **self.gradients.facts(),
             **self.watch.facts(plain),
@@ -203,21 +202,21 @@ class Trainer:
         )
 
     def copies(self) -> dict[str, dict[str, float]]:
-        """How far the tied copies are apart now, as for ``tied_resume_norm.resume``."""
+        """The greatest differences between the tied copies now, for ``tied_resume_norm.resume``."""
         masters = drift(self.engine, masters=self.training.bf16)
         return {"tied": drift(self.engine), "tied_masters": masters}
 
 
 def drift(made: Any, masters: bool = False) -> dict[str, float]:
-    """The greatest difference between the stages' copies of each tied weight that has any."""
+    """The greatest difference between the copies of each tied weight whose copies are not equal."""
     return copies.facts(tied_differences(tied_copies(made.module, masters)))
 
 
 class TiedGradients:
-    """Watches what gradient a stage's copy of the tied weight gets, and which one is applied.
+    """Watches which gradient of the tied weight a stage computes, and which one it applies.
 
-    A hook of autograd sees the stage's own gradient, micro-batch by micro-batch. The other sees
-    what the optimizer is about to use: BF16_Optimizer's fp32 buffer, or ``.grad`` without one.
+    A hook of autograd sees the stage's own gradient of each micro-batch. A hook of the optimizer
+    sees what it is about to use: the fp32 buffer of BF16_Optimizer, or ``.grad`` without one.
     """
 
     def __init__(self, made: Any) -> None:
@@ -235,7 +234,7 @@ class TiedGradients:
         base.register_step_pre_hook(self._look)
 
     def forget(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self.own = self.applied = self.left = None
 
     def _add(self, gradient: Tensor) -> None:
@@ -248,11 +247,11 @@ class TiedGradients:
         self.left = None if buffer is None else self.weight.grad.detach().clone()
 
     def facts(self) -> dict[str, Any]:
-        """Norms of the stage's own gradient, of all stages' sum and of the applied one.
+        """The norms of the stage's own gradient, of the sum over stages, and of the applied one.
 
-        ``parted``: whether the stages' own gradients differ, ``applied_parted`` and
-        ``left_parted``: the applied ones, and what is left in ``.grad`` beside the buffer.
-        Collective over the ranks with a copy.
+        ``parted`` says whether the stages' own gradients differ, ``applied_parted`` whether the
+        applied ones do, ``left_parted`` whether those in ``.grad`` beside a buffer do.
+        A collective call of the ranks with a copy.
         """
         if self.own is None or self.applied is None:
             return {}
@@ -278,10 +277,10 @@ class TiedGradients:
 def plainly(
     ctx: Context, made: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
 ) -> tuple[stepped.Plain, dict[str, Tensor]]:
-    """What plain autograd has for the weights of all stages as they are now, all on this rank.
+    """What plain autograd computes, on this rank, for the present weights of all stages.
 
-    The gradient of a tied weight is the sum of its copies', which counts once in the norm; what the
-    stage's own copies have alone is returned besides. A collective call.
+    The gradient of a tied weight is the sum over its copies, and counts once in the norm. The
+    second return value has the gradients of the stage's own copies alone. A collective call.
     """
     stages = _gathered(ctx, made.module)
     leaves = [w for weights in stages for w in weights.values()]
@@ -300,7 +299,7 @@ def plainly(
     ]
     tied = torch.stack([each[copies.WEIGHT] for each in own if copies.WEIGHT in each]).sum(0)
     right = [{**each, **({copies.WEIGHT: tied} if copies.WEIGHT in each else {})} for each in own]
-    # DeepSpeed counts nothing of a later stage's tied module.
+    # DeepSpeed's norm does not count the tied modules of later stages.
     counted = [
         gradient.norm()
         for stage, each in enumerate(right)
@@ -314,9 +313,9 @@ def plainly(
 
 
 def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
-    """What a release's pipelines multiply a stage's gradients with, where 1 is right.
+    """What a release's pipelines wrongly multiply a stage's gradients with; 1 where they are right.
 
-    That is ``pipeline_gas_twice``, and the opposite bug before it; AdamW divides it out again.
+    Releases have the bug ``pipeline_gas_twice``, and older ones its opposite. AdamW cancels it.
     """
     release = Version(ctx.pins["deepspeed"])
     if Version("0.16") <= release < Version("0.18.3"):
@@ -327,7 +326,7 @@ def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
 
 
 def _gathered(ctx: Context, module: nn.Module) -> list[dict[str, Tensor]]:
-    """The weights of each stage, as leaves on this rank's device."""
+    """The weights of each stage, as leaves on this rank's device; a collective call."""
     mine = {name: parameter.detach().cpu() for name, parameter in module.named_parameters()}
     stages: list[Any] = [None] * ctx.world_size
     dist.all_gather_object(stages, mine)
@@ -338,7 +337,7 @@ def _gathered(ctx: Context, module: nn.Module) -> list[dict[str, Tensor]]:
 
 
 def _whole(shape: Shape, stages: Sequence[Mapping[str, Tensor]], tokens: Tensor) -> Tensor:
-    """The logits of the whole model: the first stage's copy embeds, the last one's is the head."""
+    """The model's logits: the first stage's copy embeds, the last stage's copy is the head."""
 
     def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -358,7 +357,7 @@ def _norm(value: Any) -> float | None:
 def _data(
     shape: Shape, training: Training, seed: int, device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """Random tokens and those that follow them, [batch, sequence], for each micro-batch."""
+    """Random tokens and their successors, [batch, sequence], for each micro-batch."""
     generator = torch.Generator().manual_seed(seed)
     size = (training.micro_batches, training.batch, shape.sequence + 1)
     tokens = torch.randint(shape.vocabulary, size, generator=generator).to(device)

@@ -20,6 +20,8 @@ from tests.fuzz.base import Base
 Record = Mapping[str, Any]
 Acts = Mapping[str, Mapping[int, list[Record]]]
 """By launch and rank, what was recorded."""
+Params = Mapping[str, Any]
+"""The parameters of a trial, from run.json."""
 
 IMMATERIAL = {"command", "started", "machine", "environment", "launch", "source", "run", "seed"}
 """What a run.json may say without its verdict being another, if the ranks have read just that."""
@@ -60,7 +62,8 @@ def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
             return as_it_was
         if not sealed:
             return set()
-        return _of_records(base, _acts(base.folder / variant), _acts(folder / variant))
+        params = before["trials"][variant]["params"]
+        return _of_records(base, params, _acts(base.folder / variant), _acts(folder / variant))
     except (NoJson, KeyError, TypeError, AttributeError, OverflowError):
         return set()
 
@@ -119,7 +122,7 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
             return now.stat().st_size < 1 << 26 and before.read_bytes() == now.read_bytes()
         return _plain(before) == _plain(now)
     ours, theirs = load(before), load(now)
-    dropped = {"seconds", "preloaded"} if as_such else {"seconds", "preloaded", "of", "records"}
+    dropped = {"seconds", "preloaded", "reason"} | (set() if as_such else {"of", "records"})
     seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
     if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
         return False
@@ -166,7 +169,7 @@ def _acts(folder: Path) -> Acts:
     }
 
 
-def _of_records(base: Base, before: Acts, now: Acts) -> set[str]:
+def _of_records(base: Base, params: Params, before: Acts, now: Acts) -> set[str]:
     """What may be said of records that are well written, beside those of the run as it was."""
     if set(before) != set(now) or any(set(before[launch]) != set(now[launch]) for launch in before):
         return set()
@@ -183,7 +186,7 @@ def _of_records(base: Base, before: Acts, now: Acts) -> set[str]:
     ):
         return set()
     opinion = OPINIONS.get(base.scenario)
-    return opinion(now) if opinion else {"symptom", "clean"}
+    return opinion(now, params) if opinion else {"symptom", "clean"}
 
 
 def _of_the_bug(launches: Acts) -> dict[str, dict[int, list[Record]]]:
@@ -284,32 +287,29 @@ def _all(launches: Acts, kind: str, rank: int | None = None) -> list[Record]:
     ]
 
 
-def _bf16_clip(launches: Acts) -> set[str]:
+def _bf16_clip(launches: Acts, params: Params) -> set[str]:
     steps, checks = _all(launches, "step"), _all(launches, "checkpoint")
     failures = [f for check in checks for f in check["failures"]]
-    active = all(0 < step["clipping"] < step["grad_norm"] for step in steps)
+    clipping = params["gradient_clipping"]
+    active = all(0 < clipping < step["grad_norm"] for step in steps)
     if any(step["differing"] for step in steps):
         return {"symptom"} if failures else set()
-    return (
-        {"clean"} if not failures and (active or not any(s["clipping"] for s in steps)) else set()
-    )
+    return {"clean"} if not failures and (active or not clipping) else set()
 
 
-def _sampler_shards(launches: Acts) -> set[str]:
+def _sampler_shards(launches: Acts, params: Params) -> set[str]:
     records = _all(launches, "epoch")
     epochs: dict[int, list[list[int]]] = {}
     for record in records:
         epochs.setdefault(record["step"], []).append(record["seen"])
-    whole = set(range(records[0]["samples"]))
-    if len({record["samples"] for record in records}) > 1:
-        return set()
+    whole = set(range(params["samples"]))
     drawn = [[s for seen in ranks for s in seen] for ranks in epochs.values()]
     if all(set(d) == whole and len(d) == len(whole) for d in drawn):
         return {"clean"}
     return {"symptom"} if all(len(d) == len(whole) and set(d) <= whole for d in drawn) else set()
 
 
-def _streaming_map_resume(launches: Acts) -> set[str]:
+def _streaming_map_resume(launches: Acts, params: Params) -> set[str]:
     (seen,) = _all(launches, "resume")
     whole, got = seen["whole"], [*seen["before"], *seen["after"]]
     if len(set(whole)) < len(whole):
@@ -320,26 +320,25 @@ def _streaming_map_resume(launches: Acts) -> set[str]:
     return {"symptom"} if lost and len(set(got)) == len(got) and set(got) <= set(whole) else set()
 
 
-def _warmup_first_step(launches: Acts) -> set[str]:
-    answers = set()
+def _warmup_first_step(launches: Acts, params: Params) -> set[str]:
+    answers, low, own = set(), params["low"], params[params["own"]]
     for rank in {r["rank"] for r in _all(launches, "rate")}:
-        (told,) = _all(launches, "schedule", rank)
         rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
-        span = told["high"] - told["low"]
-        right = {n: told["low"] + span * min(max(n - 2, 0) / told["warmup"], 1) for n, _ in rates}
+        span = params["high"] - low
+        right = {n: low + span * min(max(n - 2, 0) / params["warmup"], 1) for n, _ in rates}
         wrong = [
             (n, rate) for n, rate in rates if abs(rate - right[n]) > 1e-6 * max(right.values())
         ]
         if not wrong:
             answers.add("clean")
-        elif all((n, rate) == (1, told["own"]) for n, rate in wrong):
+        elif all((n, rate) == (1, own) for n, rate in wrong):
             answers.add("symptom")
         else:
             answers.add("odd")
     return answers if len(answers) == 1 else set()
 
 
-OPINIONS: Mapping[str, Callable[[Acts], set[str]]] = {
+OPINIONS: Mapping[str, Callable[[Acts, Params], set[str]]] = {
     "bf16_clip": _bf16_clip,
     "sampler_shards": _sampler_shards,
     "streaming_map_resume": _streaming_map_resume,

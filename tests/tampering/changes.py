@@ -1,4 +1,4 @@
-"""Changes of recorded evidence, and how a case of the tables is applied."""
+"""How the tables change recorded evidence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from harness.trial.validation import merged
 from tests.recording import Recording, changing, recorded
 
 Change = Callable[[Any], Any]
-"""Changes one thing in place: a record, all records or all lines of a rank, the content of a JSON
-file, or the files in a folder."""
+"""Changes something in place: a record, all records or lines of a rank, the content of a JSON file,
+or the files in a folder."""
 
 RECORDS, FOLDER_OF_LAUNCH = "records", "folder"
 
@@ -33,10 +33,10 @@ class Case(NamedTuple):
     rank: int | None
     """The rank whose records are changed; None for all of them."""
     what: str
-    """What the change gets: each record of this kind; ``records``, all of a rank; the content of
-    ``run.json``, ``exit.json`` or ``made.json``; ``lines``, those of a rank's file; or ``folder``,
-    that of the launch. Digests are made anew after a change, except of ``exit.json``, ``made.json``
-    and ``folder``."""
+    """What is changed: each record of this kind; ``records``, all records of a rank; ``lines``, the
+    lines of a rank's file; the content of ``run.json``, ``exit.json`` or ``made.json``; or
+    ``folder``, the launch's folder. Digests are computed again after the change, except for
+    ``exit.json``, ``made.json`` and ``folder``."""
     change: Change
     says: str
     """What the reason contains."""
@@ -73,7 +73,7 @@ def at(name: str, index: int, value: float) -> Change:
 
 
 def within(name: str, change: Change) -> Change:
-    """The same of a fact that has names itself, or of the first of several that have."""
+    """The change inside a fact that is an object, or in the first one of a list of objects."""
     return lambda record: change(
         record[name][0] if isinstance(record[name], list) else record[name]
     )
@@ -84,17 +84,17 @@ def without(name: str, inner: str) -> Change:
 
 
 def during(change: Change, steps: range) -> Change:
-    """The same of some steps."""
+    """The change in these steps only."""
     return lambda record: change(record) if record["step"] in steps else None
 
 
 def later(change: Change, than: int = 3) -> Change:
-    """The same of the steps after one."""
+    """The change in the steps after this one only."""
     return during(change, range(than + 1, 10**6))
 
 
 def nth(kind: str, number: int, change: Change) -> Change:
-    """The same of one record of a kind, counted from 0, or from -1 backwards."""
+    """The change in one record of a kind, counted from 0, or from -1 backwards."""
     return lambda records: change(of(records, kind)[number])
 
 
@@ -113,7 +113,7 @@ def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def copy(case: Case, folder: Path) -> Recording:
-    """A copy of what is recorded of the trial of a case, and of nothing else of its run."""
+    """A copy of a recorded run with only the trial of a case."""
     run, trial = recorded()[case.scenario], case.place.partition("/")[0]
     shutil.copytree(run / trial, folder / "run" / trial)
     shutil.copytree(run / "loaded", folder / "run" / "loaded")
@@ -123,16 +123,16 @@ def copy(case: Case, folder: Path) -> Recording:
 
 def tamper(run: Recording, case: Case) -> None:
     """Change the evidence in a run's folder as a case says."""
-    place = run.folder / case.place
-    ranks = range(len(list(place.glob("rank_*.jsonl"))))
+    folder = run.folder / case.place
+    ranks = range(len(list(folder.glob("rank_*.jsonl"))))
     if case.what == RUN_FILE:
         with run.run() as content:
             case.change(content)
     elif case.what.endswith(".json"):
-        with changing(place / case.what) as content:
+        with changing(folder / case.what) as content:
             case.change(content)
     elif case.what == FOLDER_OF_LAUNCH:
-        case.change(place)
+        case.change(folder)
     elif case.what == "lines":
         for rank in ranks if case.rank is None else [case.rank]:
             with run.lines(case.place, rank) as lines:
@@ -149,19 +149,19 @@ def change_records(records: list[dict[str, Any]], case: Case) -> None:
 
 
 def graded(case: Case, folder: Path) -> tuple[Outcome, str]:
-    """What grading makes of the trial of a case once its evidence was changed, and why."""
+    """The outcome and reason of a case's trial, graded after the change."""
     run = copy(case, folder)
     tamper(run, case)
     try:
         trial = run.trial(case.place.partition("/")[0])
-    except Inconclusive as error:  # run.json is not believed, and no trial of it graded
+    except Inconclusive as error:  # run.json is refused, and no trial of it is graded
         return Outcome.INCONCLUSIVE, str(error)
     return trial.outcome, trial.reason
 
 
 @cache
 def recorded_trial(scenario: str, trial: str) -> Records:
-    """The records of a trial of a recorded run; not to be changed."""
+    """The records of a trial of a recorded run; do not change them."""
     folder = recorded()[scenario]
     run = run_of(folder)
     planned = run["trials"][trial]
@@ -173,9 +173,9 @@ def recorded_trial(scenario: str, trial: str) -> Records:
 
 
 def changed(case: Case) -> Records:
-    """The records of the trial of a case, changed; without a look at their plan.
+    """The changed records of a case's trial, not checked against their plan.
 
-    A place that names a scenario, ``fp16_overflow:buggy``, is one of that scenario's run.
+    The place ``fp16_overflow:buggy`` is a trial of another scenario's run.
     """
     scenario, _, trial = case.place.rpartition(":")
     whole = recorded_trial(scenario or case.scenario, trial)
@@ -187,8 +187,8 @@ def changed(case: Case) -> Records:
 
 def trials(case: Case) -> dict[str, Records]:
     """The records of all trials of a scenario's run, changed in one."""
-    told = read_json(recorded()[case.scenario] / RUN_FILE)["trials"]
+    names = read_json(recorded()[case.scenario] / RUN_FILE)["trials"]
     return {
-        **{name: recorded_trial(case.scenario, name) for name in told},
+        **{name: recorded_trial(case.scenario, name) for name in names},
         case.place: changed(case),
     }

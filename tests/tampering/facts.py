@@ -1,4 +1,4 @@
-"""Facts of recorded runs that are changed in the records of a rank: gone, empty, or odd."""
+"""Changes of single facts in the records of recorded runs: removed, empty, or wrong."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 
 
 def threefold(record: dict[str, Any]) -> None:
-    """Three times each gradient, and a tolerance that would let it pass."""
+    """Three times each gradient, with a tolerance that would accept it."""
     record.update(gradient=1e6 * record["gradient"], grad_norm=None)
     record["got"] = {name: [norm, 3.0, 0.0] for name, (norm, _, _) in record["got"].items()}
 
 
 def of_the_first_stage(records: list[dict[str, Any]]) -> None:
-    """All that a rank recorded after its identity is what the first stage recorded."""
+    """After its identity, a rank has the records of the first stage."""
     _, *theirs = recorded_trial("tied_grad_reduce", "fixed").by_rank[0]
     records[1:] = [{k: v for k, v in r.items() if k != "launch"} | {"rank": 1} for r in theirs]
 
@@ -81,17 +81,17 @@ TIED: list[Row] = [
         0,
         "step",
         later(lambda step: step.update(grad_norm=step["gradient"])),
-        "norm is not told of, as it is else",
+        "norm is missing, though other steps",
     ),
-    ("tied_grad_reduce", "control", None, "step", threefold, "where its parts on all ranks have"),
-    ("tied_grad_reduce", "fixed", 1, "step", to(gradient=1e3), "where its parts on all ranks"),
+    ("tied_grad_reduce", "control", None, "step", threefold, "but its parts on all ranks have"),
+    ("tied_grad_reduce", "fixed", 1, "step", to(gradient=1e3), "but its parts on all ranks"),
     (
         "tied_grad_reduce",
         "control",
         0,
         "step",
         without("strayed", WEIGHT),
-        f"step 1: {WEIGHT} is not told of in each step",
+        f"step 1: {WEIGHT} is not reported in every step",
     ),
     ("tied_resume_norm", "fixed/train", 0, "step", gone("own"), "own is missing"),
     ("tied_resume_norm", "fixed/train", 1, "step", to(own=1e3), "a gradient, own, of norm 1000"),
@@ -104,9 +104,9 @@ TIED: list[Row] = [
         to(buffered=False),
         "buffered False, and left_parted True",
     ),
-    ("tied_resume_norm", "fixed/resume", 0, "loaded", to(compared=0), "where compared is 0"),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", to(compared=0), "but compared is 0"),
     ("tied_resume_norm", "fixed/resume", 0, "loaded", to(trained=[]), "trained has 0 entries"),
-    ("tied_resume_norm", "fixed/resume", 0, "loaded", to(trained=["x"]), "x is no parameter"),
+    ("tied_resume_norm", "fixed/resume", 0, "loaded", to(trained=["x"]), "x is not a parameter"),
     (
         "tied_resume_norm",
         "buggy/resume",
@@ -121,7 +121,7 @@ TIED: list[Row] = [
         1,
         "loaded",
         within("changed", to(greatest=1.0)),
-        "is told to have changed by 1 at",
+        "has a change of 1 at",
     ),
     (
         "tied_resume_norm",
@@ -129,7 +129,7 @@ TIED: list[Row] = [
         1,
         "loaded",
         within("changed", to(name="tied_modules.x")),
-        "tied_modules.x is no parameter of this",
+        "tied_modules.x is not a parameter of this",
     ),
     ("tied_resume_weight", "fixed/resume", 1, "step", gone("parted"), "parted is missing"),
     ("tied_resume_weight", "fixed/train", 1, "drift", to(tied={"x": 1.0}), "tied x was not"),
@@ -141,7 +141,7 @@ TIED: list[Row] = [
         to(parted=False),
         "first stage, and no parted",
     ),
-    ("tied_resume_weight", "buggy/train", None, "drift", to(tied={}), "and not in its step"),
+    ("tied_resume_weight", "buggy/train", None, "drift", to(tied={}), "but not in its step"),
 ]
 
 CLIP: list[Row] = [
@@ -151,8 +151,8 @@ CLIP: list[Row] = [
     ("bf16_clip", "reference", 0, "step", to(replicas=["x"]), "x is no copy in each step"),
     ("bf16_clip", "fixed", 1, "step", to(differing={"x": 1.0}), "differing is not alike"),
     ("bf16_clip", "fixed", 0, "checkpoint", to(compared=0), "failed for 0 of 0 keys"),
-    ("bf16_clip", "fixed", 0, "checkpoint", to(compared=1), "of 1 keys, where the model has 8"),
-    ("bf16_clip", "fixed", None, "step", to(gradient=1e6), "has the norm 1e+06, where its parts"),
+    ("bf16_clip", "fixed", 0, "checkpoint", to(compared=1), "of 1 keys (the model has 8)"),
+    ("bf16_clip", "fixed", None, "step", to(gradient=1e6), "has the norm 1e+06, but its parts"),
     ("bf16_clip", "buggy", 0, "checkpoint", to(compared=7), "failed for 8 of 7 keys"),
     (
         "bf16_clip",
@@ -184,7 +184,6 @@ ROTARY: list[Row] = [
     ("rope_zero_init", "persistent", 1, "buffers", to(saved=["x"]), "other buffers were saved"),
     ("rope_zero_init", "fixed", 1, "buffers", to(sharded=20), "sharded is not alike on ranks"),
     ("rope_zero_init", "fixed", 1, "buffers", to(casts=CASTS), "casts is not alike on ranks"),
-    ("rope_zero_init", "fixed", 1, "logits", to(tokens=257), "tokens is 257, and not 320"),
     ("rope_zero_init", "control", 1, "buffers", to(parted=[""]), "'', and no line of text"),
     ("rope_zero_init", "buggy", 1, "buffers", to(compared={COS: [1]}), "compared is not alike"),
     ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared is not alike"),
@@ -197,7 +196,7 @@ ROTARY: list[Row] = [
         within("compared", to(**{COS: [1]})),
         "not compared as a buffer of 524288 elements",
     ),
-    ("rope_zero_init", "control", None, "buffers", to(parted=["x"]), "x is no buffer of the"),
+    ("rope_zero_init", "control", None, "buffers", to(parted=["x"]), "x is not a buffer of the"),
     ("rope_zero_init", "fixed", 0, "buffers", to(reference_off={}), "was not compared with"),
     (
         "rope_zero_init",
@@ -213,20 +212,27 @@ ROTARY: list[Row] = [
         0,
         "logits",
         at("apart", 7, 1.0),
-        "not from position None on are they apart",
+        "apart does not start at position None",
     ),
-    ("rope_zero_init", "buggy", 0, "logits", at("apart", 260, 0.0), "not 63 of them are apart"),
+    (
+        "rope_zero_init",
+        "buggy",
+        0,
+        "logits",
+        at("apart", 260, 0.0),
+        "apart does not have 63 positions",
+    ),
     (
         "rope_zero_init",
         "buggy",
         0,
         "logits",
         at("apart", 257, 0.5),
-        "greatest is 1.70508, and is told otherwise",
+        "greatest is 1.70508, unlike in apart",
     ),
     ("rope_zero_init", "fixed", 0, "logits", without("greatest", "257"), "greatest 257 is missing"),
     ("rope_zero_init", "fixed", 0, "logits", to(after=5), "is None, after 5 and differing 0"),
-    ("rope_zero_init", "fixed", 0, "logits", to(parameters=5), "the logits has other parameters"),
+    ("rope_zero_init", "fixed", 0, "logits", to(parameters=5), "logits has another number of"),
     (
         "rope_zero_init_v5",
         "buggy",
@@ -237,10 +243,14 @@ ROTARY: list[Row] = [
     ),
 ]
 
+UNFUSED = {"optimizer": "FP16_UnfusedOptimizer"}
+
 OVERFLOW: list[Row] = [
+    ("fp16_overflow", "fixed", None, "setup", within("scaler", to(dynamic=True)), "in bf16 its"),
+    ("fp16_overflow", "buggy", None, "setup", within("scaler", to(**UNFUSED)), "at ZeRO stage 1"),
     ("fp16_overflow", "control", 1, "step", to(grad_norm=None), "grad_norm is not alike on"),
     ("fp16_overflow", "buggy", 0, "step", to(grad_norm=1.5), "grad_norm is not alike on ranks"),
-    ("fp16_overflow", "control", None, "step", later(to(grad_norm=None)), "is told of some"),
+    ("fp16_overflow", "control", None, "step", later(to(grad_norm=None)), "only some steps"),
     ("fp16_overflow", "control", 1, "begun", to(gradient="nan"), "gradient is not alike on"),
     ("fp16_overflow", "control", None, "begun", to(gradient="nan"), "torch's gradient is nan"),
     (
@@ -249,12 +259,11 @@ OVERFLOW: list[Row] = [
         1,
         "begun",
         to(loss=5.0, reference_loss=5.0),
-        "its loss is told as 5.0 and as",
+        "its loss is 5.0 and",
     ),
     ("fp16_overflow", "control", 1, "step", later(to(lr=0.005), 155), "next rate is 0.005, wh"),
     ("fp16_overflow", "control", 1, "begun", to(scale=1.0), "its scale is 1.0, and before it"),
-    ("fp16_overflow", "fixed", 1, "begun", to(rate=0.5), "its rate is 0.5, and was to be 0.0001"),
-    ("fp16_overflow", "fixed", 1, "begun", to(clipping=0.0), "clipping is 0.0, and not 1.0"),
+    ("fp16_overflow", "fixed", 1, "begun", to(rate=0.5), "its rate is 0.5, where 0.0001 was due"),
     ("fp16_overflow", "control", 1, "step", to(headroom={}), "headroom has 0 names"),
     (
         "fp16_overflow",
@@ -270,15 +279,15 @@ OVERFLOW: list[Row] = [
         1,
         "step",
         within("largest", to(**{"output logits": 1e4})),
-        "output logits are at most 10000.0, and their headroom is told as",
+        "output logits are at most 10000.0, but their headroom is",
     ),
     *(
         ("fp16_overflow_stage0", "control", None, "step", *wrong)
         for wrong in (
-            (during(to(loss=1e300), FEW), "its loss is 1e+300, of logits of at most"),
-            (during(to(loss=-1.0), FEW), "its loss is -1.0, of logits"),
+            (during(to(loss=1e300), FEW), "its loss is 1e+300, but its logits"),
+            (during(to(loss=-1.0), FEW), "its loss is -1.0, but its logits"),
             (to(grad_norm=1e300), "its gradient norm is 1e+300, more than the precision can"),
-            (to(grad_norm=1e4), "its gradient norm is 10000.0, and plain torch's 6.8949"),
+            (to(grad_norm=1e4), "its gradient norm is 10000.0, but plain torch's 6.8949"),
         )
     ),
     (
@@ -295,7 +304,7 @@ OVERFLOW: list[Row] = [
         None,
         "step",
         during(to(loss="nan"), FEW),
-        "its loss is nan, of logits of at most",
+        "its loss is nan, but its logits",
     ),
     ("fp16_overflow", "buggy", 1, "exception", to(type="Error"), "type is 'Error'"),
     ("fp16_overflow", "buggy", 1, "exception", to(text="At minimum"), "text is 'At minimum'"),
@@ -325,7 +334,6 @@ STEPS: list[Row] = [
     *(
         ("clip_max_for_min", "fixed", 1, "step", change, "is not alike on ranks 0 and 1")
         for change in (
-            to(loss=0.1),
             to(gradient=0.1),
             to(applied=0.1),
             to(ratio=1.5),
@@ -334,7 +342,7 @@ STEPS: list[Row] = [
             to(reference_loss=0.1),
         )
     ),
-    ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "of each micro-batch's 9"),
+    ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "of the micro-batches: 9"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(loss=0.1), "loss is not alike on ranks 0 and"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(reference_loss=0.1), "reference_loss is not"),
     (
@@ -343,27 +351,22 @@ STEPS: list[Row] = [
         1,
         "step",
         to(micro=[1.0, 1.0, 0.0, 2.0]),
-        "of each micro-batch's 1, 1, 0, 2",
+        "of the micro-batches: 1, 1, 0, 2",
     ),
-    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batch's 9, 9, 9, 9"),
+    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batches: 9, 9, 9, 9"),
     ("pipeline_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "micro has 1 entries, and not 4"),
     ("pipeline_gas_twice", "control", 1, "step", to(stage=0), "stage is 0, and not 1"),
     ("trainer_gas_twice", "control", 0, "step", to(rows=[]), "rows has 0 entries"),
-    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "step 1 tells of 1 micro, 4"),
+    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "step 1 has 1 micro, 4"),
     ("trainer_gas_twice", "fixed", 0, "step", to(reference_loss=0.0), "the loss of step 1 is 0"),
     ("warmup_first_step", "buggy", 0, "rate", to(rates=[]), "rates has 0 entries, and not 1"),
     ("warmup_first_step", "buggy", 1, "rate", to(rates=[0.1, 0.1]), "rates is not alike"),
-    ("warmup_first_step", "control", None, "rate", later(to(rates=[0.0] * 2)), "2 rates, 1 of"),
+    ("warmup_first_step", "control", None, "rate", later(to(rates=[0.0] * 2)), "of which 1 logged"),
     ("warmup_first_step", "control", 0, "step", to(logged=[]), "logged has 0 entries"),
     ("warmup_first_step", "control", 1, "step", to(loss=0.0), "the loss of step 1 is"),
     ("warmup_first_step", "fixed", 1, "schedule", to(name="inf"), "name is 'inf'"),
 ]
 
-STREAMS: list[Row] = [
-    ("streaming_map_resume", "fixed", 0, "resume", to(transform="inf"), "transform is 'inf'"),
-    ("streaming_map_resume", "fixed", 0, "resume", to(tables=[40]), "tables is"),
-    ("sampler_shards", "fixed", 1, "epoch", to(batch=1), "batch is 1, and not 4"),
-]
 
 EMBEDDING: list[Row] = [
     ("tied_embedding_order", "fixed", 0, "cell", to(pieces=[]), "pieces has 0 entries"),
@@ -384,19 +387,17 @@ EMBEDDING: list[Row] = [
         within("owned", to(**{"linear.0": []})),
         "rank 1: owned does not name linear.0, or nobody steps it",
     ),
-    ("tied_embedding_order", "fixed", 1, "rest", to(scale=1.0), "scale is 1.0, and not 2.0"),
     (
         "tied_embedding_order",
         "control",
         1,
         "cell",
         within("pieces", to(rows=15)),
-        "120 elements, 120 of them owned, where its layout has 128 and 128",
+        "120 elements, 120 of them owned, but its layout has 128 and 128",
     ),
-    ("tied_embedding_order", "fixed", 1, "layout", to(sharded=False), "sharded is False, and not"),
     ("tied_embedding_order", "control", 1, "layout", to(bucket=[0, 1]), "lie outside of their"),
     ("tied_embedding_training", "fixed", 1, "layout", to(owned=[0, 500]), "0 to 500 of 128"),
-    ("tied_embedding_training", "fixed", 3, "step", to(missed={}), "has 0 names, and it owns a"),
+    ("tied_embedding_training", "fixed", 3, "step", to(missed={}), "has 0 names, but it owns a"),
     ("tied_embedding_training", "fixed", 3, "step", to(apart=1.0), "apart is not alike on ranks"),
     (
         "tied_embedding_training",
@@ -415,7 +416,7 @@ EMBEDDING: list[Row] = [
         "ranks 1 and 3 do not have gradients that are 0 apart",
     ),
     ("tied_embedding_training", "fixed", 0, "step", to(plain_loss=9.0), "its plain_loss is not"),
-    ("tied_embedding_training", "fixed", 3, "weight", to(values=[0.1]), "of another size"),
+    ("tied_embedding_training", "fixed", 3, "weight", to(values=[0.1]), "has another size"),
     (
         "tied_embedding_training",
         "buggy",
@@ -434,6 +435,4 @@ EMBEDDING: list[Row] = [
     ),
 ]
 
-ALL = [
-    Case(*row) for row in (*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *STREAMS, *EMBEDDING)
-]
+ALL = [Case(*row) for row in (*HOUSE, *TIED, *CLIP, *ROTARY, *OVERFLOW, *STEPS, *EMBEDDING)]

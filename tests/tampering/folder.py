@@ -1,4 +1,4 @@
-"""Changes of a run's folder and its files: of run.json, the exits, and the files of the ranks."""
+"""Changes of a run's folder and its files: run.json, exits, and the files of the ranks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def in_another_order(folder: Path) -> None:
 
 
 def listed(change: Change) -> Change:
-    """Change the list of the files that each rank loaded, and let it be made just so."""
+    """Change each rank's list of loaded files, and let made.json agree with it."""
 
     def tamper(folder: Path) -> None:
         run = Recording(folder.parent)
@@ -329,4 +329,4 @@ BELIEVED = [
     Case("bf16_clip", "buggy", None, RUN_FILE, locked(*HASHED), SYMPTOM),
     Case("bf16_clip", "buggy", None, FOLDER, in_another_order, SYMPTOM),
 ]
-"""A lock has hashes and markers; the order of names and white space mean nothing."""
+"""A lock may have hashes and markers; the order of names and white space do not matter."""

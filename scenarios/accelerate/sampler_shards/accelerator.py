@@ -1,4 +1,4 @@
-"""An Accelerator on this lane. Imports accelerate: import it from a scenario's ``run``."""
+"""An Accelerator on this lane. Imports accelerate: import it inside ``run``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from harness.spec import Context, Lane
 
 
 def accelerator(ctx: Context, **loading: Any) -> Accelerator:
-    """accelerate over this lane's ranks; ``loading`` are options of its DataLoaderConfiguration,
-    which releases before 0.28 do not have."""
+    """accelerate over this lane's ranks.
+
+    ``loading`` goes to DataLoaderConfiguration, which releases before 0.28 do not have.
+    """
     options: dict[str, Any] = {"cpu": ctx.lane is Lane.CPU}
     if loading:
         from accelerate.utils import DataLoaderConfiguration

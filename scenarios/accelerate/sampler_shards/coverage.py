@@ -1,8 +1,8 @@
-"""Who saw which sample? Over all ranks an epoch is the dataset, each sample once, in a new order.
+"""Did the ranks together see the complete dataset in each epoch, every sample once?
 
-Records ``epoch`` have the samples that a rank saw, in order (``seen``), how many there are
-(``samples``), how many of them are in a ``batch``, the ``order`` of all of them that the rank drew
-its share from, and the seed that its generator had; their step is the epoch.
+A record ``epoch`` has the samples that a rank saw, in order (``seen``), the ``order`` of all
+samples from which the rank took its share, and the ``seed`` of its generator; its step is the
+epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, WHOLE, exactly, many
+from harness.facts.shapes import COUNT, WHOLE, many
 from harness.pictures import Grid, Picture
 from harness.spec import Context, Exercise, Finding, Record, Records, Trials
 
@@ -22,16 +22,15 @@ UNIT = "of all samples seen by nobody"
 _ROWS = many(COUNT)
 
 
-def plan(samples: int, batch: int, epochs: int) -> Plan:
+def plan(epochs: int) -> Plan:
     """What ``watch`` records of so many epochs."""
-    told = {"samples": exactly(samples), "batch": exactly(batch), "order": _ROWS}
-    return {"epoch": Kind({**told, "seen": _ROWS, "seed": WHOLE}, each(epochs))}
+    return {"epoch": Kind({"seen": _ROWS, "order": _ROWS, "seed": WHOLE}, each(epochs))}
 
 
-def watch(ctx: Context, loader: Any, samples: int, batch: int, epochs: int) -> None:
-    """Go through a loader of integers, epoch by epoch, and write down which of them came.
+def watch(ctx: Context, loader: Any, epochs: int) -> None:
+    """Iterate over a prepared loader of integers, epoch by epoch, and record what came.
 
-    ``loader.batch_sampler`` shards another one, ``batch_sampler``, which asks a ``sampler``.
+    ``loader.batch_sampler`` shards another batch sampler, which draws from a ``sampler``.
     """
     import torch
 
@@ -41,13 +40,11 @@ def watch(ctx: Context, loader: Any, samples: int, batch: int, epochs: int) -> N
             loader.set_epoch(epoch - 1)
         seed = torch.initial_seed()
         seen = [int(sample) for batch in loader for sample in batch]
-        ctx.record(
-            "epoch", epoch, samples=samples, batch=batch, seen=seen, order=list(order), seed=seed
-        )
+        ctx.record("epoch", epoch, seen=seen, order=list(order), seed=seed)
 
 
 def _noted(sampler: Any) -> list[int]:
-    """The order that a sampler has drawn last; it goes on as it is, and remains of its class."""
+    """A list that always has the order which a sampler drew last; the sampler works as before."""
     kind, order = type(sampler), list[int]()
 
     def draw(self: Any) -> Iterator[int]:
@@ -61,7 +58,7 @@ def _noted(sampler: Any) -> list[int]:
 
 
 def _epochs(records: Records) -> Mapping[int, Sequence[Sequence[int]]]:
-    """By epoch, what each rank saw."""
+    """What each rank saw, by epoch."""
     seen: dict[int, list[list[int]]] = {}
     for record in records.of("epoch"):
         seen.setdefault(record["step"], []).append(record["seen"])
@@ -69,8 +66,8 @@ def _epochs(records: Records) -> Mapping[int, Sequence[Sequence[int]]]:
 
 
 def incomplete(records: Records) -> Finding | None:
-    """In some epoch the union over the ranks is not the dataset, though its size is right."""
-    total = max((record["samples"] for record in records.of("epoch")), default=0)
+    """In some epoch the ranks together did not see the dataset, though they saw as many samples."""
+    total = records.params.samples
     drawn = {e: [s for seen in ranks for s in seen] for e, ranks in _epochs(records).items()}
     wrong = {e: seen for e, seen in drawn.items() if set(seen) != set(range(total))}
     if not wrong:
@@ -91,15 +88,18 @@ def incomplete(records: Records) -> Finding | None:
     )
 
 
-def misdrawn(records: Records) -> Finding | None:
-    """A rank saw other samples than its share of the order that it drew, or drew no whole one.
+def misdrawn(records: Records, batch: int) -> Finding | None:
+    """A rank's order does not have every sample once, or the rank saw other samples than its share.
 
-    The bug is that the orders are unlike: whatever else is wrong is not documented. Of an order's
-    batches a rank has each that its number and the number of ranks say. An order that comes again
-    in the next epoch shares out whole, and is no finding: accelerate 0.24.1 draws so.
+    The documented bug is that the ranks' orders differ, so anything else is not documented. Of the
+    batches of its order, rank r of n sees every n-th one from r on. That an order is repeated in
+    the next epoch is no finding: accelerate 0.24.1 does so.
     """
     count = len(records.ranks)
-    lines = [(one, line) for one in records.of("epoch") for line in _misdrawn(one, count)]
+    total = records.params.samples
+    lines = [
+        (one, line) for one in records.of("epoch") for line in _misdrawn(one, count, total, batch)
+    ]
     if not lines:
         return None
     return Finding(
@@ -111,19 +111,19 @@ def misdrawn(records: Records) -> Finding | None:
     )
 
 
-def _misdrawn(one: Record, ranks: int) -> Iterator[str]:
-    where, order, size = f"epoch {one['step']}, rank {one['rank']}:", one["order"], one["batch"]
-    if sorted(order) != list(range(one["samples"])):
-        yield f"{where} its order of {len(order)} is not one of all {one['samples']} samples"
-    batches = [order[at : at + size] for at in range(0, len(order), size)]
+def _misdrawn(one: Record, ranks: int, total: int, batch: int) -> Iterator[str]:
+    where, order = f"epoch {one['step']}, rank {one['rank']}:", one["order"]
+    if sorted(order) != list(range(total)):
+        yield f"{where} its order of {len(order)} does not have each of {total} samples once"
+    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
     share = [sample for batch in batches[one["rank"] :: ranks] for sample in batch]
     if one["seen"] != share:
         apart = sum(a != b for a, b in zip_longest(one["seen"], share))
-        yield f"{where} {apart} of the {len(share)} samples of its share are others"
+        yield f"{where} {apart} of the {len(share)} samples are not those of its share"
 
 
 def shuffled(records: Records) -> Exercise:
-    """Every rank drew every epoch in another order than the dataset's."""
+    """No rank saw an epoch in the order of the dataset."""
     parts = [seen for ranks in _epochs(records).values() for seen in ranks]
     sorted_ = sum(list(seen) == sorted(seen) for seen in parts)
     return Exercise.of(
@@ -134,19 +134,18 @@ def shuffled(records: Records) -> Exercise:
 
 
 def states_apart(records: Records) -> Exercise:
-    """The ranks' generators were in different states."""
+    """The ranks' generators had different seeds."""
     seeds = sorted({record["seed"] for record in records.of("epoch")})
     return Exercise.of(
         len(seeds) >= len(records.ranks) > 1,
-        f"the ranks were seeded unlike, with {', '.join(map(str, seeds))}",
+        f"the ranks had different seeds, {', '.join(map(str, seeds))}",
         f"all ranks were seeded with {', '.join(map(str, seeds)) or 'nothing'}",
     )
 
 
-def blind(records: Records) -> dict[str, bool]:
-    """What counts samples, or looks at one rank or one epoch, and whether it fired."""
-    epochs = list(_epochs(records).values())
-    total = max((record["samples"] for record in records.of("epoch")), default=0)
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that count samples, or look at one rank or one epoch, and whether they fired."""
+    epochs, total = list(_epochs(records).values()), records.params.samples
     return {
         "the number of samples drawn is not the dataset's": any(
             sum(map(len, ranks)) != total for ranks in epochs
@@ -159,18 +158,18 @@ def blind(records: Records) -> dict[str, bool]:
 
 
 def seen_by(trials: Trials) -> Iterator[Picture]:
-    """A picture of which ranks saw which sample, epoch by epoch."""
+    """A picture of which ranks saw which sample in each epoch."""
     fields: list[tuple[str, int, int, str]] = []
     for variant, records in trials.items():
         for number, ranks in _epochs(records).items():
-            for sample in range(records.of("epoch")[0]["samples"]):
+            for sample in range(records.params.samples):
                 seen = [
                     f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample
                 ]
                 fields.append((variant, sample, number, " and ".join(seen) or "nobody"))
     yield Grid(
         "Who saw which sample",
-        "with the bug some samples are seen by two ranks, others by nobody",
+        "with the bug, two ranks see some samples, and nobody sees others",
         fields,
         "sample",
         "epoch",

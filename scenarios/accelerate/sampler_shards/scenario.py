@@ -1,17 +1,19 @@
-"""The ranks of an accelerate run shuffle apart, so that a third of the data is seen by nobody.
+"""Ranks with different seeds shuffle differently: nobody sees 19 to 30 % of the data of an epoch.
 
-A prepared DataLoader with ``shuffle=True`` is shuffled whole on every rank, which then takes its
-own batches of that order: right as long as all ranks have the same order. Where they do not, some
-samples are seen twice in an epoch and others by no rank at all. The number of batches is right.
+A DataLoader with ``shuffle=True`` that accelerate has prepared shuffles the complete dataset on
+every rank; each rank then takes its own batches of that order. That is right only if all ranks have
+the same order. Otherwise two ranks see some samples, and no rank sees others. The number of batches
+is right, so nothing shows it.
 
-Who seeds the ranks alike does not meet it. Who seeds each rank differently, with
-``set_seed(seed, device_specific=True)``, trained here on 45 to 52 of 64 samples an epoch.
+Those who seed each rank differently are hit, with ``set_seed(seed, device_specific=True)``: here
+two ranks saw 45 to 52 of 64 samples in an epoch. Those who give all ranks the same seed are not.
 
 Root cause: 0.25.0 made each rank's SeedableRandomSampler start from ``torch.initial_seed()``, which
-is the rank's own. From 0.26.0 torch's RandomSampler is the default, whose generator is None: it
-seeds one anew from each rank's global generator, and ``synchronize_rng_states`` has none to
-synchronise. The fix gives that sampler a generator and synchronises it. It leaves the seedable
-sampler out, an option by then: with it, the newest release still does so.
+is the rank's own seed. Since 0.26.0 torch's RandomSampler is the default. Its generator is None, so
+it takes a new seed from each rank's global generator, and ``synchronize_rng_states`` has no
+generator to synchronise. The fix gives that sampler a generator and synchronises it. It does not
+change the seedable sampler, which was an option by then: with that option, 1.15.0 still has the
+bug.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ from harness.spec import (
 from scenarios.accelerate.sampler_shards import coverage
 
 BATCH = 4
-"""Samples that a rank gets at once."""
+"""Samples in a batch of a rank."""
 
 
 @dataclass
 class Params(Knobs):
-    samples: int = knob(64, least=8, multiple=8, about="in the dataset")
-    epochs: int = knob(3, least=1, about="of the loader")
+    samples: int = knob(64, least=8, multiple=8, about="size of the dataset")
+    epochs: int = knob(3, least=1, about="passes over the dataset")
     seeding: str = knob(
-        "device_specific", choices=("device_specific", "common"), about="of the ranks"
+        "device_specific", choices=("device_specific", "common"), about="how the ranks are seeded"
     )
     sampler: str = knob(
         "default",
         choices=("default", "seedable"),
-        about="what accelerate makes of shuffle=True, or its own SeedableRandomSampler",
+        about="accelerate's default for shuffle=True, or its SeedableRandomSampler",
     )
 
 
@@ -57,10 +59,12 @@ SCENARIO = Scenario(
         "dataset across GPUs",
         "https://github.com/huggingface/accelerate/pull/2694",
     ),
-    fix="https://github.com/huggingface/accelerate/pull/2694 (0.30.0)",
-    symptom="the ranks draw their shards from different orders: samples twice, others never",
-    trigger="a prepared DataLoader with shuffle=True, and ranks that are seeded unlike",
-    remedy="seed the ranks alike, or give the DataLoader a generator seeded alike on every rank",
+    fix="https://github.com/huggingface/accelerate/pull/2694",
+    symptom="the ranks draw their shards from different orders: some samples come twice, others "
+    "never",
+    trigger="a prepared DataLoader with shuffle=True, and ranks with different seeds",
+    remedy="give all ranks the same seed, or give the DataLoader a generator that has the same "
+    "seed on each rank",
     pins={"accelerate": "0.29.3"},
     goes_wrong="data",
     files=("accelerate/data_loader.py",),
@@ -69,11 +73,13 @@ SCENARIO = Scenario(
         "buggy": affected(),
         "fixed": unaffected("0.30.0"),
         "control": unaffected(
-            about="0.29.3, the ranks seeded alike", params={"seeding": "common"}, triggers=False
+            about="0.29.3 with the same seed on all ranks",
+            params={"seeding": "common"},
+            triggers=False,
         ),
         "alive": affected(
             "1.15.0",
-            about="the newest release, with its seedable sampler",
+            about="1.15.0 with its seedable sampler, which the fix left out",
             params={"sampler": "seedable"},
         ),
     },
@@ -81,12 +87,12 @@ SCENARIO = Scenario(
 
 
 def plan(at: Position) -> Plan:
-    """What came in each epoch."""
-    return coverage.plan(at.params.samples, BATCH, at.params.epochs)
+    """The samples that came in each epoch."""
+    return coverage.plan(at.params.epochs)
 
 
 def run(ctx: Context) -> None:
-    """Go through some epochs of a prepared loader; write down which samples came."""
+    """Iterate over a prepared loader for some epochs; record which samples came."""
     from accelerate.utils import set_seed
     from torch.utils.data import DataLoader
 
@@ -101,19 +107,19 @@ def run(ctx: Context) -> None:
         set_seed(ctx.seed, device_specific=params.seeding == "device_specific")
         loader = made.prepare(DataLoader(samples, batch_size=BATCH, shuffle=True))
     with ctx.phase("steps"):
-        coverage.watch(ctx, loader, params.samples, BATCH, params.epochs)
+        coverage.watch(ctx, loader, params.epochs)
 
 
 def detect(records: Records) -> Finding | None:
-    """In some epoch the union over the ranks is not the dataset, though its size is right, and
-    each rank saw its share of an order that is its own."""
-    return coverage.misdrawn(records) or coverage.incomplete(records)
+    """In some epoch the ranks together did not see the dataset, though they saw as many samples;
+    and each rank saw its share of an order of its own."""
+    return coverage.misdrawn(records, BATCH) or coverage.incomplete(records)
 
 
 def exercised(records: Records) -> Exercise:
-    """The loader shuffled, and the ranks' generators were seeded unlike."""
+    """The loader shuffled, and the ranks had different seeds."""
     return coverage.shuffled(records) & coverage.states_apart(records)
 
 
 picture = coverage.seen_by
-insufficient_checks = coverage.blind
+insufficient_checks = coverage.insufficient_checks

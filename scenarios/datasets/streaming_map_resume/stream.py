@@ -1,8 +1,8 @@
-"""Does a resumed stream bring every row once?
+"""Does a resumed stream yield every row exactly once?
 
-A record ``resume`` has the rows ``before`` a checkpoint, those ``after`` it, and the ``whole`` of a
-run that goes on; how many ``rows`` there are, where the ``tables`` that they come in end, and
-``marks``: how often the ``transform`` was applied to them, where that is to be ``mark`` times.
+A record ``resume`` has the numbers of the rows ``before`` a checkpoint, of those ``after`` it, and
+of the ``whole`` stream without a checkpoint. ``marks`` has the different numbers of times that the
+transform was applied to a row.
 """
 
 from __future__ import annotations
@@ -11,60 +11,71 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, Facts, exactly, many
+from harness.facts.shapes import COUNT, many
 from harness.pictures import Grid, Picture
 from harness.spec import Exercise, Finding, Record, Records, Trials
+
+BATCH = 4
+"""Rows of a batch in a batched map()."""
 
 _ROWS = many(COUNT)
 
 
-def plan(before: int, **told: Any) -> Plan:
-    """A record ``resume`` after so many rows; ``told`` is all that is known of it beforehand."""
-    rows: Facts = {"before": many(COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
-    return {"resume": Kind({**rows, **{name: exactly(value) for name, value in told.items()}})}
+def plan(before: int) -> Plan:
+    """A record ``resume`` after so many rows."""
+    rows = {"before": many(COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
+    return {"resume": Kind(rows)}
+
+
+def _ends(params: Any) -> list[int]:
+    """Where the tables end. They have equal lengths, or the first ones have one row more."""
+    size, longer = divmod(params.rows, params.shards)
+    return [size * n + min(n, longer) for n in range(1, params.shards + 1)]
 
 
 def skipped(records: Records) -> Finding | None:
-    """The rows before the checkpoint and after it are not those of a run that goes on.
+    """The rows before and after the checkpoint are not those of a run without one.
 
-    Documented where it goes on at, or within a batch behind, the end of a table.
+    That is documented if the stream continues at the end of a table, or within a batch behind it.
     """
     seen = records.one("resume")
     if seen is None:
         return None
-    wrong = "\n".join(_stream_wrong(seen))
+    wrong = "\n".join(_stream_wrong(seen, records.params))
     if wrong:
         return Finding(wrong, ranks=records.ranks, clock="row", documented=False)
     if seen["before"] + seen["after"] == seen["whole"]:
         return None
-    place = len(seen["whole"]) - len(seen["after"])
+    batch = BATCH if records.params.transform == "batched" else 0
+    start = len(seen["whole"]) - len(seen["after"])
     begun = seen["before"] == seen["whole"][: len(seen["before"])]
-    jumped = begun and any(0 <= place - end <= seen["batch"] for end in seen["tables"])
+    jumped = begun and any(0 <= start - end <= batch for end in _ends(records.params))
     never = sorted(set(seen["whole"]) - set(seen["before"]) - set(seen["after"]))
     twice = sorted(set(seen["before"]) & set(seen["after"]))
     return Finding(
-        message=_told(seen, never, twice),
+        message=_message(seen, never, twice),
         step=len(seen["before"]),
         ranks=records.ranks,
         magnitude=len(never) / len(seen["whole"]),
         unit="of all rows seen by nobody",
         clock="row",
-        documented=bool(never) and jumped and seen["after"] == seen["whole"][place:],
+        documented=bool(never) and jumped and seen["after"] == seen["whole"][start:],
     )
 
 
-def _stream_wrong(seen: Record) -> Iterator[str]:
-    """What is wrong with the stream itself, resumed or not."""
-    whole, rows = seen["whole"], seen["rows"]
+def _stream_wrong(seen: Record, params: Any) -> Iterator[str]:
+    """What is wrong with the stream even without a resume."""
+    whole, rows = seen["whole"], params.rows
     if whole != list(range(rows)):
         there = len(set(whole) & set(range(rows)))
         yield f"without a resume {there} of {rows} rows came, in {len(whole)} draws or out of order"
-    if seen["marks"] != [seen["mark"]]:
+    mark = int(params.transform in ("map", "batched"))
+    if seen["marks"] != [mark]:
         times = ", ".join(map(str, seen["marks"]))
-        yield f"the transform {seen['transform']} was applied {times} times, not {seen['mark']}"
+        yield f"the transform {params.transform} was applied {times} times, not {mark}"
 
 
-def _told(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
+def _message(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
     place, total = len(seen["before"]), len(seen["whole"])
     if not never:
         return (
@@ -73,26 +84,26 @@ def _told(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
     came = seen["after"][0] if seen["after"] else "none"
     return (
         f"resumed after {place} of {total} rows: {len(never)} rows are never seen ({never[0]} to "
-        f"{never[-1]}), {len(twice)} are seen twice; the next row that came is {came}, and not "
+        f"{never[-1]}), {len(twice)} are seen twice; the next row is {came} instead of "
         f"{seen['whole'][place]}"
     )
 
 
 def resumed(records: Records) -> Exercise:
-    """It was resumed in the middle: rows had come, and rows were left."""
+    """The stream was resumed in the middle: rows had come, and rows were left."""
     seen = records.one("resume")
     if seen is None:
         return Exercise(False, "nothing was resumed")
     before, total = len(seen["before"]), len(seen["whole"])
     return Exercise.of(
         0 < before < total,
-        f"it was resumed after {before} of {total} rows",
-        f"it was resumed after {before} of {total} rows: not in the middle",
+        f"the stream was resumed after {before} of {total} rows",
+        f"the stream was resumed after {before} of {total} rows: not in the middle",
     )
 
 
-def blind(records: Records) -> dict[str, bool]:
-    """What looks for rows that come twice, or for none at all, and whether it fired."""
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks for rows that come twice, or for no rows at all, and whether they fired."""
     seen = records.of("resume")
     return {
         "a row comes twice": any(set(s["before"]) & set(s["after"]) for s in seen),
@@ -101,7 +112,7 @@ def blind(records: Records) -> dict[str, bool]:
 
 
 def around_resume(trials: Trials) -> Iterator[Picture]:
-    """A picture of which rows came before a checkpoint, after it, twice or never."""
+    """A picture of the rows that came before the checkpoint, after it, twice or never."""
     fields: list[tuple[str, int, str, str]] = []
     for variant, records in trials.items():
         for seen in records.of("resume", 0):
@@ -109,11 +120,11 @@ def around_resume(trials: Trials) -> Iterator[Picture]:
             words = {(True, False): "before", (False, True): "after", (True, True): "twice"}
             fields += [
                 (variant, row, "", words.get((row in before, row in after), "never"))
-                for row in range(seen["rows"])
+                for row in range(records.params.rows)
             ]
     yield Grid(
         "Which rows came before the checkpoint and after it",
-        "with the bug the rest of the table in which the stream was stopped never comes",
+        "with the bug, the rest of the table in which the stream was stopped never comes",
         fields,
         "row",
         "",

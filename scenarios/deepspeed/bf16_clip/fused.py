@@ -1,7 +1,8 @@
-"""The layer norm and the Adam of the reports: NVIDIA's apex where it is installed, else torch's.
+"""The layer norm and the Adam of the reports: NVIDIA's apex where it is installed, otherwise
+torch's.
 
-apex's kernels run on GPUs alone; on the CPU lane it is always torch's. The evidence says which it
-was.
+apex's kernels run on GPUs only, so the CPU lane always uses torch's. The evidence says which were
+used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from harness.spec import Lane
 
 
 def layer_norm(lane: Lane) -> type[nn.Module]:
-    """The class of layer norms over the last dimension: DeepSpeed's LayerSpec takes classes."""
+    """The class of layer norms over the last dimension; DeepSpeed's LayerSpec takes a class."""
     if not _fused(lane):
         return nn.LayerNorm
     from apex.normalization import MixedFusedLayerNorm  # type: ignore[import-not-found]

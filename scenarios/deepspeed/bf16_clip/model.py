@@ -1,12 +1,12 @@
-"""A small GPT whose layers are megatron-core's own tensor-parallel ones, as a DeepSpeed pipeline.
+"""A small GPT of megatron-core's own tensor-parallel layers, as a DeepSpeed pipeline.
 
-The layers stand in the order that Megatron-DeepSpeed gives them, so that the first transformer
-block is layer 3 and a checkpoint has the file names of the reports:
+The layers have the order that Megatron-DeepSpeed gives them. So the first transformer block is
+layer 3, and a checkpoint has the file names of the reports:
 
     0 a function, 1 embedding (tied), 2 transpose, 3.. blocks, then transpose, norm, head (tied)
 
 Shapes: tokens [batch, sequence], activations [sequence, batch, hidden] inside the blocks. Imports
-torch and upstream: import it from a scenario's ``run``.
+torch and upstream: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LAYER_NORMS = tuple(
     for norm in ("input_layernorm", "post_attention_layernorm")
     for part in ("weight", "bias")
 )
-"""The keys that the upstream test compares, in its order."""
+"""The keys that the upstream test compares, in order."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Shape:
 
 
 def parallel_config(tensor_parallel_size: int) -> ModelParallelConfig:
-    """fp32 weights, drawn whole on the CPU and then split: the same model at every width."""
+    """fp32 weights, drawn on the CPU and then split: the same model for every number of ranks."""
     return ModelParallelConfig(
         tensor_model_parallel_size=tensor_parallel_size,
         params_dtype=torch.float32,
@@ -80,10 +80,10 @@ def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
 
 
 def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """DeepSpeed's pipeline engine and BF16_Optimizer over the model, all ranks tensor-parallel.
+    """DeepSpeed's pipeline engine and BF16_Optimizer over the model; all ranks are tensor-parallel.
 
-    ``optimizer`` gets the parameters and makes torch's; ``config`` goes to DeepSpeed besides what
-    asks for bf16. Returns the engine and the process group of the replicas.
+    ``optimizer`` gets the parameters and makes torch's optimizer; ``config`` is added to the config
+    that selects bf16. Returns the engine and the process group of the replicas.
     """
     width = ctx.world_size
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
@@ -113,9 +113,9 @@ def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tup
 
 
 def plainly(made: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
-    """What plain autograd has for the weights as they are now; a collective call of the ranks.
+    """What plain autograd computes for the present weights; a collective call of the ranks.
 
-    A replicated parameter counts once in the norm, as rank 0 of ``group`` has it.
+    A replicated parameter counts once in the norm: that of rank 0 of ``group``.
     """
     tokens, labels = data
     parameters = dict(made.module.named_parameters())
@@ -130,7 +130,7 @@ def plainly(made: Any, group: Any, data: tuple[Tensor, Tensor]) -> Plain:
 
 
 def config(size: int, clipping: float) -> dict[str, Any]:
-    """DeepSpeed's config for one micro-batch of ``size`` sequences a step."""
+    """DeepSpeed's config for one micro-batch of ``size`` sequences in a step."""
     return {
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": 1,
@@ -147,7 +147,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def batch(shape: Shape, size: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random tokens and the tokens that follow them, [size, sequence], on each rank the same."""
+    """Random tokens and their successors, [size, sequence], the same on each rank."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(shape.vocabulary, (size, shape.sequence + 1), generator=generator)
     return tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device)
@@ -169,7 +169,7 @@ class Embedding(nn.Module):
 
     @property
     def tied_weight(self) -> Tensor:
-        """What DeepSpeed keeps equal between the embedding and the head."""
+        """The weight that DeepSpeed keeps equal between the embedding and the head."""
         return cast("Tensor", self.word_embeddings.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         sequence, size, _ = x.shape
         mixed, _ = self.query_key_value(x)
-        # Heads outermost: rank r holds whole heads, so two ranks compute what one would.
+        # Heads outermost: a rank holds complete heads, so two ranks compute what one would.
         mixed = mixed.view(sequence, size, self.heads, 3 * self.width).permute(1, 2, 0, 3)
         query, key, value = mixed.split(self.width, dim=-1)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -268,7 +268,8 @@ def _normal(deviation: float) -> Callable[[Tensor], Tensor]:
 
 
 def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
-    """Keep megatron-core's empty ``_extra_state`` out: DeepSpeed 0.7 clones all it saves."""
+    """Leave megatron-core's empty ``_extra_state`` out: DeepSpeed 0.7 clones everything it
+    saves."""
 
     def drop_empty(_: nn.Module, state: dict[str, Any], __: str, ___: Any) -> None:
         for name in [name for name, value in state.items() if value is None]:
@@ -279,8 +280,8 @@ def _saved_by_old_releases(layer: nn.Module) -> nn.Module:
 
 
 def unlike_norms(checkpoint: Path) -> dict[str, Any]:
-    """Compare the files of the two ranks key by key, as upstream's test: what differs, and of how
-    many."""
+    """Compare the files of the two ranks key by key, as upstream's test does: the failures, and the
+    number of keys compared."""
     compared, failures = 0, []
     for first in sorted(checkpoint.glob("layer_*-model_00-model_states.pt")):
         pair = [first, first.with_name(first.name.replace("model_00", "model_01"))]

@@ -1,21 +1,20 @@
-"""BF16_Optimizer clips the gradients of replicated parameters on tensor-parallel rank 0 only.
+"""With clipping, BF16_Optimizer clips gradients of replicated parameters only on the first rank.
 
-Layer norms, position embeddings and the biases of row-parallel layers are replicated across the
-tensor-parallel ranks. Every rank updates its own copy, from a gradient that is the same on all.
-With gradient clipping on, DeepSpeed's new BF16_Optimizer scaled that gradient down on rank 0 and
-left it as it was on the others, so the copies took different steps and parted for good.
+Tensor-parallel ranks each hold a copy of the layer norms, the position embeddings and the biases of
+row-parallel layers, and update it with the same gradient. When gradient clipping was on,
+DeepSpeed's new BF16_Optimizer scaled that gradient down on tensor-parallel rank 0, and left it
+unclipped on the others. So the copies took different steps, and differed for good.
 
-Met in the training of BLOOM-176B in early 2022. Nothing failed: the loss went down, the global
-gradient norm was the same on all ranks. The copies were found to differ when checkpoints were
-compared file by file, and repairing the weights of a run of that size cost much time.
+The training of BLOOM-176B was hit in early 2022. Nothing failed: the loss went down, and the global
+gradient norm was the same on all ranks. The difference was found by comparing checkpoints file by
+file. Repairing the weights of a run of that size cost much time.
 
-Root cause: ``get_grads_for_norm`` filters gradients for two purposes. For the global norm, a
-replicated gradient must be counted once, so all ranks but 0 skip it. For clipping
-(``for_clipping=True``) every rank needs all of its gradients; the filter stood where it applied to
-both. The fix moves it under ``if not for_clipping``.
+Root cause: ``get_grads_for_norm`` filters gradients for two purposes. The global norm must count a
+replicated gradient once, so all ranks but 0 skip it. Clipping (``for_clipping=True``) needs all
+gradients of every rank. The filter applied to both. The fix moves it under ``if not for_clipping``.
 
-No published release has the bug: the optimizer first shipped with the fix in it. The buggy variant
-is a release with the filter moved back to where it was.
+No published release has the bug: the optimizer was first released with the fix. The buggy variant
+is a release with the filter moved back to its old place.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from harness.spec import (
     unaffected,
 )
 from scenarios.common import agree as agreement
-from scenarios.common import blind, copies, stepped
+from scenarios.common import copies, stepped, usual_checks
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two ranks may be from those of one. bf16 rounding alone moved them
@@ -75,22 +74,26 @@ FILE = matching(r"layer_\d\d-model_0[01]-model_states\.pt", "file of a layer")
 @dataclass
 class Params(Knobs):
     gradient_clipping: float = knob(
-        0.1, least=0, about="the greatest gradient norm, 0 for any; the model's is 0.9 to 2.3"
+        0.1,
+        least=0,
+        about="the greatest gradient norm, 0 for no clipping; without it, norms are 0.9 to 2.3",
     )
     optimizer: str = knob(
         "sgd",
         choices=("sgd", "adam"),
-        about="Adam divides a constant factor out, and hides the first step",
+        about="Adam cancels constant factors, and hides the bug in the first step",
     )
     lr: float = knob(
-        1.0, above=0, about="bf16 weights near 1 move in steps of 4e-3: at 0.1 the norms would not"
+        1.0,
+        above=0,
+        about="learning rate; bf16 weights near 1 move by 4e-3 or not at all, so 0.1 is too small",
     )
-    steps: int = knob(10, least=1, about="of training")
-    batch: int = knob(4, least=1, unit="sequences", about="in a step")
+    steps: int = knob(10, least=1, about="steps of training")
+    batch: int = knob(4, least=1, unit="sequences", about="size of a step")
 
 
 def filter_for_clipping_too(function: Any) -> Edits:
-    """Move the filter for duplicates out of ``if not for_clipping``, to stand right after it."""
+    """Move the filter for duplicates out of ``if not for_clipping``, to right after it."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -116,8 +119,8 @@ DEFECT = Defect(
     file="deepspeed/runtime/bf16_optimizer.py",
     scope="BF16_Optimizer.get_grads_for_norm",
     edit=filter_for_clipping_too,
-    about="skips the duplicates of replicated parameters also when the gradients are fetched to be "
-    "clipped, so that only tensor-parallel rank 0 scales its copy",
+    about="skips the duplicates of replicated parameters also when gradients are fetched for "
+    "clipping, so that only tensor-parallel rank 0 scales its copy",
 )
 
 SCENARIO = Scenario(
@@ -137,30 +140,27 @@ SCENARIO = Scenario(
         Companion(
             "deepspeed<0.16",
             {"megatron-core": "0.14.0"},
-            "later ones need a packaging or numpy that is younger than these releases",
+            "newer ones need a packaging or numpy that is younger than these DeepSpeed releases",
         ),
     ),
     ranks=2,
     variants={
-        "buggy": affected(
-            about="the release with the filter put back in its old place", defects=(DEFECT,)
-        ),
+        "buggy": affected(about="the release with the filter in its old place", defects=(DEFECT,)),
         "fixed": unaffected(),
         "control": unaffected(
-            about="the defect is in, but clipping is off: nothing to do wrong",
+            about="the release with the defect, but without clipping",
             defects=(DEFECT,),
             params={"gradient_clipping": 0.0},
             triggers=False,
         ),
-        "reference": unaffected(about="one rank, nothing replicated", ranks=1),
+        "reference": unaffected(about="the release on one rank, without replicas", ranks=1),
     },
 )
 
 
 def plan(at: Position) -> Plan:
-    """Each step; on rank 0 of several, what the documented check says of the checkpoint."""
-    step = {**STEP, "clipping": exactly(at.params.gradient_clipping)}
-    planned = {"step": Kind(step, each(at.params.steps))}
+    """Each step; on rank 0 of several, the result of the documented check of the checkpoint."""
+    planned = {"step": Kind(STEP, each(at.params.steps))}
     if at.rank == 0 and at.world_size > 1:
         tag = exactly(f"global_step{at.params.steps}")
         failure = held({"key": KEY, "checkpoint": tag, "files": many(FILE, 2)})
@@ -206,7 +206,6 @@ def _train(ctx: Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
             step,
             loss=float(loss),
             grad_norm=float(engine.get_global_grad_norm()),
-            clipping=ctx.params.gradient_clipping,
             replicas=[name for name, _ in replicas],
             differing=copies.facts(differences),
             **watch.facts(plain),
@@ -214,21 +213,22 @@ def _train(ctx: Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The replicas part after a step, because ranks other than 0 applied their gradients unclipped,
-    and the documented check fails on the checkpoint. Every other parameter took its right step."""
+    """After a step the replicas differ, because ranks other than 0 applied unclipped gradients, and
+    the documented check fails on the checkpoint. All other parameters took the right steps."""
+    clipping = records.params.gradient_clipping
     wrong = [
         *copies.misnamed(records, *REPLICAS),
         *stepped.miscounted(records, lambda step, n: not step["rank"] or n not in step["replicas"]),
-        *stepped.astray(records, excused=_unclipped),
+        *stepped.astray(records, clipping, excused=_unclipped),
     ]
     if wrong:
         return stepped.finding(wrong)
     parting, saved = copies.parting(records, "differing"), records.one("checkpoint")
     failures = saved["failures"] if saved else []
     if saved and not _goes_with(saved, records.of("step", 0)[-1]):
-        told = f"the documented check failed for {len(failures)} of {saved['compared']} keys"
-        known = f"where the model has {len(_layer_norms(records.of('step', 0)[-1]))}"
-        return Finding(f"{told}, {known}: not those that had drifted", documented=False)
+        failed = f"the documented check failed for {len(failures)} of {saved['compared']} keys"
+        there = f"the model has {len(_layer_norms(records.of('step', 0)[-1]))}"
+        return Finding(f"{failed} ({there}): not those that had drifted", documented=False)
     if not parting:
         undocumented = "the documented check fails, but no drift was seen during training"
         return Finding(undocumented, documented=False) if failures else None
@@ -244,7 +244,7 @@ def detect(records: Records) -> Finding | None:
 
 
 def _unclipped(step: Record, name: str) -> bool:
-    """Whether a rank other than 0 applied the whole gradient of a replicated parameter."""
+    """Whether a rank other than 0 applied the unclipped gradient of a replicated parameter."""
     theirs = step["rank"] > 0 and name in step["replicas"]
     return theirs and stepped.gave(step, step["got"][name], 1.0)
 
@@ -272,19 +272,19 @@ def _assertion(failure: Mapping[str, Any]) -> str:
 
 
 def exercised(records: Records) -> Exercise:
-    """Clipping was active in every compared step: the norm was above the threshold."""
-    steps = records.of("step", 0)
-    active = [s for s in steps if 0 < s["clipping"] < s["grad_norm"]]
+    """Clipping was active in every step: the norm was above the threshold."""
+    steps, clipping = records.of("step", 0), records.params.gradient_clipping
+    active = [step for step in steps if 0 < clipping < step["grad_norm"]]
     norms = [step["grad_norm"] for step in steps]
-    told = f"(norm {min(norms):.3g} to {max(norms):.3g}, threshold {steps[0]['clipping']:g})"
+    figures = f"(norm {min(norms):.3g} to {max(norms):.3g}, threshold {clipping:g})"
     return Exercise.of(
         len(active) == len(steps),
-        f"clipping was active in all {len(steps)} steps {told} of a model with "
+        f"clipping was active in all {len(steps)} steps {figures} of a model with "
         f"{len(steps[0]['replicas'])} replicated parameters",
-        f"clipping was active in {len(active)} of {len(steps)} steps {told}",
+        f"clipping was active in {len(active)} of {len(steps)} steps {figures}",
     )
 
 
 picture = partial(copies.drifting, field="differing")
-insufficient_checks = blind.norm
+insufficient_checks = usual_checks.norm
 agree = partial(agreement.losses, tolerance=LOSS_TOLERANCE, one="one rank")

@@ -1,12 +1,12 @@
-"""A byte-level GPT that computes QK^T the way that overflows, and lets one watch it.
+"""A byte-level GPT that computes QK^T in the way that overflows, and lets one watch it.
 
-Pre-norm blocks with GELU, learned positions, a tied head. The attention multiplies queries with
-keys in the model's own precision and scales by 1/sqrt(head dim) only afterwards, as many a
-hand-written attention does: the product has to fit into that precision unscaled. Fused kernels keep
-it in fp32 and would not show this.
+Pre-norm blocks with GELU, learned positions, a tied head. The attention multiplies queries and keys
+in the model's own precision, and scales by 1/sqrt(head dim) only afterwards, as many hand-written
+attentions do. So that precision must hold the unscaled product. Fused kernels keep it in fp32 and
+would not show this.
 
 Shapes: tokens int64 [batch, sequence + 1], activations [batch, sequence, width]. Imports torch and
-upstream: import it from a scenario's ``run``.
+upstream: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from harness.spec import Context
 
 Observe = Callable[[str, Tensor], None]
-"""Gets the name and the value of each tensor that goes into a softmax, before any mask."""
+"""Gets the name and the value of each tensor that enters a softmax, before any mask."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Shape:
 
 
 def engine(ctx: Context, lr: float, config: Mapping[str, Any], observe: Observe) -> Any:
-    """DeepSpeed's own engine, scheduler and optimizer over the model, with torch's AdamW."""
+    """DeepSpeed's own engine over the model, with torch's AdamW."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     torch.manual_seed(ctx.seed)
     model = ByteGPT(Shape(), observe)
@@ -57,7 +57,7 @@ def optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opti
 
 
 def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What bf16 at stage 0 accumulates gradients in: old releases refuse bf16, new ones fp32."""
+    """In what bf16 at stage 0 accumulates gradients: old releases refuse bf16, new ones fp32."""
     from deepspeed.runtime import constants
 
     if "bf16" not in config or config["zero_optimization"]["stage"]:
@@ -67,7 +67,7 @@ def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ByteGPT(nn.Module):
-    """The whole model; ``forward`` gives the mean cross entropy of the next byte, in nats."""
+    """The complete model; ``forward`` returns the mean cross entropy of the next byte, in nats."""
 
     def __init__(self, shape: Shape, observe: Observe) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class ByteGPT(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer that a CPU computes at a bearable speed."""
+    """A linear layer that is fast enough on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -126,7 +126,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention, written out; ``observe`` sees QK^T as the matmul left it."""
+    """Causal self-attention, written out; ``observe`` gets QK^T right after the matmul."""
 
     def __init__(self, shape: Shape, name: str, observe: Observe) -> None:
         super().__init__()

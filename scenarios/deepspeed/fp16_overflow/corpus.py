@@ -1,11 +1,11 @@
-"""Real text that is on every machine: the source of Python's own standard library, as bytes.
+"""Real text that every machine has: the source of Python's own standard library, as bytes.
 
-The modules right under the library's folder, sorted by name, joined, and cut at 4 MB. The bytes
-depend on the patch release of Python, so the SHA-256 belongs into the records. Left out are the
-files that say where this Python was built (``_sysconfigdata*``) or what its distributor added
-(``sitecustomize.py``).
+It is the modules directly under the library's folder, sorted by name, joined, and cut at 4 MB. The
+bytes depend on the patch release of Python, so the records have their SHA-256. Files that say where
+this Python was built (``_sysconfigdata*``), or that its distributor added (``sitecustomize.py``),
+are left out.
 
-Imports torch: import it from a scenario's ``run``.
+Imports torch: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SIZE = 4_000_000
 """Bytes of text at most."""
 
 LEAST = 1_000_000
-"""Fewer bytes mean that the standard library is not there as source."""
+"""With fewer bytes, the standard library is not there as source."""
 
 LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
-"""Starts of the names of files that differ between machines with the same Python."""
+"""How the names of files start that differ between machines with the same Python."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes to train on, [bytes] in uint8, and what they are."""
+    """Bytes to train on, [bytes] in uint8, and where they are from."""
 
     data: Tensor
     files: int
@@ -46,9 +46,9 @@ class Corpus:
         return torch.stack([self.data[s : s + length] for s in starts.tolist()]).long()
 
     def batches(self, ctx: Context, sequences: int, length: int) -> Iterator[Tensor]:
-        """This rank's share of one batch after another, on its device, without end.
+        """This rank's part of one batch after another, on its device, without end.
 
-        Each rank draws the whole batch, so that it does not depend on how many ranks there are.
+        Each rank draws the complete batch, so the text does not depend on the number of ranks.
         """
         generator = torch.Generator().manual_seed(ctx.seed)
         while True:

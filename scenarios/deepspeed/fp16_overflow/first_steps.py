@@ -1,9 +1,9 @@
 """Does a training in fp16 or bf16 begin as plain torch's would, however its optimizer is sharded?
 
-A rank writes down ``begun`` at each of the first steps: what plain torch has for the same weights
-and the whole batch, the gradient that reached the optimizers of all ranks together, and how far the
-weights were from where torch's own optimizer would have led. Norms and means over all weights only:
-a small gradient that rounding has turned round moves a weight of Adam's the other way.
+At each of the first steps a rank records ``begun``: what plain torch computes for the same weights
+and the complete batch, the gradient that reached the optimizers of all ranks together, and how far
+the weights are from where torch's own optimizer leads. These are norms and means over all weights:
+rounding can change the sign of a small gradient, and then Adam moves that weight the other way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import finite, named, near
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import MAY_OVERFLOW, SIZE, alike, exactly
+from harness.facts.shapes import MAY_OVERFLOW, SIZE, alike
 from harness.spec import Record, Records
 from scenarios.common import stepped
 
@@ -21,24 +21,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEPS = 3
-"""How many first steps are looked at: it costs another forward and backward pass."""
+"""How many first steps are watched; each costs another forward and backward pass."""
 
 TOLERANCE = 0.02
-"""How far (as a fraction) a loss or a norm may be from plain torch's; rounding: 1e-3."""
+"""How far (as a fraction) a loss or a norm may be from plain torch's; rounding moves it by 1e-3."""
 
 ASIDE = 0.1
-"""How far the weights may be from those that plain torch's steps lead to, as a part of the way:
-rounding alone makes it 1e-3 in the third step."""
+"""How far the weights may be from where plain torch's steps lead, as a part of the way. Rounding
+alone moves them by 1e-3 in the third step."""
 
 
-def plan(steps: int, clipping: float) -> Plan:
+def plan(steps: int) -> Plan:
     """The first of so many steps."""
     facts = {
         "loss": MAY_OVERFLOW,
         "reference_loss": MAY_OVERFLOW,
         "gradient": alike(MAY_OVERFLOW),
         "got": MAY_OVERFLOW,
-        "clipping": exactly(clipping),
         "scale": SIZE,
         "rate": SIZE,
         "aside": MAY_OVERFLOW,
@@ -47,15 +46,15 @@ def plan(steps: int, clipping: float) -> Plan:
 
 
 class Watch:
-    """Watches the first steps of an engine of DeepSpeed's; ``make`` makes torch's own optimizer.
+    """Watches the first steps of a DeepSpeed engine; ``make`` makes torch's own optimizer.
 
-    The model takes a batch and answers with its loss, a mean; the ranks' batches are equally large.
+    The model takes a batch and returns its mean loss; the batches of all ranks have equal sizes.
     """
 
     def __init__(self, engine: Any, make: Callable[[Iterable[Any]], Any], clipping: float) -> None:
         self.engine, self.clipping = engine, clipping
         self.scale = 1.0
-        """What the loss is multiplied with in this step."""
+        """What this step multiplies the loss with."""
         self.base = getattr(engine.optimizer, "optimizer", engine.optimizer)
         self.parameters = dict(engine.module.named_parameters())
         dtype = self.base.param_groups[0]["params"][0].dtype
@@ -68,11 +67,11 @@ class Watch:
         self.loss = 0.0
         self.got: Tensor | None = None
         self.rates: dict[str, Any] = {"lr": 0.0}
-        """What a schedule sets: OneCycle has the betas go round as well."""
+        """What a schedule sets; OneCycle cycles the betas as well."""
         self.base.register_step_pre_hook(self._look)
 
     def begin(self, batch: Tensor) -> None:
-        """Have plain torch differentiate the loss of a batch of this rank's, as the weights are."""
+        """Compute plain torch's gradient of this rank's batch at the present weights."""
         import torch
         import torch.distributed as dist
 
@@ -87,7 +86,7 @@ class Watch:
         self.loss, self.got = float(loss.detach()), None
 
     def facts(self, loss: float) -> dict[str, Any]:
-        """What to record of the step since ``begin``; torch's optimizer takes the same."""
+        """What to record of the step since ``begin``; torch's optimizer takes the same step."""
         import torch
         import torch.distributed as dist
 
@@ -108,7 +107,6 @@ class Watch:
             "reference_loss": named(self.loss),
             "gradient": named(norm),
             "got": named(float(reached.sqrt())),
-            "clipping": self.clipping,
             "scale": self.scale,
             "rate": self.rates["lr"],
             "aside": named(self._aside()),
@@ -137,25 +135,27 @@ class Watch:
 
 
 def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
-    """What of the first steps is not as plain torch has it; of each rank the first.
+    """Where the first steps differ from plain torch's; for each rank, the first difference.
 
-    A step at which plain torch's gradient overflows as well says nothing, nor do those after it.
-    ``unscaled_twice``: gradients may also be too small by the scale of the loss, all of them.
+    Steps are ignored from the first one on at which plain torch's gradient overflows as well.
+    ``unscaled_twice``: all gradients may be too small by the scale of the loss.
     """
+    clipping = records.params.gradient_clipping
     for rank in records.ranks:
         for step in records.of("begun", rank):
             if not finite(step["gradient"]):
                 break
-            wrong = _wrong(step, unscaled_twice)
+            wrong = _wrong(step, clipping, unscaled_twice)
             if wrong:
                 yield f"rank {rank}, step {step['step']}: {wrong}"
                 break
 
 
-def _wrong(step: Record, unscaled_twice: bool) -> str:
-    right, again = (_clipped(step, step["gradient"] / over) for over in (1, step["scale"]))
+def _wrong(step: Record, clipping: float, unscaled_twice: bool) -> str:
+    unclipped = (step["gradient"] / over for over in (1, step["scale"]))
+    right, again = (min(norm, clipping) if clipping else norm for norm in unclipped)
     if not near(step["loss"], step["reference_loss"], share=TOLERANCE):
-        return f"the loss is {step['loss']:.5g}, where plain torch has {step['reference_loss']:.5g}"
+        return f"the loss is {step['loss']:.5g}, but plain torch has {step['reference_loss']:.5g}"
     if unscaled_twice and again < right and near(step["got"], again, share=TOLERANCE):
         return ""
     if not near(step["got"], right, share=TOLERANCE):
@@ -163,7 +163,3 @@ def _wrong(step: Record, unscaled_twice: bool) -> str:
     if not near(step["aside"], 0.0, within=ASIDE):
         return f"the weights are {step['aside']:.2g} of a step away from plain torch's"
     return ""
-
-
-def _clipped(step: Record, norm: float) -> float:
-    return float(min(norm, step["clipping"]) if step["clipping"] else norm)

@@ -1,10 +1,9 @@
-"""Did fp16 training overflow, and what did DeepSpeed's loss scaler make of it?
+"""Did fp16 training overflow, and how did DeepSpeed's loss scaler react?
 
-A rank writes down ``setup`` once, with the scaler's knobs as upstream holds them. Every ``step``
-has the loss, the loss scale, the count of skipped steps, and for each watched tensor its largest
+A rank records ``setup`` once, with the scaler's settings as upstream has them. Every ``step`` has
+the loss, the loss scale, the count of skipped steps, and for each watched tensor its largest
 magnitude and its headroom: the bits to the largest fp16 number. ``exception`` is the documented
-one, where it ends the run. A number that JSON cannot hold is written by its name, as float() reads
-it.
+exception, if it ends the run. A number that JSON cannot represent is written by its name.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from harness.spec import Context, Exercise, Finding, Record, Records, Trials
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 LIMIT = 65504
-"""The largest finite fp16 number, as ``harness.detectors.headroom`` has it, which needs torch."""
+"""The largest finite fp16 number; ``harness.detectors.headroom`` has it too, but needs torch."""
 
 LARGEST = {"fp16": float(LIMIT), "bf16": 3.3895e38}
 """The largest finite number of each precision."""
 
 NORM = 1e3
-"""How many times that number the norm of a gradient may be: of as many as a million elements."""
+"""The norm of a gradient may be this many times that number: it has up to a million elements."""
 
 LOGITS, BYTES, SLACK = "output logits", 256, 1e-3
-"""What the loss is the cross entropy of, over so many classes, and its rounding in nats."""
+"""The loss is the cross entropy of these values over so many classes, within this many nats."""
 
 GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
-"""What DeepSpeed raises, as a builtin Exception; the same from 0.12.6 to 0.19.8."""
+"""What DeepSpeed raises, as a builtin Exception; it is the same from 0.12.6 to 0.19.8."""
 
 
 SCALER = held(
@@ -74,39 +73,35 @@ STEP = {
 
 
 def plan(params: Any) -> Plan:
-    """The scaler's knobs, then so many steps, unless the documented exception ends them; of the
-    first ones also whether they are plain torch's."""
-    knobs = {name: getattr(params, name) for name in ("precision", "zero_stage", "warn_below")}
-    rates = {"first": params.first_lr, "top": params.lr, "ramp": params.ramp}
-    told = {**knobs, "steps": params.steps, "rates": rates}
-    setup = {name: exactly(value) for name, value in told.items()}
+    """The scaler's settings, then so many steps, unless the documented exception ends them; and the
+    comparison of the first steps with plain torch."""
     steps = each(params.steps)
     raised = {"type": exactly("Exception"), "text": exactly(GIVEN_UP)}
     return {
-        "setup": Kind({**setup, "corpus": alike(CORPUS), "scaler": alike(SCALER)}),
+        "setup": Kind({"corpus": alike(CORPUS), "scaler": alike(SCALER)}),
         "step": Kind(STEP, steps),
         "exception": Kind(raised, steps, ends=True),
-        **begun.plan(params.steps, params.gradient_clipping),
+        **begun.plan(params.steps),
     }
 
 
 class Watch:
-    """Writes down what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
+    """Records what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
 
     def __init__(
-        self, ctx: Context, engine: Any, headroom: Any, first: begun.Watch, **setup: Any
+        self, ctx: Context, engine: Any, headroom: Any, first: begun.Watch, corpus: Any
     ) -> None:
         self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first
-        ctx.record("setup", **setup, scaler=_knobs(engine.optimizer))
+        ctx.record("setup", corpus=corpus, scaler=_settings(engine.optimizer))
 
     def begin(self, number: int, batch: Any) -> None:
-        """Begin a step on a batch: of the first ones, plain torch takes it as well."""
+        """Start a step on a batch; of the first steps, plain torch takes the same."""
         if number <= begun.STEPS:
             self.first.scale = _scale(self.engine.optimizer)
             self.first.begin(batch)
 
     def step(self, number: int, loss: Any) -> bool:
-        """Have the engine apply its gradients; False where DeepSpeed has given up."""
+        """Let the engine apply its gradients; False if DeepSpeed has given up."""
         raised = _documented(self.engine.step)
         if number <= begun.STEPS:
             self.ctx.record("begun", number, **self.first.facts(float(loss.detach())))
@@ -132,7 +127,7 @@ class Watch:
 
 
 def _documented(step: Callable[[], Any]) -> Exception | None:
-    """The documented exception, if that is what the step ends with; any other goes on up."""
+    """The documented exception, if the step ends with it; any other exception is raised."""
     try:
         step()
     except Exception as error:
@@ -142,23 +137,23 @@ def _documented(step: Callable[[], Any]) -> Exception | None:
     return None
 
 
-def _knobs(optimizer: Any) -> dict[str, Any]:
-    """The loss scaler's knobs as upstream holds them; its three classes name them differently."""
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """The loss scaler's settings as upstream has them; its three classes name them differently."""
     places = (getattr(optimizer, name, None) for name in ("loss_scaler", "loss_scale_config"))
     holder = next((place for place in places if place is not None), optimizer)
 
-    def knob(*names: str) -> Any:
+    def setting(*names: str) -> Any:
         return next((getattr(holder, name) for name in names if hasattr(holder, name)), None)
 
     return {
         "optimizer": type(optimizer).__name__,
-        # Before 0.8 a dynamic scaler did not say so; only it has a window.
-        "dynamic": bool(knob("dynamic", "dynamic_loss_scale", "scale_window")),
+        # Before 0.8 a dynamic scaler does not say that it is one; but only it has a window.
+        "dynamic": bool(setting("dynamic", "dynamic_loss_scale", "scale_window")),
         "initial": _scale(optimizer),
-        "minimum": knob("min_scale", "min_loss_scale"),
-        "hysteresis": knob("delayed_shift"),
-        "consecutive": knob("consecutive_hysteresis"),
-        "window": knob("scale_window"),
+        "minimum": setting("min_scale", "min_loss_scale"),
+        "hysteresis": setting("delayed_shift"),
+        "consecutive": setting("consecutive_hysteresis"),
+        "window": setting("scale_window"),
     }
 
 
@@ -168,13 +163,13 @@ def _scale(optimizer: Any) -> float:
 
 
 def first_broken(records: Records) -> int | None:
-    """The first step at which the loss of some rank is not finite."""
+    """The first step at which some rank's loss is not finite."""
     broken = (s["step"] for s in records.of("step") if not math.isfinite(float(s["loss"])))
     return min(broken, default=None)
 
 
 def first_overflow(records: Records) -> tuple[int, str] | None:
-    """The first step at which a watched tensor passed 65504 on some rank, and which it was."""
+    """The first step at which a watched tensor passed 65504 on some rank, and its name."""
     over = [
         (step["step"], name)
         for step in records.of("step")
@@ -186,25 +181,23 @@ def first_overflow(records: Records) -> tuple[int, str] | None:
 
 def first_warning(records: Records) -> int | None:
     """The first step at which the headroom of a watched tensor was below the threshold."""
-    setup = records.one("setup")
-    if setup is None:
-        return None
-    low = (s["step"] for s in records.of("step") if not _least([s]) >= setup["warn_below"])
+    threshold = records.params.warn_below
+    low = (s["step"] for s in records.of("step") if not _least([s]) >= threshold)
     return min(low, default=None)
 
 
 def exceptions(records: Records) -> dict[int, Record]:
-    """What each rank recorded of the exception that ended it; empty where none was raised."""
+    """What each rank recorded of the exception that ended it; empty if none was raised."""
     return {record["rank"]: record for record in records.of("exception")}
 
 
 def skipped(records: Records) -> int:
-    """How many steps were skipped in all."""
+    """The total number of skipped steps."""
     return max((step["skipped"] for step in records.of("step")), default=0)
 
 
 def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
-    """The steps that were skipped although the scale was at its minimum before they began."""
+    """The steps that were skipped although the scale was at its minimum when they began."""
     setup, steps = records.one("setup", rank), records.of("step", rank)
     if setup is None or not steps:
         return []
@@ -218,11 +211,11 @@ def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
 
 
 def expected_skips(steps: Sequence[Record], scaler: Mapping[str, Any]) -> int:
-    """How many steps the loss scaler's rule has skipped when it raises.
+    """How many steps the loss scaler has skipped, by its rule, when it raises.
 
-    The scale is halved log2(initial / minimum) times. Before the first time hysteresis - 1
-    overflows are let pass; that is all, unless a doubling of the scale (one more to halve) or, with
-    consecutive hysteresis, a finite step has the hysteresis begin anew.
+    The scale is halved log2(initial / minimum) times. Before the first halving, hysteresis - 1
+    overflows are ignored. A doubling of the scale needs one more halving, and restarts the count of
+    ignored overflows; with consecutive hysteresis, so does a finite step.
     """
     halvings = math.ceil(math.log2(scaler["initial"] / scaler["minimum"]))
     patience = (scaler["hysteresis"] or 1) - 1
@@ -254,11 +247,12 @@ def finding(
     unit: str,
     lines: Iterable[str] = (),
 ) -> Finding:
-    """What there is to doubt, what happened, in order, then ``lines``; documented without doubt."""
+    """The finding: first the doubts, then what happened in order, then ``lines``. It is documented
+    if there is no doubt."""
     doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
     doubts += untrue(records)
     return Finding(
-        message="\n".join([*doubts, *_told(records), *lines]),
+        message="\n".join([*doubts, *_events(records), *lines]),
         step=first_broken(records),
         parameters=(overflow[1],) if overflow else (),
         ranks=ranks,
@@ -268,7 +262,7 @@ def finding(
     )
 
 
-def _told(records: Records) -> Iterator[str]:
+def _events(records: Records) -> Iterator[str]:
     broken, overflow = first_broken(records), first_overflow(records)
     if overflow:
         warned = first_warning(records)
@@ -285,10 +279,10 @@ def _told(records: Records) -> Iterator[str]:
 
 
 def _warning(records: Records) -> str:
-    warned, setup = first_warning(records), records.one("setup")
-    if warned is None or setup is None:
+    warned = first_warning(records)
+    if warned is None:
         return "the headroom gave no warning"
-    return f"the headroom was below {setup['warn_below']:g} bits from step {warned} on"
+    return f"the headroom was below {records.params.warn_below:g} bits from step {warned} on"
 
 
 def _from_elsewhere(records: Records) -> Iterator[str]:
@@ -298,15 +292,15 @@ def _from_elsewhere(records: Records) -> Iterator[str]:
 
 
 def untrue(records: Records) -> Iterator[str]:
-    """What of the training is not as it should be, apart from any overflow.
+    """What is wrong with the training besides any overflow.
 
-    At ZeRO stage 0 releases from 0.18.3 on divide by the scale twice, which is told of elsewhere.
+    At ZeRO stage 0, releases since 0.18.3 divide by the scale twice: another bug, which is excused.
     """
-    setup = records.one("setup")
-    yield from begun.untrue(records, unscaled_twice=bool(setup and not setup["zero_stage"]))
+    yield from begun.untrue(records, unscaled_twice=not records.params.zero_stage)
     yield from _norms_wrong(records)
     for rank in records.ranks:
         for wrong in (
+            _setup_wrong,
             _begun_wrong,
             _sizes_wrong,
             _headroom_wrong,
@@ -317,55 +311,66 @@ def untrue(records: Records) -> Iterator[str]:
             yield from list(wrong(records, rank))[:1]
 
 
+def _setup_wrong(records: Records, rank: int) -> Iterator[str]:
+    """Where the loss scaler that upstream made is not the one that the parameters select."""
+    setup, params = records.one("setup", rank), records.params
+    if setup is None:
+        return
+    scaler, fp16 = setup["scaler"], params.precision == "fp16"
+    if scaler["dynamic"] is not fp16:
+        yield f"rank {rank}: in {params.precision} its loss scaler has dynamic {scaler['dynamic']}"
+    if fp16 and ("Unfused" in scaler["optimizer"]) is not (params.zero_stage == 0):
+        yield f"rank {rank}: at ZeRO stage {params.zero_stage} it has {scaler['optimizer']}"
+
+
 def _ended(records: Records, rank: int) -> list[Record]:
-    """A rank's steps that came to their end: not the one that raised."""
+    """A rank's steps without the one that raised."""
     raised = {each["step"] for each in records.of("exception", rank)}
     return [step for step in records.of("step", rank) if step["step"] not in raised]
 
 
 def _norms_wrong(records: Records) -> Iterator[str]:
-    """By its release and stage, DeepSpeed tells the gradient norm of all steps or of none, once a
-    step was taken."""
+    """A release reports the gradient norm of every step or of none, once a step was taken."""
     begun = [step for step in records.of("step") if step["skipped"] < step["step"]]
     if len({step["grad_norm"] is None for step in begun}) > 1:
-        yield "the gradient norm is told of some steps, and not of others"
+        yield "only some steps have a gradient norm"
 
 
 def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
-    """What is told twice of the first steps: the loss, the scale and the rate that a step has."""
+    """Where a first step contradicts the record of that step: in its loss, scale, rate or norm."""
     setup = records.one("setup", rank)
     if setup is None:
         return
-    before = {"loss_scale": setup["scaler"]["initial"], "lr": setup["rates"]["first"], "skipped": 0}
+    rate = records.params.first_lr
+    before = {"loss_scale": setup["scaler"]["initial"], "lr": rate, "skipped": 0}
     for first, step in zip(records.of("begun", rank), _ended(records, rank), strict=False):
         where, taken = f"rank {rank}, step {step['step']}:", step["skipped"] == before["skipped"]
         if first["loss"] != step["loss"]:
-            yield f"{where} its loss is told as {first['loss']} and as {step['loss']}"
+            yield f"{where} its loss is {first['loss']} and {step['loss']}"
         if first["scale"] != before["loss_scale"]:
             yield f"{where} its scale is {first['scale']}, and before it was {before['loss_scale']}"
         if taken and not near(first["rate"], before["lr"], share=1e-3):
-            yield f"{where} its rate is {first['rate']:.4g}, and was to be {before['lr']:.4g}"
+            yield f"{where} its rate is {first['rate']:.4g}, where {before['lr']:.4g} was due"
         if taken and not math.isfinite(float(first["gradient"])):
-            yield f"{where} it was taken, and plain torch's gradient is {first['gradient']}"
+            yield f"{where} it was taken, but plain torch's gradient is {first['gradient']}"
         elif taken and not _norm_of(step, first):
-            norms = f"{step['grad_norm']}, and plain torch's {first['gradient']:.5g}"
+            norms = f"{step['grad_norm']}, but plain torch's {first['gradient']:.5g}"
             yield f"{where} its gradient norm is {norms}, at a scale of {first['scale']:g}"
         before = step
 
 
 def _norm_of(step: Record, first: Record) -> bool:
     """Whether the gradient norm is plain torch's, as it is, scaled, or divided by the scale once
-    too often, as releases have it at their stages; or none is told."""
+    too often, as releases have it at their stages; or whether there is none."""
     rights = (first["gradient"] * first["scale"] ** power for power in (0, 1, -1))
     norm = step["grad_norm"]
     return norm is None or any(near(norm, right, share=begun.TOLERANCE) for right in rights)
 
 
 def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
-    """What is larger than its precision holds, and a loss that is none of such logits: the mean
-    cross entropy is finite where they are, and then above chance by at most twice the largest."""
-    setup = records.one("setup", rank)
-    most = LARGEST[setup["precision"]] if setup else math.inf
+    """Values that the precision cannot represent, and losses that contradict the logits: the mean
+    cross entropy is finite if they are, and exceeds chance by at most twice the largest logit."""
+    setup, most = records.one("setup", rank), LARGEST[records.params.precision]
     least_scale = min(1.0, setup["scaler"]["minimum"] or 1.0) if setup else 1.0
     for step in records.of("step", rank):
         where = f"rank {rank}, step {step['step']}:"
@@ -373,54 +378,52 @@ def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
         loss, logits, norm = float(step["loss"]), values[LOGITS], float(step["grad_norm"] or 0)
         for name, value in values.items():
             if math.isfinite(value) and not 0 <= value <= most:
-                yield f"{where} {name} are at most {value:.5g}, which the precision cannot hold"
+                yield f"{where} {name} are at most {value:.5g}, more than the precision can hold"
         if math.isfinite(norm) and abs(norm) > NORM * most / least_scale:
             yield f"{where} its gradient norm is {norm:.5g}, more than the precision can hold"
         bound = math.log(BYTES) + 2 * logits + SLACK
         both = math.isfinite(loss) and math.isfinite(logits)
         either = math.isfinite(loss) or math.isfinite(logits)
         if (both and not -SLACK <= loss <= bound) or (either and not both):
-            yield f"{where} its loss is {step['loss']}, of logits of at most {logits:.5g}"
+            yield f"{where} its loss is {step['loss']}, but its logits are at most {logits:.5g}"
 
 
 def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
-    """The headroom is that of the largest value, of the same tensors in every step and rank."""
+    """The headroom must be that of the largest value, of the same tensors in every step and
+    rank."""
     watched = set(next((step["headroom"] for step in records.of("step")), ()))
     for step in records.of("step", rank):
         where = f"rank {rank}, step {step['step']}:"
         if not set(step["headroom"]) == set(step["largest"]) == watched:
             yield f"{where} other tensors were watched than in the first step"
         for name, value in step["largest"].items():
-            told, right = step["headroom"].get(name), _bits(float(value))
-            if told != named(right) and not near(told, right, within=1e-3):
-                yield f"{where} {name} are at most {value}, and their headroom is told as {told}"
+            given, right = step["headroom"].get(name), _bits(float(value))
+            if given != named(right) and not near(given, right, within=1e-3):
+                yield f"{where} {name} are at most {value}, but their headroom is {given}"
 
 
 def _bits(largest: float) -> float:
-    """The headroom of a value, in bits, as ``harness.detectors.headroom`` has it."""
+    """The headroom of a value, in bits, as in ``harness.detectors.headroom``."""
     if not math.isfinite(largest):
         return -math.inf
     return math.log2(LIMIT / largest) if largest > 0 else math.inf
 
 
 def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
-    """The rate rises by the same with every step that is taken, up to the top of the ramp, and
-    falls by as much from there on, as long as it rose."""
-    setup = records.one("setup", rank)
-    rates = setup["rates"] if setup else {"first": 0.0, "top": 0.0, "ramp": 1}
-    for step in _ended(records, rank) if setup else ():
+    """Every step that is taken must raise the rate by the same amount, up to the top of the ramp,
+    and lower it by as much from there on, for as many steps."""
+    params = records.params
+    for step in _ended(records, rank):
         taken = step["step"] - step["skipped"]
-        from_top = abs(taken - rates["ramp"]) / rates["ramp"]
-        right = rates["top"] - (rates["top"] - rates["first"]) * from_top
+        from_top = abs(taken - params.ramp) / params.ramp
+        right = params.lr - (params.lr - params.first_lr) * from_top
         if from_top <= 1 and not near(step["lr"], right, share=1e-3):
-            yield (
-                f"rank {rank}, step {step['step']}: the next rate is {step['lr']:.4g}, where "
-                f"{right:.4g} is"
-            )
+            where = f"rank {rank}, step {step['step']}:"
+            yield f"{where} the next rate is {step['lr']:.4g}, where {right:.4g} is right"
 
 
 def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
-    """A step that is skipped halves the scale, or leaves it; one that is taken never lowers it."""
+    """A skipped step must halve the scale or leave it; a step that is taken must not lower it."""
     setup, steps = records.one("setup", rank), _ended(records, rank)
     least = setup["scaler"]["minimum"] if setup else None
     for before, step in pairwise(steps):
@@ -435,13 +438,13 @@ def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
 
 
 def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
-    """A step that is taken moves the weights, and none that is skipped; all ranks' are equal."""
+    """A step that is taken must move the weights, a skipped one must not; all ranks' are equal."""
     steps = _ended(records, rank)
     for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
         skips = step["skipped"] > before["skipped"]
         if (step["weights"] == before["weights"]) is not skips:
-            what = "skipped, and yet moved" if skips else "taken, and yet did not move"
-            yield f"rank {rank}, step {step['step']} was {what} the weights"
+            what = "was skipped, but moved" if skips else "was taken, but did not move"
+            yield f"rank {rank}, step {step['step']} {what} the weights"
         if step["weights"] != first["weights"]:
             yield f"rank {rank}, step {step['step']}: the weights are not those of rank 0"
 
@@ -449,15 +452,15 @@ def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
 def cut_short(records: Records) -> Iterator[str]:
     """The ranks that did not take all of their steps."""
     for rank in records.ranks:
-        setup, taken = records.one("setup", rank), len(records.of("step", rank))
-        if setup is None or taken != setup["steps"]:
-            yield f"rank {rank} did not take all of its steps, but {taken}"
+        taken = len(records.of("step", rank))
+        if taken != records.params.steps:
+            yield f"rank {rank} took {taken} of {records.params.steps} steps"
 
 
 def unwell(records: Records) -> Finding | None:
-    """What says, though no loss broke, that training did not go through the overflow unharmed.
+    """What shows that training did not survive the overflow unharmed, though no loss broke.
 
-    Where nothing had overflowed, a skipped step is none of that: it is what loss scaling is for.
+    Without an overflow a skipped step is no such sign: loss scaling skips steps.
     """
     odd = [*cut_short(records), *untrue(records)]
     if skipped(records) and first_overflow(records):
@@ -466,7 +469,7 @@ def unwell(records: Records) -> Finding | None:
 
 
 def overflowed(records: Records) -> Exercise:
-    """A watched tensor passed 65504, the largest fp16 number, in whichever precision."""
+    """A watched tensor passed 65504, the largest fp16 number, in whichever precision it has."""
     steps, overflow = records.of("step"), first_overflow(records)
     if not steps:
         return Exercise(False, "no step was recorded")
@@ -486,11 +489,11 @@ def _least(steps: Iterable[Record]) -> float:
 
 
 SETTLED = 40
-"""Steps after which a sudden change would be one; before, the model learns the first things."""
+"""Sudden changes count only after so many steps: at first the model learns fast."""
 
 
-def blind(records: Records) -> dict[str, bool]:
-    """What does not warn of an overflow, and whether it fired before the first nan."""
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that do not warn of an overflow, and whether they fired before the first nan."""
     broken = first_broken(records) or math.inf
     sound = [step for step in records.of("step") if step["step"] < broken]
     by_step: dict[int, list[float]] = {}
@@ -513,25 +516,25 @@ def blind(records: Records) -> dict[str, bool]:
 
 
 FIRST_LOSS = 0.05
-"""How far (nats) the losses of the first step, before any update, may be apart between precisions;
+"""How far (nats) precisions may be apart in the loss of the first step, before any update;
 measured: below 1e-3."""
 
 
 def agree(trials: Mapping[str, Records]) -> Iterator[str]:
-    """The variants must have begun alike, and the control must have stayed far from the limit."""
+    """The variants must begin alike, and the control must stay far from the limit."""
     setups = [records.one("setup") for records in trials.values()]
     if len({setup["corpus"]["sha256"] for setup in setups if setup}) > 1:
         yield "the variants did not train on the same text"
     firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
     if not all(near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
-        yield f"the variants did not begin alike: losses {firsts} in the first step"
+        yield f"the variants have different losses in the first step: {firsts}"
     warned = first_warning(trials["control"]) if "control" in trials else None
     if warned is not None:
         yield f"control: the headroom went below the threshold at step {warned}"
 
 
 def pictures(trials: Trials) -> Iterator[Picture]:
-    """The largest value by step with fp16's limit, and the loss scale's way down."""
+    """Pictures of the largest value with fp16's limit, and of the loss scale, by step."""
     largest, scales, marks = [], [], []
     for variant, records in trials.items():
         for step in records.of("step", 0):
@@ -545,7 +548,7 @@ def pictures(trials: Trials) -> Iterator[Picture]:
         marks += [(f"{variant}: {what}", at) for what, at in events.items() if at is not None]
     yield Lines(
         "The largest value of a watched tensor",
-        "the values grow past what fp16 can hold; the headroom warns before",
+        "the values grow past what fp16 can represent; the headroom warns before that",
         largest,
         y="magnitude",
         log=True,
@@ -554,7 +557,7 @@ def pictures(trials: Trials) -> Iterator[Picture]:
     )
     yield Lines(
         "The loss scale",
-        "once values overflow, the scale is halved step by step to its minimum",
+        "once values overflow, the scale is halved again and again, down to its minimum",
         scales,
         y="loss scale",
         log=True,

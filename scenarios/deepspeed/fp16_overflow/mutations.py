@@ -1,4 +1,4 @@
-"""What else could be wrong with a training in fp16, its scale, and the steps in between."""
+"""What else could be wrong with a training in fp16, its loss scale, and its steps."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""Training in fp16 overflows at every step until the loss scale is at its minimum, and stops.
+"""In fp16, once QK^T overflows, DeepSpeed skips every step, halves the loss scale, and gives up.
 
-Met in the training of a GPT of 1.87 billion parameters with DeepSpeed 0.13.3 over 8 GPUs. For 443
-steps (14 hours) everything looked healthy: the loss lay flat at 4.4, the gradient norm between 1.3
+The training of a GPT of 1.87 billion parameters with DeepSpeed 0.13.3 on 8 GPUs was hit. For 443
+steps (14 hours) everything looked healthy: the loss was flat at 4.4, the gradient norm between 1.3
 and 2.1, the loss scale at 4096. At step 444 the loss was nan. DeepSpeed skipped that step and
-halved the scale, and again, as if smaller steps could help; at step 456 it gave up with
-``Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.``
+halved the scale, again and again, as if that could help; at step 456 it gave up with ``Current loss
+scale already at minimum - cannot decrease scale anymore. Exiting run.``
 
-Root cause: the largest fp16 number is 65504. As a learning rate that is still being raised makes
-the weights grow, so does QK^T, the product of queries and keys, which is computed in fp16 and
-scaled down only afterwards. Once it does not fit it is inf, the softmax of inf is nan, and nan
-gradients are what the loss scaler takes for gradients scaled too high. It lowers the scale, which
-changes nothing in the forward pass, log2(initial / minimum) times, after hysteresis - 1 overflows
-that it lets pass. The next one raises.
+Root cause: the largest fp16 number is 65504. While the learning rate is still rising, the weights
+grow, and so does QK^T, the product of queries and keys, which is computed in fp16 and scaled down
+only afterwards. Once it does not fit, it is inf, the softmax of inf is nan, and the loss scaler
+takes nan gradients for gradients that were scaled too high. It lowers the scale, which changes
+nothing in the forward pass, log2(initial / minimum) times; before that it ignores hysteresis - 1
+overflows. The next overflow raises.
 
-No release fixes this: it is what fp16 is. The fixed variant trains in bf16, which has 8 bits of
-exponent where fp16 has 5: the same product passes 65504 there, too, and nothing happens.
+No release fixes this: it is how fp16 works. The fixed variant trains in bf16, which has 8 bits of
+exponent where fp16 has 5. There the same product passes 65504 too, and nothing happens.
 
-Here a small GPT trained at a high learning rate gets there in about a hundred steps. Nothing is
+Here a small GPT with a high learning rate overflows after about a hundred steps. Nothing is
 injected: the logits grow by training.
 """
 
@@ -39,28 +39,30 @@ from scenarios.deepspeed.fp16_overflow import loss_scale
 class Params(Knobs):
     precision: str = knob("fp16", choices=("fp16", "bf16"), about="of weights and activations")
     lr: float = knob(
-        8e-2, above=0, about="the top of the ramp; at 5e-3 nothing comes near the limit"
+        8e-2, above=0, about="greatest learning rate; at 5e-3 nothing comes near the limit"
     )
-    first_lr: float = knob(1e-4, above=0, about="where the ramp begins; at most lr")
+    first_lr: float = knob(1e-4, above=0, about="learning rate of the first step; at most lr")
     ramp: int = knob(
-        150, least=1, unit="steps", about="from first_lr to lr (OneCycle); as many lead down again"
+        150, least=1, unit="steps", about="from first_lr to lr (OneCycle), and as many back again"
     )
-    steps: int = knob(170, least=1, about="the most that are taken")
-    sequences: int = knob(8, least=2, multiple=2, about="in a step, over all ranks")
-    zero_stage: int = knob(1, choices=(0, 1, 2), about="of ZeRO")
-    gradient_clipping: float = knob(1.0, least=0, about="the greatest gradient norm, 0 for any")
-    initial_scale_power: int = knob(12, about="the loss scale begins at 2 to the power of this")
-    min_loss_scale: float = knob(1.0, above=0, about="the least loss scale; at most the first")
+    steps: int = knob(170, least=1, about="greatest number of steps")
+    sequences: int = knob(8, least=2, multiple=2, about="size of a step, over all ranks")
+    zero_stage: int = knob(1, choices=(0, 1, 2), about="stage of ZeRO")
+    gradient_clipping: float = knob(
+        1.0, least=0, about="the greatest gradient norm, 0 for no clipping"
+    )
+    initial_scale_power: int = knob(12, about="the loss scale starts at 2 to the power of this")
+    min_loss_scale: float = knob(1.0, above=0, about="smallest loss scale; at most the first one")
     hysteresis: int = knob(
-        2, least=1, about="the overflow, in a row or not, that is the first to lower the scale"
+        2, least=1, about="number of the overflow that first lowers the scale, in a row or not"
     )
     consecutive_hysteresis: bool = knob(
-        False, about="whether a finite step has the count of hysteresis begin anew"
+        False, about="whether a finite step restarts the count of hysteresis"
     )
     loss_scale_window: int = knob(
         500, least=1, unit="finite steps", about="after which the scale is doubled"
     )
-    warn_below: float = knob(3.0, unit="bits of headroom", about="where the detector warns")
+    warn_below: float = knob(3.0, unit="bits of headroom", about="threshold of the detector")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,10 +80,10 @@ SCENARIO = Scenario(
         "DeepSpeed Gradient overflow with fp16 enabled (DeepSpeed 0.13.3; the run's own log says "
         "0.13.2)",
     ),
-    fix="none in any release: train in bf16",
+    fix="none in any release: fp16 cannot represent the product",
     symptom=f"loss nan at step 444; at step 456 Exception: {loss_scale.GIVEN_UP}",
     trigger="dynamic loss scaling in fp16, once an activation passes 65504",
-    remedy="train in bf16; watch the headroom (harness.detectors.headroom)",
+    remedy="train in bf16, or watch the headroom with harness/detectors/headroom.py",
     pins={"deepspeed": "0.13.3"},
     goes_wrong="precision",
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
@@ -89,7 +91,7 @@ SCENARIO = Scenario(
     variants={
         "buggy": affected(about="fp16, as in the report"),
         "fixed": unaffected(
-            about="bf16: same seed, data and schedule", params={"precision": "bf16"}
+            about="bf16, with the same seed, data and schedule", params={"precision": "bf16"}
         ),
         "control": unaffected(
             about="fp16 at a sixteenth of the learning rate: the logits stay small",
@@ -101,12 +103,12 @@ SCENARIO = Scenario(
 
 
 def plan(at: Position) -> Plan:
-    """The scaler's knobs; each step, unless the documented exception ends them."""
+    """The scaler's settings; each step, unless the documented exception ends the training."""
     return loss_scale.plan(at.params)
 
 
 def run(ctx: Context) -> None:
-    """Train, and write down each step, until the steps are done or DeepSpeed gives up."""
+    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
     from harness.detectors.headroom import Headroom
     from scenarios.deepspeed.fp16_overflow import byte_gpt, corpus
 
@@ -118,18 +120,7 @@ def run(ctx: Context) -> None:
         text = corpus.standard_library()
         optimizer = partial(byte_gpt.optimizer, lr=params.lr)
         first = begun.Watch(engine, optimizer, params.gradient_clipping)
-        watch = loss_scale.Watch(
-            ctx,
-            engine,
-            headroom,
-            first,
-            precision=params.precision,
-            zero_stage=params.zero_stage,
-            steps=params.steps,
-            warn_below=params.warn_below,
-            corpus=text.facts,
-            rates={"first": params.first_lr, "top": params.lr, "ramp": params.ramp},
-        )
+        watch = loss_scale.Watch(ctx, engine, headroom, first, text.facts)
         batches = text.batches(ctx, params.sequences, byte_gpt.Shape().sequence + 1)
         for step in range(1, params.steps + 1):
             batch = next(batches)
@@ -173,7 +164,8 @@ def _config(ctx: Context) -> dict[str, Any]:
 
 
 def detect(records: Records) -> Finding | None:
-    """The loss is not finite, and so many skipped steps later the documented exception ends it."""
+    """The loss is not finite, and after the expected number of skipped steps the documented
+    exception ends the training."""
     if not loss_scale.broke(records):
         return loss_scale.unwell(records)
     return loss_scale.finding(
@@ -186,7 +178,7 @@ def detect(records: Records) -> Finding | None:
 
 
 def _doubts(records: Records) -> Iterator[str]:
-    """Whatever is not as the report has it."""
+    """What differs from the report."""
     broken, raised = loss_scale.first_broken(records), loss_scale.exceptions(records)
     if not raised:
         yield f"{loss_scale.skipped(records)} steps were skipped, but nothing was raised"
@@ -199,11 +191,11 @@ def _doubts(records: Records) -> Iterator[str]:
         if (r["type"], r["text"]) != ("Exception", loss_scale.GIVEN_UP):
             yield f"rank {rank}: not the documented exception but {r['type']}: {r['text']}"
     if broken is None or broken >= max(r["step"] for r in raised.values()):
-        yield "no loss before that was other than finite"
+        yield "every loss before that was finite"
     for rank in records.ranks:
         steps, setup = records.of("step", rank), records.one("setup", rank)
         if setup is None or not setup["scaler"]["dynamic"]:
-            yield f"rank {rank} told of no dynamic loss scaler"
+            yield f"rank {rank} has no dynamic loss scaler"
             continue
         taken = steps[-1]["skipped"] if steps else 0
         allowed = loss_scale.expected_skips(steps, setup["scaler"])
@@ -213,5 +205,5 @@ def _doubts(records: Records) -> Iterator[str]:
 
 exercised = loss_scale.overflowed
 picture = loss_scale.pictures
-insufficient_checks = loss_scale.blind
+insufficient_checks = loss_scale.insufficient_checks
 agree = loss_scale.agree

@@ -1,18 +1,18 @@
-"""At ZeRO stage 0, fp16 training that overflows skips its steps for ever, and nothing is raised.
+"""At ZeRO stage 0, fp16 training that overflows skips steps until the run ends, and never raises.
 
-The silent sibling of ``fp16_overflow``, found while reproducing that one. There, DeepSpeed skips
-13 steps and then ends the run with an exception: it costs the minutes since the first nan. Here the
-loss is nan just the same, the scale falls to its minimum just the same, and there it stays. Each
-further step is computed, found to overflow, skipped and logged as one more overflow, for as long as
-somebody pays for the machines. The weights are those from before the overflow.
+This is the silent sibling of ``fp16_overflow``, and was found while reproducing it. There DeepSpeed
+skips 13 steps and then ends the run with an exception, which costs the minutes since the first nan.
+Here the loss becomes nan and the scale falls to its minimum in the same way, and stays there. Each
+further step is computed, overflows, is skipped and is logged as one more overflow, for as long as
+somebody pays for the machines. The weights stay those from before the overflow.
 
-Root cause: with an optimizer that is not DeepSpeed's own fused one, stage 0 trains through
-``FP16_UnfusedOptimizer``, which brings a loss scaler of its own: ``_update_scale`` takes the larger
-of half the scale and the minimum, knows no hysteresis, and has no case for an overflow at the
+Root cause: with an optimizer other than DeepSpeed's own fused one, stage 0 trains through
+``FP16_UnfusedOptimizer``, which has a loss scaler of its own. Its ``_update_scale`` takes the
+larger of half the scale and the minimum, has no hysteresis, and does not handle an overflow at the
 minimum. Stages 1 to 3 use ``DynamicLossScaler``, which raises there.
 
-It is so in 0.13.3 and still in 0.19.8. The fixed variant is stage 1, which fails loudly: with the
-same weights and the same data it raises. In bf16 there is no overflow.
+0.13.3 and 0.19.8 both have the bug. The fixed variant is stage 1, which fails loudly: with the same
+weights and data it raises. bf16 does not overflow.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from scenarios.deepspeed.fp16_overflow import loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
 SILENT = 10
-"""Overflows at the minimum, each skipped, after which nobody can say that it was about to raise."""
+"""After so many overflows at the minimum, each skipped, the run was not about to raise."""
 
 SHARE = 0.8
-"""Of the steps since the first of those, the part that must have been skipped. With the weights at
-a standstill a step now and then draws a batch that does not overflow, and is taken."""
+"""The part of the steps since the first of those that must have been skipped. Now and then a step
+draws a batch that does not overflow at these weights, and is taken."""
 
 
 @dataclass
 class Params(sibling.Params):
-    zero_stage: int = knob(0, choices=(0, 1, 2), about="of ZeRO")
-    # From 0.18.3 on gradients at stage 0 are too small by the loss scale: the logits grow slowly.
+    zero_stage: int = knob(0, choices=(0, 1, 2), about="stage of ZeRO")
+    # Since 0.18.3 gradients at stage 0 are too small by the loss scale, and logits grow slowly.
     lr: float = knob(
-        0.12, above=0, about="the top of the ramp; at 8e-2 some seeds of 0.19.8 do not overflow"
+        0.12, above=0, about="greatest learning rate; at 8e-2 some seeds of 0.19.8 do not overflow"
     )
 
 
@@ -47,23 +47,23 @@ SCENARIO = Scenario(
         "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
         "DynamicLossScaler.update_scale",
     ),
-    fix="none in any release: ZeRO stage 1 raises, bf16 does not overflow",
+    fix="none in any release",
     symptom="loss nan; more steps skipped than the loss scale has halvings, the scale at its "
     "minimum, and no exception",
     trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
-    remedy="use ZeRO stage 1, which raises, or bf16",
+    remedy="use ZeRO stage 1, which raises, or train in bf16",
     pins={"deepspeed": "0.13.3"},
     goes_wrong="precision",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={
-        "buggy": affected(about="fp16, ZeRO stage 0"),
-        "fixed": unaffected(about="fp16, ZeRO stage 1, which raises", params={"zero_stage": 1}),
+        "buggy": affected(about="fp16 at ZeRO stage 0"),
+        "fixed": unaffected(about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}),
         "bf16": unaffected(
-            about="bf16, ZeRO stage 0: does not overflow", params={"precision": "bf16"}
+            about="bf16 at ZeRO stage 0: does not overflow", params={"precision": "bf16"}
         ),
         "control": unaffected(
-            about="fp16, stage 0, a 24th of the learning rate: the logits stay small",
+            about="fp16 at stage 0, a 24th of the learning rate: the logits stay small",
             params={"lr": 5e-3},
             triggers=False,
         ),
@@ -75,9 +75,9 @@ run = sibling.run
 
 
 def detect(records: Records) -> Finding | None:
-    """The loss is not finite, and steps go on being skipped at the minimum, to the run's end."""
+    """The loss is not finite, and until the run ends steps are skipped at the smallest scale."""
     if loss_scale.exceptions(records) or not loss_scale.broke(records):
-        # The exception that the sibling documents is the cure here; any other end is a riddle.
+        # The exception that the sibling documents is right here; any other end is not documented.
         found = sibling.detect(records)
         return None if found is None or found.documented else found
     wasted = loss_scale.skipped_at_minimum(records)
@@ -100,7 +100,7 @@ def _summary(records: Records, wasted: list[int]) -> str:
 
 
 def _doubts(records: Records) -> Iterator[str]:
-    """Whatever is not as it was found to be."""
+    """What differs from what was found."""
     yield from loss_scale.cut_short(records)
     ends = set()
     for rank in records.ranks:
@@ -120,6 +120,6 @@ agree = loss_scale.agree
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What does not find this bug, and whether it fired."""
+    """Checks that miss this bug, and whether they fired."""
     raised = bool(loss_scale.exceptions(records))
-    return loss_scale.blind(records) | {"the run ends with an exception": raised}
+    return loss_scale.insufficient_checks(records) | {"the run ends with an exception": raised}

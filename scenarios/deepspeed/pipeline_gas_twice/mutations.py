@@ -1,4 +1,4 @@
-"""What else could be wrong with a pipeline's accumulation, and with the loss that it tells."""
+"""What else could be wrong with a pipeline's accumulation, and with the loss that it reports."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 """With pipeline parallelism and gradient accumulation, all stages but the last train too slowly.
 
 Each stage of DeepSpeed's pipeline divides by the number of micro-batches (GAS) again. The last
-stage applies the gradient it should, the one before it 1/GAS of that, the one before that 1/GAS
+stage applies the right gradient, the stage before it 1/GAS of that, and the one before 1/GAS
 squared. With two stages and GAS 4, half of the model learns at a quarter of its learning rate. The
-loss that is reported is right, every gradient points the right way, and nothing fails.
+reported loss is right, every gradient points the right way, and nothing fails.
 
-Reported in July 2026 of DeepSpeed 0.19.2. Root cause: since 0.18.3 a hook on what a stage's forward
-returns divides the gradient that arrives there by GAS, so that ``loss.backward()`` may be called
-directly. In a pipeline every stage has the hook, and what arrives at one has been divided by the
-stage behind it. The fix scales on the last stage only.
+Reported in July 2026 for DeepSpeed 0.19.2. Root cause: since 0.18.3 a hook on the output of a
+stage's forward divides the gradient that arrives there by GAS, so that users may call
+``loss.backward()`` directly. In a pipeline every stage has the hook, and the gradient that arrives
+at a stage has been divided by the stage behind it. The fix divides on the last stage only.
 
 Releases 0.16.0 to 0.18.2 have the opposite bug (DeepSpeed 7773): they never divide, and all stages
-apply GAS times the gradient. That is told apart here, as not the documented symptom.
+apply GAS times the gradient. Here that counts as another symptom than the documented one.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from harness.spec import (
     affected,
     unaffected,
 )
-from scenarios.common import applied, blind
+from scenarios.common import applied, usual_checks
 
 
 @dataclass
 class Params(Knobs):
-    micro_batches: int = knob(4, least=1, about="GAS: their gradients are averaged in a step")
-    batch: int = knob(4, least=1, unit="rows", about="in a micro-batch")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="of SGD")
+    micro_batches: int = knob(4, least=1, about="GAS: a step averages the gradients of so many")
+    batch: int = knob(4, least=1, unit="rows", about="size of a micro-batch")
+    steps: int = knob(5, least=1, about="steps of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
     zero_stage: int = knob(
-        1, choices=(0, 1), about="of a pipeline; 0.18.3 and 0.18.4 refuse 0, with an error"
+        1, choices=(0, 1), about="stage of ZeRO; 0.18.3 and 0.18.4 refuse 0 with an error"
     )
 
 
@@ -52,7 +52,7 @@ SCENARIO = Scenario(
         "[BUG] Gradient accumulation scaling is applied repeatedly across pipeline stages",
         "https://github.com/deepspeedai/DeepSpeed/issues/8152",
     ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8154 (0.19.3)",
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/8154",
     symptom="the last stage receives the expected 1/GAS scaling, but the first stage receives an "
     "additional 1/GAS",
     trigger="pipeline parallelism and gradient accumulation",
@@ -64,14 +64,16 @@ SCENARIO = Scenario(
     variants={
         "buggy": affected(),
         "fixed": unaffected("0.19.3"),
-        "four_stages": affected(about="four stages: the first divides four times", ranks=4),
+        "four_stages": affected(
+            about="0.19.2 with four stages: the first divides four times", ranks=4
+        ),
         "control": unaffected(
-            about="one micro-batch: nothing to divide by",
+            about="0.19.2 with one micro-batch: nothing to divide by",
             params={"micro_batches": 1},
             triggers=False,
         ),
         "one_stage": unaffected(
-            about="one stage holds all layers: divided once", ranks=1, triggers=False
+            about="0.19.2 with all layers in one stage: divided once", ranks=1, triggers=False
         ),
     },
 )
@@ -80,11 +82,9 @@ picture = partial(applied.ratios, by="stage")
 
 def plan(at: Position) -> Plan:
     """Each step, with what this stage applied."""
-    count = at.params.micro_batches
-    told = {"micro_batches": count, "stages": at.world_size, "stage": at.rank}
-    stage = {name: exactly(value) for name, value in told.items()}
+    stage = {"stages": exactly(at.world_size), "stage": exactly(at.rank)}
     losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
-    facts = {**stage, **applied.shapes(count), **losses}
+    facts = {**stage, **applied.shapes(at.params.micro_batches), **losses}
     return {"step": Kind(facts, each(at.params.steps))}
 
 
@@ -92,7 +92,7 @@ def run(ctx: Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
     import torch
 
-    from scenarios.common import regression
+    from scenarios.common import linear, regression
 
     p = ctx.params
     with ctx.phase("init"):
@@ -105,44 +105,46 @@ def run(ctx: Context) -> None:
             zero_optimization={"stage": p.zero_stage},
         )
     data = regression.rows(ctx, p.micro_batches, p.batch)
-    whole = regression.of(regression.layers(ctx.seed))
+    whole = linear.of(regression.layers(ctx.seed))
     for step in range(1, p.steps + 1):
         before = applied.copied(engine.module, torch.float64)
         plain = applied.plainly(whole, regression.gathered(before), data)
         loss = float(engine.train_batch(iter(data)))
         facts = applied.facts(plain, before, applied.copied(engine.module), p.lr)
         stage = {"stage": engine.stage_id, "stages": engine.num_stages}
-        ctx.record("step", step, loss=loss, micro_batches=p.micro_batches, **stage, **facts)
+        ctx.record("step", step, loss=loss, **stage, **facts)
 
 
 def detect(records: Records) -> Finding | None:
-    """The last stage applied its gradient, each before it one divided by GAS once more. The loss is
-    that of plain torch all the while."""
+    """The last stage applied its gradient, and each stage before it divided by GAS once more. The
+    loss is that of plain torch."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records))
     if odd:
         return Finding(odd[0], documented=False)
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
         return None
-    lines = [applied.told(step) for step in steps if step["step"] == wrong[0]["step"]]
-    if all(applied.times(step, step["micro_batches"]) for step in steps):
-        lines.append("no stage divides: the bug of DeepSpeed 7773, and not this one")
-    documented = all(applied.times(step, _again(step)) for step in steps)
+    lines = [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]]
+    count = records.params.micro_batches
+    if all(applied.times(step, count) for step in steps):
+        lines.append("no stage divides: that is the bug of DeepSpeed 7773, and not this one")
+    documented = all(applied.times(step, _divided_again(step, count)) for step in steps)
     return applied.finding(wrong, lines, documented=documented)
 
 
-def _again(step: Record) -> float:
-    """The documented ratio: one more division for every stage behind this one."""
-    return float(step["micro_batches"] ** (step["stage"] + 1 - step["stages"]))
+def _divided_again(step: Record, count: int) -> float:
+    """The documented ratio: one more division by ``count`` for every stage behind this one."""
+    return float(count ** (step["stage"] + 1 - step["stages"]))
 
 
 def exercised(records: Records) -> Exercise:
     """There were several stages, and several micro-batches in a step."""
-    first = next(iter(records.of("step")), {"stages": 0, "micro_batches": 0})
-    told = f"{first['stages']} stages accumulated over {first['micro_batches']} micro-batches"
-    return Exercise.of(first["stages"] > 1 and first["micro_batches"] > 1, told, told)
+    stages = max((step["stages"] for step in records.of("step")), default=0)
+    count = records.params.micro_batches
+    text = f"{stages} stages accumulated over {count} micro-batches"
+    return Exercise.of(stages > 1 and count > 1, text, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What does not find this bug, and whether it fired."""
-    return blind.loss_unlike_reference(records) | applied.same_direction(records)
+    """Checks that miss this bug, and whether they fired."""
+    return usual_checks.loss_unlike_reference(records) | applied.same_direction(records)

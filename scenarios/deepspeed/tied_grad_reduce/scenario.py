@@ -1,19 +1,19 @@
 """The gradients of a tied embedding are not summed over the pipeline stages that hold a copy.
 
-The first and the last pipeline stage each hold a copy of the word embeddings, and must both apply
-the sum of the two gradients. With DeepSpeed's new bf16 optimizer each stage applied its own: the
-embedding learned as an embedding only, the output layer as an output layer only, and the copies
-took different ways from the first step on.
+The first and the last pipeline stage each hold a copy of the word embeddings, and both must apply
+the sum of the two gradients. With DeepSpeed's new bf16 optimizer each stage applied its own
+gradient. The first copy learned as an embedding only, the last one as an output layer only, and
+they differed from the first step on.
 
-Met in the training of BLOOM-176B in March 2022 (its run main-2). Nothing failed, and the loss even
-looked better. It showed at a restart, as a spike of the loss, because loading a checkpoint puts the
-first stage's copy in the place of the last one's. The days trained so far were thrown away.
+The training of BLOOM-176B was hit in March 2022 (its run main-2). Nothing failed, and the loss even
+looked better. A restart showed it, by a spike of the loss: loading a checkpoint puts the first
+stage's copy in the place of the last one's. The days trained so far were thrown away.
 
-Root cause: in bf16, gradients gather in an fp32 buffer beside the weight (``_hp_grad``), and the
-step reads that. ``PipelineEngine._exec_reduce_tied_grads`` went on summing ``weight.grad``, as was
-right in fp16, but which by then nothing read any more. The fix sums the buffer.
+Root cause: in bf16, gradients accumulate in an fp32 buffer beside the weight (``_hp_grad``), and
+the optimizer's step reads that buffer. ``PipelineEngine._exec_reduce_tied_grads`` still summed
+``weight.grad``, which is right in fp16, but which nothing read any more. The fix sums the buffer.
 
-No published release has the bug: 0.6.1 has no BF16_Optimizer, 0.6.3 sums the buffer. The buggy
+No published release has the bug: 0.6.1 has no BF16_Optimizer, and 0.6.3 sums the buffer. The buggy
 variant is a release that sums ``weight.grad`` again.
 """
 
@@ -40,14 +40,14 @@ from harness.spec import (
     unaffected,
 )
 from scenarios.common import agree as agreement
-from scenarios.common import blind, copies, stepped
+from scenarios.common import copies, stepped, usual_checks
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two stages may be from those of one. bf16 rounding alone moved them
 by up to 2e-3 in five steps; the bug moves the second by more than 3e-2."""
 
 NORM_TOLERANCE = 1e-3
-"""How far (as a fraction) the norms of two fp32 gradients may be apart and still be the same."""
+"""How far (as a fraction) the norms of two equal fp32 gradients may be apart."""
 
 
 @dataclass
@@ -55,16 +55,16 @@ class Params(Knobs):
     precision: str = knob(
         "bf16",
         choices=("bf16", "fp32"),
-        about="bf16 has BF16_Optimizer; in fp32 weight.grad is what the step reads",
+        about="bf16 uses BF16_Optimizer; in fp32 the step reads weight.grad",
     )
-    lr: float = knob(1e-2, above=0, about="of AdamW")
-    steps: int = knob(5, least=1, about="of training")
-    batch: int = knob(4, least=1, unit="sequences", about="in a micro-batch")
-    micro_batches: int = knob(2, least=1, about="in a step")
+    lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
+    steps: int = knob(5, least=1, about="steps of training")
+    batch: int = knob(4, least=1, unit="sequences", about="size of a micro-batch")
+    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
 
 
 def reduce_what_is_not_read(function: Any) -> Edits:
-    """Take ``weight.grad`` whatever the optimizer, where bf16 had ``weight._hp_grad``."""
+    """Take ``weight.grad`` for every optimizer, where bf16 has ``weight._hp_grad``."""
     import libcst.matchers as m
 
     choice = m.IfExp(
@@ -82,7 +82,7 @@ DEFECT = Defect(
     scope="PipelineEngine._exec_reduce_tied_grads",
     edit=reduce_what_is_not_read,
     about="sums weight.grad over the stages, which the bf16 optimizer does not read: it steps with "
-    "its fp32 buffer, in which each stage has its own gradient only",
+    "its fp32 buffer, where each stage has its own gradient only",
 )
 
 SCENARIO = Scenario(
@@ -100,16 +100,16 @@ SCENARIO = Scenario(
     goes_wrong="gradients",
     ranks=2,
     variants={
-        "buggy": affected(about="the release, summing weight.grad again", defects=(DEFECT,)),
+        "buggy": affected(about="the release, which sums weight.grad again", defects=(DEFECT,)),
         "fixed": unaffected(),
         "control": unaffected(
-            about="the defect is in, but in fp32, where weight.grad is what the step reads",
+            about="the release with the defect, but in fp32, where the step reads weight.grad",
             defects=(DEFECT,),
             params={"precision": "fp32"},
             triggers=False,
         ),
         "reference": unaffected(
-            about="one stage holds all layers: one weight, nothing to reduce",
+            about="the release with all layers in one stage: one weight, nothing to reduce",
             ranks=1,
             triggers=False,
         ),
@@ -118,13 +118,13 @@ SCENARIO = Scenario(
 
 
 def plan(at: Position) -> Plan:
-    """Each step, with its gradients of the tied weight."""
+    """Each step, with the gradients of the tied weight."""
     step = copies.tied_step(at, bf16=at.params.precision == "bf16")
     return {"step": Kind(step, each(at.params.steps))}
 
 
 def run(ctx: Context) -> None:
-    """Train the tied pipeline; after every step compare the copies and the gradients applied."""
+    """Train the tied pipeline; after every step compare the copies and the applied gradients."""
     from scenarios.common import tied_pipeline as tied
 
     params = ctx.params
@@ -141,8 +141,8 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The copies part after a step, and each stage applied its own gradient instead of the sum. All
-    else took the step that plain torch takes."""
+    """The copies differ after a step, because each stage applied its own gradient instead of the
+    sum. All other parameters took the step that plain torch takes."""
     wrong = copies.astray(records, excused=copies.unsummed)
     if wrong:
         return stepped.finding(wrong)
@@ -162,7 +162,7 @@ def detect(records: Records) -> Finding | None:
 
 
 def _is(step: Record, which: str) -> bool:
-    """Whether the applied gradient is the stage's ``own``, or the ``sum`` of the stages'."""
+    """Whether the applied gradient is the stage's ``own``, or the ``sum`` over the stages."""
     return near(step["applied"], step[which], share=NORM_TOLERANCE)
 
 
@@ -174,22 +174,22 @@ def _applied(step: Record) -> str:
 
 
 def exercised(records: Records) -> Exercise:
-    """The stages' own gradients differed, and gathered in a buffer beside ``weight.grad``."""
+    """The stages' own gradients differed, and accumulated in a buffer beside ``weight.grad``."""
     steps = records.of("step")
     buffered = [step for step in steps if step.get("buffered")]
     return copies.gradients_parted(records) & Exercise.of(
         len(buffered) == len(steps),
-        "they gathered in a buffer beside weight.grad",
-        "they gathered in weight.grad itself, which the step reads",
+        "they accumulated in a buffer beside weight.grad",
+        "they accumulated in weight.grad itself, which the step reads",
     )
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What does not find this bug, or fires without it, and whether it fired."""
+    """Checks that miss this bug, or fire without it, and whether they fired."""
     left = any(step.get("left_parted") for step in records.of("step", 0))
     return (
-        blind.loss_rises(records)
-        | blind.norm(records)
+        usual_checks.loss_rises(records)
+        | usual_checks.norm(records)
         | {"weight.grad differs between the stages": left}
     )
 

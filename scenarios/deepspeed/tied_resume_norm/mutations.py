@@ -1,4 +1,4 @@
-"""What else could be lost on the way through a checkpoint."""
+"""What else could get lost between a save and a load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_masters(function: Any) -> Edits:
     "moments_not_loaded",
     OPTIMIZER,
     "BF16_Optimizer._load_legacy_checkpoint",
-    "loads weights and masters, and AdamW begins anew",
+    "loads weights and masters, but AdamW starts again",
 )
 def no_moments(function: Any) -> Edits:
     yield from left_out(calling(function, "load_state_dict"))

@@ -1,8 +1,8 @@
 """Is the state after a load the state before the save, on every rank?
 
-Two launches, each in fresh processes. *train*: steps, a dump of the whole state on every rank, a
-checkpoint, one step more. *resume*: the load, a comparison with the dump, the same step more. fp32
-master copies are compared where the optimizer keeps them.
+Two launches, each in new processes. *train* takes steps, dumps the complete state of every rank,
+saves a checkpoint, and takes one step more. *resume* loads the checkpoint, compares with the dump,
+and takes the same step. fp32 master copies are compared where the optimizer keeps them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,7 @@ from typing import Any
 
 from harness.errors import Inconclusive
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import (
-    COUNT,
-    FLAG,
-    LINE,
-    NUMBER,
-    SIZE,
-    Facts,
-    alike,
-    exactly,
-    held,
-    many,
-    matching,
-)
+from harness.facts.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, held, many, matching
 from harness.pictures import Bars, Picture
 from harness.spec import Context, Exercise, Finding, Position, Record, Records, Trials
 from scenarios.common import copies, stepped
@@ -34,10 +22,10 @@ from scenarios.common import copies, stepped
 LAUNCHES = ("train", "resume")
 TAG = "saved"
 MASTER = " (fp32)"
-"""What the names of fp32 master copies end with."""
+"""The names of fp32 master copies end with this."""
 
 JUMP = 0.05
-"""By how much (nats) a loss must be above that without a restart to be seen in a log."""
+"""A loss must be so much (nats) above that without a restart to be noticed in a log."""
 
 
 _CHANGE = {
@@ -58,27 +46,28 @@ LOADED = {
 }
 
 
-def plan(at: Position, steps: int, step: Facts, optimizer_states: bool = True) -> Plan:
-    """What ``run`` records in a launch, where a trainer's step has these facts, those of
-    ``stepped`` and how far copies ``drift`` among them."""
+def plan(at: Position, steps: int, step: Facts) -> Plan:
+    """What ``run`` records in a launch; ``step`` has the facts of the trainer's steps, those of
+    ``stepped`` and ``drift`` among them."""
     if at.launch == "train":
         return {
             "step": Kind(step, each(steps + 1)),
             "drift": Kind({"tied": alike(copies.DRIFTS)}, [steps]),
         }
     return {
-        "loaded": Kind({**LOADED, "optimizer_states": exactly(optimizer_states)}, [steps]),
+        "loaded": Kind(LOADED, [steps]),
         "step": Kind(step, [steps + 1]),
         "later": Kind({"changed": many(held(_CHANGE))}, [steps + 1]),
     }
 
 
 def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
-    """Do the launch that this is; ``steps`` are those before the save.
+    """Do this launch's part; ``steps`` are those before the save.
 
-    ``trainer.engine`` saves and loads as DeepSpeed's does, ``trainer.step(number)`` takes a step
-    and records it, ``trainer.copies()`` tells how far copies are apart: ``tied``, ``tied_masters``;
-    ``trainer.watch`` is a ``stepped.Watch``, which goes on after the load as it was at the save.
+    ``trainer.engine`` saves and loads as DeepSpeed's does. ``trainer.step(number)`` takes a step
+    and records it. ``trainer.copies()`` returns how far copies are apart: ``tied``,
+    ``tied_masters``. ``trainer.watch`` is a ``stepped.Watch``; after the load it continues from the
+    save.
     """
     with ctx.phase(ctx.launch):
         if ctx.launch == "train":
@@ -101,7 +90,7 @@ def _save(ctx: Context, trainer: Any, steps: int) -> None:
 
 
 def _torchs(ctx: Context) -> Path:
-    """Where a rank keeps what torch's own optimizer remembers of the steps before the save."""
+    """Where a rank keeps the state of torch's own optimizer from before the save."""
     return ctx.folder / f"torch_{ctx.rank}.pt"
 
 
@@ -128,7 +117,6 @@ def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> Non
         masters=sum(name.endswith(MASTER) for name in before),
         trained=trained,
         changed=[_facts(change) | {"reset": change.name in reset} for change in changes],
-        optimizer_states=optimizer_states,
         **trainer.copies(),
     )
     trainer.step(steps + 1)
@@ -142,15 +130,15 @@ def _facts(change: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Changed:
-    """A tensor that the load did not bring back."""
+    """A tensor that the load did not restore."""
 
     rank: int
     name: str
     about: str
-    """What is different, in words."""
+    """How it differs, in words."""
     greatest: float
     reset: bool
-    """Whether it is what a fresh process initialises it with."""
+    """Whether it has the value that a new process initialises it with."""
 
     @property
     def master(self) -> bool:
@@ -162,10 +150,10 @@ class Changed:
 
 
 def changed(records: Records) -> list[Changed]:
-    """What the load did not bring back, by rank.
+    """What the load did not restore, by rank.
 
-    Master copies count where they were loaded: without optimizer states they are made of the
-    rounded weights, and that is meant.
+    Master copies count only if they were loaded: without optimizer states they are made from the
+    rounded weights, as intended.
     """
     found = [
         Changed(one["rank"], c["name"], c["about"], c["greatest"], c["reset"])
@@ -175,34 +163,34 @@ def changed(records: Records) -> list[Changed]:
     return [c for c in found if not c.master or masters_loaded(records)]
 
 
-def retold(records: Records) -> list[stepped.Astray]:
-    """What is told of the save and the load, and not alike: of tensors that are no parameters, of
-    more or fewer than there are, of copies that drifted otherwise."""
+def contradictions(records: Records) -> list[stepped.Astray]:
+    """Facts of the save and the load that contradict each other: tensors that are not parameters,
+    wrong numbers of tensors, and a drift that is not that of the last step."""
     return [
         stepped.Astray(one["rank"], one["step"], name, about)
         for one in (*records.of("drift"), *records.of("loaded"), *records.of("later"))
-        for name, about in _retold(one, records.of("step", one["rank"]))
+        for name, about in _contradictions(one, records.of("step", one["rank"]))
     ]
 
 
-def _retold(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def _contradictions(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str, str]]:
     names, changes = {name for step in steps[:1] for name in step["got"]}, one.get("changed", ())
     for name in (*one.get("trained", ()), *(change["name"] for change in changes)):
         if name.removesuffix(MASTER) not in names:
-            yield name, "is no parameter of this rank"
+            yield name, "is not a parameter of this rank"
     for c in changes:
         values = f"{c['place']} {c['before']:.5g} before, {c['after']:.5g} after"
         if not c["about"].endswith(f", by up to {c['greatest']:.3g}: at {values}"):
-            yield c["name"], f"is told to have changed by {c['greatest']:.3g} at {values}"
+            yield c["name"], f"has a change of {c['greatest']:.3g} at {values}, unlike in about"
     if one["kind"] == "loaded":
         masters = sum(name.endswith(MASTER) for name in one["trained"])
         if one["compared"] - one["masters"] != len(names) or one["masters"] < masters:
-            told = f"compared is {one['compared']}, and masters {one['masters']}"
-            yield "the state", f"has {len(names)} parameters, where {told}"
+            counts = f"compared is {one['compared']}, and masters {one['masters']}"
+            yield "the state", f"has {len(names)} parameters, but {counts}"
     if one["kind"] == "drift":
         weights = {n: value for n, value in one["tied"].items() if not n.endswith(MASTER)}
         if [weights] != [step["drift"] for step in steps if _same_moment(step, one)]:
-            yield "the tied weight", f"drifted by {weights} before the save, and not in its step"
+            yield "the tied weight", f"drifted by {weights} before the save, but not in its step"
 
 
 def _same_moment(step: Record, one: Record) -> bool:
@@ -212,7 +200,7 @@ def _same_moment(step: Record, one: Record) -> bool:
 def finding(
     records: Records, shown: Sequence[Changed], lines: Sequence[str], *, documented: bool
 ) -> Finding:
-    """The finding of these tensors, of which the load should have brought back all."""
+    """The finding that the load did not restore these tensors."""
     return Finding(
         message="\n".join(lines),
         step=records.of("loaded")[0]["step"],
@@ -225,7 +213,8 @@ def finding(
 
 
 def masters_loaded(records: Records) -> bool:
-    return all(one["optimizer_states"] for one in records.of("loaded"))
+    """Whether the load included the optimizer states, and so the fp32 master copies."""
+    return bool(getattr(records.params, "load_optimizer_states", True))
 
 
 def drifted(records: Records) -> Mapping[str, float]:
@@ -234,7 +223,7 @@ def drifted(records: Records) -> Mapping[str, float]:
 
 
 def later(records: Records, one: Changed) -> str:
-    """What one step more does to a parameter that the load has reset."""
+    """What one more step does to a parameter that the load has reset."""
     after = records.one("later", one.rank)
     still = {c["name"]: c["greatest"] for c in after["changed"]} if after else {}
     if one.name in still:
@@ -244,7 +233,7 @@ def later(records: Records, one: Changed) -> str:
 
 @dataclass(frozen=True)
 class Losses:
-    """In nats, at rank 0: of the last step before the save, and of the one after it both ways."""
+    """In nats, on rank 0: of the last step before the save, and of the next step both ways."""
 
     before: float
     uninterrupted: float
@@ -252,22 +241,21 @@ class Losses:
 
     def __str__(self) -> str:
         return (
-            f"the loss of the first step after the load is {self.resumed:.4f}, where it would have "
-            f"been {self.uninterrupted:.4f} without the restart ({self.before:.4f} in the step "
-            "before)"
+            f"the loss of the first step after the load is {self.resumed:.4f}; without the restart "
+            f"it is {self.uninterrupted:.4f} (and {self.before:.4f} in the step before)"
         )
 
 
 def losses(records: Records) -> Losses | None:
-    """The losses on both sides of the restart; None where a step is missing."""
+    """The losses on both sides of the restart; None if a step is missing."""
     steps: Sequence[Record] = records.of("step", 0)
     trained, resumed = ([s["loss"] for s in steps if s["launch"] == launch] for launch in LAUNCHES)
     return Losses(trained[-2], trained[-1], resumed[0]) if len(trained) > 1 and resumed else None
 
 
 def trained(records: Records, which: Callable[[str], bool], ranks: Sequence[int]) -> Exercise:
-    """Training had moved a weight of those that ``which`` names, on each of the ranks, before the
-    save: a load that brings back initial values would lose something."""
+    """On each of the ranks, training had moved a weight that ``which`` accepts before the save, so
+    a load that restores initial values loses something."""
     moved = []
     for rank in ranks:
         loaded = records.one("loaded", rank)
@@ -288,7 +276,7 @@ def trained(records: Records, which: Callable[[str], bool], ranks: Sequence[int]
 
 
 def loss_jumps(records: Records, by: float = 0.0) -> dict[str, bool]:
-    """What everybody looks at after a restart."""
+    """What everybody checks after a restart."""
     found = losses(records)
     higher = f"{by:g} nats higher" if by else "higher"
     fired = found is not None and found.resumed > found.uninterrupted + by
@@ -296,13 +284,13 @@ def loss_jumps(records: Records, by: float = 0.0) -> dict[str, bool]:
 
 
 def copies_differ(records: Records, *fields: str) -> dict[str, bool]:
-    """Copies of one weight are equal after a load also where it brought back the wrong one."""
+    """Copies of one weight are equal after a load even if it restored the wrong one."""
     differ = any(one[field] for one in records.of("loaded") for field in fields)
     return {"the tied copies differ after the load": differ}
 
 
 def later_differs(records: Records) -> dict[str, bool]:
-    """One step too late: it copies the fp32 masters over what the load had lost."""
+    """One step too late: that step copies the fp32 masters over what the load had lost."""
     if not masters_loaded(records):
         return {}
     differs = any(one["changed"] for one in records.of("later"))
@@ -310,8 +298,8 @@ def later_differs(records: Records) -> dict[str, bool]:
 
 
 def brought_back(trials: Trials) -> Iterator[Picture]:
-    """A picture of what a load did not bring back: each tensor that some variant lost, on its rank,
-    and by how much its values differ after the load."""
+    """A picture of each tensor that some variant did not restore, and of how much its values differ
+    after the load."""
     lost = {
         variant: {f"rank {one.rank}: {one.name}": one.greatest for one in changed(records)}
         for variant, records in trials.items()
@@ -322,7 +310,7 @@ def brought_back(trials: Trials) -> Iterator[Picture]:
     ]
     yield Bars(
         "How far each tensor is after the load from what was saved",
-        "with the bug the last stage has other values after the load; without it all are the same",
+        "with the bug, the last stage has other values after the load; without it none differ",
         values,
         "greatest difference",
     )

@@ -1,21 +1,21 @@
-"""What a tied module holds besides its tied weight is reset to defaults on load, on the last stage.
+"""On the last stage, loading resets everything in a tied module but the tied weight to defaults.
 
-A pipeline that ties its embedding to its head builds the whole embedding module on the last stage
-too. Checkpoints leave that copy out: on load the tied weight is broadcast from the first stage, and
-everything else in the module stays as a fresh process has initialised it.
+A pipeline that ties its embedding to its head builds the complete embedding module on the last
+stage too. Checkpoints do not contain that copy. On load the tied weight is broadcast from the first
+stage, and everything else in the module keeps the value that a new process initialised it with.
 
-Met in the training of BLOOM-176B in March 2022 (its run main-4), whose embedding has a layer norm.
-After a restart ``tied_modules.embed.word_embeddings.norm`` on the last pipeline rank was 1.0 again,
-where it had been 0.9961 before the save. It was found by dumping every parameter on every rank.
+The training of BLOOM-176B was hit in March 2022 (its run main-4); its embedding has a layer norm.
+After a restart ``tied_modules.embed.word_embeddings.norm`` on the last pipeline rank was 1.0, where
+it had been 0.9961 before the save. It was found by dumping every parameter on every rank.
 
 Root cause: a ``TiedLayerSpec`` with a ``forward_fn`` becomes ``functools.partial(forward_fn,
-module)``. ``PipelineModule.save_state_dict`` and ``load_state_dir`` pass over whatever has no
-``state_dict`` or ``load_state_dict``, and a partial has neither. ``_synchronize_tied_weights`` then
-broadcasts what ``tied_weight_attr`` names, and no more.
+module)``. ``PipelineModule.save_state_dict`` and ``load_state_dir`` skip whatever has no
+``state_dict`` or ``load_state_dict``, and a partial has neither. Then ``_synchronize_tied_weights``
+broadcasts only what ``tied_weight_attr`` names.
 
-DeepSpeed 0.19.8 as released still does this: it is the buggy variant. The fixed one is a remedy of
-ours, not upstream's: the partial gets its module's two methods. BLOOM went round it by leaving the
-norm out of the last stage.
+DeepSpeed 0.19.8 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy, not upstream's: the partial gets the two methods of its module. BLOOM avoided the bug by
+leaving the norm out of the last stage.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Params(Knobs):
     weight_decay: float = knob(
         0.1, least=0, about="all that moves the norm on the last stage, where it has no gradient"
     )
-    lr: float = knob(1e-2, above=0, about="of AdamW")
-    steps: int = knob(5, least=1, about="before the save; one more is taken on either side of it")
+    lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
+    steps: int = knob(5, least=1, about="steps before the save; one more follows on either side")
     head_bias: bool = knob(
-        False, about="a bias of the logits in the tied module, which the last stage does train"
+        False, about="whether the tied module has a bias of the logits, trained on the last stage"
     )
     load_optimizer_states: bool = knob(
-        True, about="as to load_checkpoint; False loses the fp32 master copies, the last trace"
+        True, about="passed to load_checkpoint; False loses the fp32 master copies as well"
     )
-    batch: int = knob(4, least=1, unit="sequences", about="in a micro-batch")
-    micro_batches: int = knob(2, least=1, about="in a step")
+    batch: int = knob(4, least=1, unit="sequences", about="size of a micro-batch")
+    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
 
 
 def save_and_load_partials(function: Any) -> Edits:
-    """After a tied layer's partial is appended, give it ``state_dict`` and ``load_state_dict``."""
+    """After a tied layer's partial is appended, give it its module's ``state_dict`` methods."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -90,7 +90,7 @@ REMEDY = Defect(
 
 SCENARIO = Scenario(
     report=("BigScience, The final training: trials and tribulations (main-4, March 2022)",),
-    fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is a remedy of ours",
+    fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is our remedy",
     symptom="on the last pipeline rank tied_modules.embed.word_embeddings.norm is reset to "
     "defaults on load: weight 0.9961 before, 1.0 after",
     trigger="a TiedLayerSpec with a forward_fn whose module holds more than its tied weight, "
@@ -104,11 +104,11 @@ SCENARIO = Scenario(
     variants={
         "buggy": affected(),
         "fixed": unaffected(
-            about="our remedy: the release, but tied layers with a forward_fn are saved and loaded",
+            about="the release with our remedy: tied layers with a forward_fn are saved and loaded",
             defects=(REMEDY,),
         ),
         "trained": affected(
-            about="the release; the tied module has a bias too, which the last stage trains",
+            about="the release; the tied module has a bias as well, which the last stage trains",
             params={"head_bias": True},
         ),
         "weights_only": affected(
@@ -116,7 +116,7 @@ SCENARIO = Scenario(
             params={"head_bias": True, "load_optimizer_states": False},
         ),
         "control": unaffected(
-            about="the release without weight decay: only initial values to lose",
+            about="the release without weight decay: there are only initial values to lose",
             params={"weight_decay": 0.0},
             triggers=False,
         ),
@@ -126,12 +126,11 @@ SCENARIO = Scenario(
 
 def plan(at: Position) -> Plan:
     """The steps before the save, the load, and the step after it on either side."""
-    step, loads = copies.tied_step(at), at.params.load_optimizer_states
-    return resume.plan(at, at.params.steps, step, optimizer_states=loads)
+    return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 
 def run(ctx: Context) -> None:
-    """Train and save in one launch; in the next load, and compare every parameter with the dump."""
+    """One launch trains and saves; the next one loads, and compares all parameters with a dump."""
     from scenarios.common import tied_pipeline as tied
 
     params = ctx.params
@@ -146,9 +145,9 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """A parameter is not what it was before the save; documented where it was reset to default, and
-    every step was the one that plain torch takes."""
-    wrong = [*copies.astray(records), *resume.retold(records)]
+    """Parameters beside the tied weight on the last stage are not what they were before the save,
+    but as initialised. Every step was the one that plain torch takes."""
+    wrong = [*copies.astray(records), *resume.contradictions(records)]
     if wrong:
         return stepped.finding(wrong)
     changed = resume.changed(records)
@@ -168,12 +167,12 @@ def _beside_the_tied_weight(name: str) -> bool:
 
 
 def exercised(records: Records) -> Exercise:
-    """The last stage had saved something else than initial values beside the tied weight."""
+    """The last stage had saved other than initial values beside the tied weight."""
     return resume.trained(records, _beside_the_tied_weight, records.ranks[-1:])
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What does not find this bug, and whether it fired."""
+    """Checks that miss this bug, and whether they fired."""
     return (
         resume.loss_jumps(records)
         | resume.copies_differ(records, "tied", "tied_masters")

@@ -1,4 +1,4 @@
-"""Writes down the learning rates that the steps of an optimizer use. Imports torch."""
+"""Records the learning rates that an optimizer's steps use. Imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def watch(record: Callable[..., None], optimizer: torch.optim.Optimizer) -> None:
-    """Record ``rate`` at each step: the rate of each parameter group, as the step begins."""
+    """At each step, record ``rate``: the rate of each parameter group as the step begins."""
     steps = count(1)
 
     def note(stepping: torch.optim.Optimizer, *_: object) -> None:

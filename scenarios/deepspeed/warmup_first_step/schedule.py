@@ -1,6 +1,6 @@
-"""Is the learning rate of each step what the schedule's formula says?
+"""Is the learning rate of each step the one that the schedule's formula gives?
 
-A rank records ``rate`` with the rates that a step of the optimizer used, one a parameter group.
+A rank records ``rate``: the rates that a step of the optimizer used, one for each parameter group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import SIZE, alike, many
 from harness.pictures import Lines, Picture, by_step
 from harness.spec import Finding, Records, Trials
@@ -22,17 +21,12 @@ UNIT = "from the rate of the schedule"
 
 
 RATES = alike(many(SIZE, least=1))
-"""The rates of one step, a parameter group each: data-parallel ranks step alike."""
-
-
-def plan(steps: int) -> Plan:
-    """The rates of so many steps of an optimizer."""
-    return {"rate": Kind({"rates": RATES}, each(steps))}
+"""The rates of one step, one for each parameter group; the same on data-parallel ranks."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A step whose rate is not the formula's."""
+    """A step whose rate is not that of the formula."""
 
     rank: int
     step: int
@@ -43,7 +37,7 @@ class Deviation:
     def __str__(self) -> str:
         group = f" of group {self.group}" if self.group else ""
         return (
-            f"step {self.step}: the rate{group} is {self.rate:.4g}, where the schedule says "
+            f"step {self.step}: the rate{group} is {self.rate:.4g}, where the schedule has "
             f"{self.wanted:.4g}"
         )
 
@@ -63,38 +57,38 @@ def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviat
 def not_moved(records: Records) -> Iterator[str]:
     """The steps that did not move the weights by their rate.
 
-    For this a rank records ``step`` with ``applied.facts``, measured in rates of 1: ``ratio`` is
-    the rate that was applied.
+    A rank must record ``step`` with ``applied.facts`` at a rate of 1, so that ``ratio`` is the rate
+    that was applied.
     """
     for rank in records.ranks:
         for rate, step in zip(records.of("rate", rank), records.of("step", rank), strict=True):
             if not all(applied.times(step, each) for each in rate["rates"]):
-                yield f"{applied.told(step)}, at a rate of {rate['rates']}"
+                yield f"{applied.described(step)}, at a rate of {rate['rates']}"
 
 
 def groups_wrong(records: Records) -> Iterator[str]:
-    """The steps of which other numbers of rates are told than of the first."""
+    """The steps that have another number of rates than the first one."""
     for rank in records.ranks:
         rates, steps = records.of("rate", rank), records.of("step", rank)
         for rate, step in zip(rates, steps, strict=True):
             counts = (len(rates[0]["rates"]), len(rate["rates"]), len(step["logged"]))
             if len(set(counts)) > 1:
                 yield (
-                    f"rank {rank}, step {step['step']}: {counts[1]} rates, {counts[2]} of them "
-                    f"logged, where the first step has {counts[0]}"
+                    f"rank {rank}, step {step['step']}: {counts[1]} rates, of which {counts[2]} "
+                    f"logged, but the first step has {counts[0]}"
                 )
 
 
 def logged_wrong(records: Records, formula: Callable[[int], float]) -> Iterator[str]:
-    """The steps after which what was ``logged`` is not the next one's rate."""
+    """The steps after which another rate than the next one's was ``logged``."""
     for step in records.of("step"):
         right = formula(step["step"] + 1)
         if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
-            yield f"step {step['step']}: {step['logged']} is logged, where {right:.4g} is next"
+            yield f"step {step['step']}: {step['logged']} is logged, but {right:.4g} is next"
 
 
 def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
-    """The finding of these steps."""
+    """The finding that these steps used a wrong rate."""
     return Finding(
         message="\n".join(dict.fromkeys(map(str, wrong))),
         step=min(each.step for each in wrong),
@@ -108,8 +102,8 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
 def rates(trials: Trials) -> Iterator[Picture]:
     """A picture of the learning rate of each step."""
     yield Lines(
-        "The learning rate that each step was taken with",
-        "with the bug the first step is taken at another rate than the schedule's",
+        "The learning rate that each step used",
+        "with the bug, the first step uses another rate than the schedule's",
         by_step(trials, lambda record: record["rates"][0], "rate"),
         y="learning rate",
         stairs=True,

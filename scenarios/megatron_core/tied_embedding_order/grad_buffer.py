@@ -1,18 +1,18 @@
 """Whose gradient is in which cell? A tied weight's gradient, followed through its reductions.
 
-Of four ranks, 0 and 1 are the replicas of the first pipeline stage, 2 and 3 those of the last; each
+Of four ranks, 0 and 1 are the replicas of the first pipeline stage, 2 and 3 those of the last. Each
 stage has a copy of the weight. In the report's tables g0 to g3 are the ranks' own gradients, and
-every rank has a cell: what its buffer holds. The owners of a copy are the ranks whose optimizers
-step with a part of it; right is the mean over the replicas, summed over the stages.
+every rank has a cell: the content of its buffer. The owners of a copy are the ranks whose
+optimizers step with a part of it. They should step with the mean over the replicas, summed over the
+stages.
 
-Each rank's gradient is 0 but in the column of its number, so that any row of a cell tells how much
-of g0 to g3 is in it; and in one column that all share, which tells whether they were added up. A
-record ``cell`` has the rows at a moment (``when``): equal ones in one piece, and those that the
-rank owns apart. A record ``layout`` tells which elements of the buffer are the copy (``buffer``),
-which of the copy the rank owns (``owned``), and whether its optimizer is ``sharded``. A record
-``rest`` has what else the copies' owners step with: the gradients of the other weights (``owned``,
-the values that occur), each of which is ``scale`` on this rank before it is reduced, their
-``dtypes``, and how far the copies themselves are ``apart``.
+Each rank's gradient is 0 except in the column of its number, so any row of a cell shows how much of
+g0 to g3 it contains, and in one column that all ranks share, which shows whether they were added
+up. A record ``cell`` has the rows at a moment (``when``): equal rows in one piece, and owned rows
+apart. A record ``layout`` has the elements of the buffer that are the copy (``buffer``), and the
+elements of the copy that the rank owns (``owned``). A record ``rest`` has the gradients of the
+other weights that the rank owns (``owned``, the values that occur), their ``dtypes``, and how far
+the copies themselves are ``apart``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import Inconclusive
 from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import (
-    COUNT,
-    FLAG,
-    LINE,
-    NUMBER,
-    SIZE,
-    by_name,
-    exactly,
-    held,
-    many,
-    one_of,
-)
+from harness.facts.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, by_name, held, many, one_of
 from harness.pictures import Grid, Picture
 from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Records, Trials
 
@@ -42,39 +31,41 @@ if TYPE_CHECKING:
 
 RANKS, REPLICAS = 4, 2
 SHARED = RANKS
-"""The column that every rank's gradient has a 1 in."""
+"""The column in which every rank's gradient is not 0."""
 BEFORE = "before"
-"""The moment at which each rank's cell has its own gradient."""
+"""The moment at which each rank's cell contains its own gradient."""
 UNIT = "of a rank's gradient, half of which is right"
 
 _EDGES = many(COUNT, 2)
 _PIECE = held({"owned": FLAG, "row": many(NUMBER, least=RANKS + 1), "rows": COUNT})
 
 
-def layout(sharded: bool) -> Kind:
-    """Where the copy lies, under an optimizer that is ``sharded`` or not."""
-    edges = {"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES}
-    return Kind({"sharded": exactly(sharded), **edges})
+LAYOUT = Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
+"""Where the copy is in the buffers."""
 
 
-def plan(moments: Sequence[str], *, sharded: bool, scale: float) -> Plan:
-    """Where the copy lies, what a rank's cell holds at each of the moments, and the rest."""
-    # In any order: a fix may be another one.
+def plan(moments: Sequence[str]) -> Plan:
+    """Where the copy is, what a rank's cell contains at each of the moments, and the rest."""
+    # In any order: a fix may use another one.
     cell = Kind({"when": one_of(*moments), "pieces": many(_PIECE, least=1)}, [1] * len(moments))
     owned = by_name(many(NUMBER), least=1)
-    rest = {"scale": exactly(scale), "owned": owned, "dtypes": many(LINE, least=1), "apart": SIZE}
-    return {"layout": layout(sharded), "cell": cell, "rest": Kind(rest)}
+    rest = {"owned": owned, "dtypes": many(LINE, least=1), "apart": SIZE}
+    return {"layout": LAYOUT, "cell": cell, "rest": Kind(rest)}
+
+
+def scale(rank: int) -> float:
+    """The gradient that a rank gives to each element of the other weights."""
+    return 1.0 + rank
 
 
 Piece = Mapping[str, Any]
-"""Rows of a cell that are alike: ``owned``, ``row`` (its values), and how many ``rows``."""
+"""Equal rows of a cell: whether they are ``owned``, one ``row``, and how many ``rows``."""
 
 
 def one_hot(ctx: Context, width: int) -> Tensor:
     """The row that this rank's gradient is made of, [width].
 
-    It is 2 to the power of the column, not 1, so that sums over all columns tell the ranks apart
-    too.
+    Its values are 2 to the power of the column, so that sums over all columns differ too.
     """
     import torch
 
@@ -84,20 +75,20 @@ def one_hot(ctx: Context, width: int) -> Tensor:
     return row
 
 
-def rest(ctx: Context, scale: float, others: Mapping[str, Tensor], apart: float) -> None:
-    """Write down what this rank owns of the other weights' gradients, by their names."""
+def rest(ctx: Context, others: Mapping[str, Tensor], apart: float) -> None:
+    """Record what this rank owns of the other weights' gradients, which are given by name."""
     owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
     dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
-    ctx.record("rest", scale=scale, owned=owned, dtypes=dtypes, apart=apart)
+    ctx.record("rest", owned=owned, dtypes=dtypes, apart=apart)
 
 
 def snapshot(ctx: Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
-    """Write down what this rank's gradient, [rows, width], holds at a moment."""
+    """Record what this rank's gradient, [rows, width], contains at a moment."""
     ctx.record("cell", 1, when=when, pieces=_pieces(gradient, owned))
 
 
 def after(owner: Any, name: str, look: Callable[[], None]) -> None:
-    """Have a look after each call of a function of upstream's, which itself stays as it is."""
+    """Call ``look`` after each call of a function of upstream, which itself does not change."""
     original = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,40 +116,37 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     return pieces
 
 
-def otherwise_wrong(records: Records) -> Finding | None:
-    """Something else is not as it should be, and then the cells are no proof: never documented.
+def otherwise_wrong(records: Records, *, sharded: bool) -> Finding | None:
+    """A finding, never documented, if anything else is wrong: then the cells prove nothing.
 
-    The copies begin equal; each other weight's gradient is the mean over the replicas, in fp32;
-    the cells are as large as the copies, and these where they can be.
+    The copies must begin equal. Each other weight's gradient must be the mean over the replicas, in
+    fp32. The cells must have the sizes of the copies. ``sharded``: by a distributed optimizer.
     """
-    found = records.of("rest")
-    scales = {one["rank"]: one["scale"] for one in found}
-    lines = [line for one in found for line in _rest_wrong(one, scales)]
-    lines += [*_nobodys(records), *misplaced(records)]
+    lines = [line for one in records.of("rest") for line in _rest_wrong(one)]
+    lines += [*_unstepped(records, sharded), *misplaced(records)]
     ranks = tuple(dict.fromkeys(rank for rank, _ in lines))
     return (
         Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False) if lines else None
     )
 
 
-def _rest_wrong(one: Mapping[str, Any], scales: Mapping[int, float]) -> Iterator[tuple[int, str]]:
+def _rest_wrong(one: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     rank = one["rank"]
     if one["apart"]:
         yield rank, f"rank {rank}: the copies are {one['apart']:.3g} apart before any step"
     if one["dtypes"] != ["float32"]:
         yield rank, f"rank {rank}: its gradients are {', '.join(one['dtypes'])}, and not float32"
-    own = [scale for other, scale in scales.items() if other // REPLICAS == rank // REPLICAS]
-    right = sum(own) / REPLICAS
+    first = rank // REPLICAS * REPLICAS
+    right = sum(map(scale, range(first, first + REPLICAS))) / REPLICAS
     for name, values in one["owned"].items():
         if values not in ([right], []):
-            told = ", ".join(f"{value:g}" for value in values)
-            yield rank, f"rank {rank} steps {name} with {told}, and its replicas' mean is {right:g}"
+            text = ", ".join(f"{value:g}" for value in values)
+            yield rank, f"rank {rank} steps {name} with {text}, but its replicas' mean is {right:g}"
 
 
-def _nobodys(records: Records) -> Iterator[tuple[int, str]]:
-    """By rank, the other weights of its stage that it does not name, or that nobody steps who
-    should: one of the replicas, or without a sharded optimizer each of them."""
-    sharded = all(told["sharded"] for told in records.of("layout"))
+def _unstepped(records: Records, sharded: bool) -> Iterator[tuple[int, str]]:
+    """By rank, other weights of its stage that it does not name, or that nobody steps: one of the
+    replicas must, and without a distributed optimizer each of them."""
     owned = {one["rank"]: one["owned"] for one in records.of("rest")}
     for rank, own in owned.items():
         stage = [owned[other] for other in owned if other // REPLICAS == rank // REPLICAS]
@@ -169,11 +157,11 @@ def _nobodys(records: Records) -> Iterator[tuple[int, str]]:
 
 
 def misplaced(records: Records) -> Iterator[tuple[int, str]]:
-    """By rank, where a copy is told to lie outside of its bucket, an owned part outside of the
-    copy, or a cell to be of another size."""
-    for told in records.of("layout"):
-        rank, place, owned = told["rank"], told["buffer"], told["owned"]
-        if not told["bucket"][0] <= place[0] < place[1] <= told["bucket"][1]:
+    """By rank, copies that are outside of their bucket, owned parts that are outside of the copy,
+    and cells of another size."""
+    for layout in records.of("layout"):
+        rank, place, owned = layout["rank"], layout["buffer"], layout["owned"]
+        if not layout["bucket"][0] <= place[0] < place[1] <= layout["bucket"][1]:
             yield rank, f"rank {rank}: elements {_range(place)} lie outside of their bucket"
         if not 0 <= owned[0] <= owned[1] <= _size(place):
             yield rank, f"rank {rank} owns elements {_range(owned)} of {_size(place)}"
@@ -181,16 +169,16 @@ def misplaced(records: Records) -> Iterator[tuple[int, str]]:
             sizes = [(piece["owned"], piece["rows"] * len(piece["row"])) for piece in pieces]
             found, mine = sum(n for _, n in sizes), sum(n for its, n in sizes if its)
             if (found, mine) != (_size(place), _size(owned)):
-                lies = f"where its layout has {_size(place)} and {_size(owned)}"
-                yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {lies}"
+                there = f"but its layout has {_size(place)} and {_size(owned)}"
+                yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {there}"
 
 
 def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages.
 
-    Documented where whole gradients of the other stage are missing, on the two stages different
-    ones, although the copies were summed over the stages. ``copies`` are the names of the weight on
-    the stages, ``summed`` is the moment after that sum.
+    Documented if complete gradients of the other stage are missing, different ones on the two
+    stages, although the copies were summed over the stages. ``copies`` are the names of the weight
+    on the stages, ``summed`` is the moment after that sum.
     """
     last = {rank: list(_cells(records, rank).values())[-1:] for rank in records.ranks}
     if not all(last.values()):
@@ -203,7 +191,7 @@ def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Findin
     lines = [
         *(f"rank {rank} steps with {_sum(row)}{_missed(row)}" for rank, row in wrong),
         f"every owner should step with {_sum(_right(wrong[0][1]))}; cells by stage and replica:",
-        *_told(records),
+        *_tables(records),
     ]
     return Finding(
         message="\n".join(lines),
@@ -220,7 +208,8 @@ def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Findin
 
 
 def _misses_others(rank: int, row: Sequence[float]) -> bool:
-    """Whether a row is a sum with all of its own stage's gradients, and whole ones of the other."""
+    """Whether a row is a sum with all of its own stage's gradients and complete ones of the
+    other."""
     first = rank // REPLICAS * REPLICAS
     own, right = row[first : first + REPLICAS], 1 / REPLICAS
     whole = all(share in (0, right) for share in row[:RANKS])
@@ -228,24 +217,24 @@ def _misses_others(rank: int, row: Sequence[float]) -> bool:
 
 
 def _of_both(rank: int, records: Records, when: str) -> bool:
-    """Whether all that a rank's cell holds at a moment has parts of both stages."""
+    """Whether everything in a rank's cell at a moment has parts of both stages."""
     rows = [piece["row"] for piece in _cells(records, rank).get(when, ())]
     return bool(rows) and all(any(r[:REPLICAS]) and any(r[REPLICAS:RANKS]) for r in rows)
 
 
 def _adds_up(row: Sequence[float]) -> bool:
-    """Whether the column that all ranks share is the sum of their own: a maximum is none."""
+    """Whether the column that all ranks share is the sum of their own; in a maximum it is not."""
     return row[SHARED] == sum(row[:RANKS]) and not any(row[SHARED + 1 :])
 
 
 def _right(row: Sequence[float]) -> list[float]:
-    """(g0+g1+g2+g3)/2, in a row of that many columns."""
+    """(g0+g1+g2+g3)/2, as a row of the same length."""
     right = [1 / REPLICAS] * RANKS
     return [*right, sum(right)] + [0.0] * (len(row) - RANKS - 1)
 
 
 def _cells(records: Records, rank: int) -> dict[str, list[Piece]]:
-    """What a rank held at each moment, in the order of the moments."""
+    """The content of a rank's cell at each moment, in order."""
     return {record["when"]: record["pieces"] for record in records.of("cell", rank)}
 
 
@@ -253,8 +242,9 @@ def _owned(pieces: Sequence[Piece]) -> list[list[float]]:
     return [piece["row"] for piece in pieces if piece["owned"]]
 
 
-def _told(records: Records) -> Iterator[str]:
-    """The tables as the report prints them: a line for a stage, a column for a replica."""
+def _tables(records: Records) -> Iterator[str]:
+    """The tables as the report prints them: one line for each stage, one column for each
+    replica."""
     for when in _cells(records, 0):
         cells = [_text(when, _cells(records, rank).get(when, ())) for rank in records.ranks]
         yield f"{when}:"
@@ -263,7 +253,7 @@ def _told(records: Records) -> Iterator[str]:
 
 
 def _text(when: str, pieces: Sequence[Piece]) -> str:
-    """A cell in the words of the report, what the rank owns first.
+    """A cell in the words of the report, owned parts first.
 
     Before any reduction nothing is marked as owned, as in the report.
     """
@@ -274,7 +264,7 @@ def _text(when: str, pieces: Sequence[Piece]) -> str:
 
 
 def _sum(row: Sequence[float]) -> str:
-    """The coefficients of a row as a sum: (g0+g1)/2+g3/2, a stage's terms together."""
+    """The coefficients of a row as a sum, the terms of a stage together: (g0+g1)/2+g3/2."""
     if not any(row):
         return "0"
     whole = len(set(row[:RANKS])) == 1
@@ -302,7 +292,7 @@ def _missed(row: Sequence[float]) -> str:
 
 
 def disagree(name: str, records: Records, documented: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The cells of the variant ``name`` that are not those documented, by moment and rank."""
+    """The cells of the variant ``name`` that differ from the documented ones."""
     for when, cells in documented.items():
         for rank, cell in enumerate(cells):
             found = _text(when, _cells(records, rank).get(when, ()))
@@ -311,13 +301,13 @@ def disagree(name: str, records: Records, documented: Mapping[str, Sequence[str]
 
 
 def different(gradients: Sequence[Sequence[float]]) -> bool:
-    """Whether each rank has a gradient, no two alike and none 0: else nobody's can be missed."""
+    """Whether each rank has a gradient of its own that is not 0; otherwise none can be missed."""
     distinct = set(map(tuple, gradients))
     return len(gradients) == RANKS == len(distinct) and all(map(any, gradients))
 
 
 def followed(records: Records, moments: Sequence[str]) -> Exercise:
-    """The ranks' gradients differed, and were seen at each of the moments."""
+    """The ranks' gradients differed, and cells were recorded at each of the moments."""
     cells = [_cells(records, rank) for rank in records.ranks]
     lacking = [when for when in (BEFORE, *moments) if not all(when in c for c in cells)]
     if lacking or not cells:
@@ -330,23 +320,22 @@ def followed(records: Records, moments: Sequence[str]) -> Exercise:
 
 
 def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
-    """The row that all rows of a cell are equal to; nothing if there is no such row."""
+    """The row that all rows of a cell are equal to; empty if there is none."""
     rows = {tuple(piece["row"]) for piece in pieces}
     return rows.pop() if len(rows) == 1 else ()
 
 
-def cut(records: Records) -> Exercise:
-    """The stages' copies lie at different places of their buffers, and the replicas share each.
-
-    Only so can a reduced and an unreduced part meet.
-    """
+def cut(records: Records, *, sharded: bool) -> Exercise:
+    """The two stages' copies lie at different places of their buffers, and the replicas of each
+    stage share its copy. Otherwise a reduced and an unreduced part cannot meet."""
     layouts = records.of("layout")
     if len(layouts) != RANKS:
-        told = f"{len(layouts) or 'none'} of {RANKS} ranks told where a pipeline's copy lies"
-        return Exercise(False, told)
-    if not all(told["sharded"] for told in layouts):
-        return Exercise(False, "without the distributed optimizer each rank reduces a whole copy")
-    places, parts = ([told[key] for told in layouts] for key in ("buffer", "owned"))
+        return Exercise(
+            False, f"{len(layouts) or 'none'} of {RANKS} ranks recorded where a copy lies"
+        )
+    if not sharded:
+        return Exercise(False, "without the distributed optimizer each rank reduces all of a copy")
+    places, parts = ([layout[key] for layout in layouts] for key in ("buffer", "owned"))
     first, last = places[0], places[-1]
     lay = f"the tied copies lay at elements {_range(first)} and {_range(last)} of the buffers"
     sizes = [_size(first), _size(last)]
@@ -371,8 +360,8 @@ def _range(edges: Sequence[int]) -> str:
     return f"{edges[0]} to {edges[1]}"
 
 
-def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
-    """What compares whole gradients: it misses the bug, or fires without it, and whether it did."""
+def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
+    """Checks that compare complete gradients: they miss the bug, or fire without it."""
     return {
         "the whole main_grad differs within the embedding group": group_differs,
         "the sums of main_grad on ranks 1 and 2 differ (the report's own check)": sums_differ,
@@ -380,8 +369,8 @@ def blind(group_differs: bool, sums_differ: bool) -> dict[str, bool]:
 
 
 def wholes(records: Records) -> dict[int, list[tuple[list[float], int]]]:
-    """By rank its whole gradient, as its last cell has it: the values of rows, and how many follow
-    that are alike."""
+    """By rank the complete gradient in its last cell: the values of rows, and how many equal rows
+    follow one another."""
     found: dict[int, list[tuple[list[float], int]]] = {}
     for rank in records.ranks:
         found[rank] = []
@@ -414,5 +403,5 @@ def tables(trials: Trials, moments: Sequence[str]) -> Iterator[Picture]:
 
 
 def _shown(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Of the pieces of a cell the one that its rank steps with, if there is one."""
+    """The piece of a cell that its rank steps with, or else the first piece."""
     return [*(piece for piece in pieces if piece["owned"]), *pieces][:1]

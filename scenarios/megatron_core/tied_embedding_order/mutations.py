@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.spec import Edits
@@ -15,11 +16,6 @@ MODULE = "megatron/core/models/common/language_module/language_module.py"
 EMBEDDING = "_allreduce_word_embedding_grads"
 
 
-def of_maxima(function: Any) -> Edits:
-    """A maximum in place of the sum."""
-    return with_keyword(function, "all_reduce", "op", "torch.distributed.ReduceOp.MAX")
-
-
 @mutation(
     "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
 )
@@ -31,7 +27,7 @@ def not_summed(function: Any) -> Edits:
     "maximum_for_sum", FINALIZE, EMBEDDING, "over the stages the maximum is taken, and not the sum"
 )
 def maximum(function: Any) -> Edits:
-    return of_maxima(function)
+    return with_keyword(function, "all_reduce", "op", "torch.distributed.ReduceOp.MAX")
 
 
 @mutation(
@@ -57,8 +53,9 @@ def tied_alone(function: Any) -> Edits:
     tied = cst.parse_expression(
         "[b for b in self.buckets if any(hasattr(p, 'shared_embedding') for p in b.params)]"
     )
+    loop: Any
     for loop in m.findall(function, m.For()):
-        yield loop, loop.with_changes(iter=tied)  # type: ignore[attr-defined]
+        yield loop, loop.with_changes(iter=tied)
 
 
 @mutation(
@@ -86,28 +83,6 @@ def rounded(function: Any) -> Edits:
 
 
 @mutation(
-    "embedding_not_summed",
-    FINALIZE,
-    EMBEDDING,
-    "the tied gradient is not summed over the stages",
-    variant="buggy",
-)
-def buggy_not_summed(function: Any) -> Edits:
-    return without_call(function, "all_reduce")
-
-
-@mutation(
-    "maximum_for_sum",
-    FINALIZE,
-    EMBEDDING,
-    "over the stages the maximum is taken, and not the sum",
-    variant="buggy",
-)
-def buggy_maximum(function: Any) -> Edits:
-    return of_maxima(function)
-
-
-@mutation(
     "layers_twice",
     WRAPPER,
     "DistributedDataParallel._make_param_hook",
@@ -125,7 +100,7 @@ MUTATIONS = (
     tied_alone,
     not_made_equal,
     rounded,
-    buggy_not_summed,
-    buggy_maximum,
+    replace(not_summed, variant="buggy"),
+    replace(maximum, variant="buggy"),
     layers_twice,
 )

@@ -1,24 +1,23 @@
-"""Each owner of a tied embedding steps with a gradient that misses one replica, each another one.
+"""Each owner of a tied embedding misses one replica's gradient, and not all miss the same one.
 
-In a pipeline with tied embeddings the first stage's word embeddings and the last stage's output
-layer are two copies of one weight: both must be updated with the mean gradient of all replicas of
-both stages. With the distributed optimizer Megatron-LM gave every owner the sum of only three out
-of four, not the same three on the two stages, so the tied copies parted.
+In a pipeline with tied embeddings, the first stage's word embeddings and the last stage's output
+layer are two copies of one weight. Both must be updated with the mean gradient of all replicas of
+both stages. With the distributed optimizer, Megatron-LM gave every owner the sum of only three of
+four gradients, not the same three on the two stages. So the copies drifted apart.
 
-Reported in May 2024 for models such as GPT-2. Nothing failed and nothing showed: the loss went
-down, the replicas agreed. The two copies simply stopped being one weight. What that does to a
-training is told by the scenario ``tied_embedding_training``.
+Reported in May 2024 for models such as GPT-2. Nothing failed and nothing showed it: the loss went
+down, and the replicas agreed. ``tied_embedding_training`` shows what that does to a training.
 
-Root cause: the reduce-scatter over the data-parallel replicas leaves a valid sum in each rank's own
-shard of a bucket alone. Parameters lie in the buffer in reverse order, so on the first stage the
-embedding comes last (data-parallel rank 1 owns it) and on the last stage the output layer comes
-first (rank 0 does). The all-reduce over the two stages, which follows, pairs ranks of the same
-data-parallel index: it adds a reduced shard to one that is not. The fix gives the tied weight a
-bucket of its own, so that both stages cut it at the same places; the order stayed.
+Root cause: the reduce-scatter over the data-parallel replicas leaves a valid sum only in each
+rank's own shard of a bucket. Parameters are in the buffer in reverse order, so on the first stage
+the embedding comes last (data-parallel rank 1 owns it), and on the last stage the output layer
+comes first (rank 0 owns it). The all-reduce over the two stages then pairs ranks with the same
+data-parallel index: it adds a reduced shard to one that is not reduced. The fix gives the tied
+weight a bucket of its own, so both stages cut it at the same places. The order did not change.
 
-megatron-core 0.4.0 and 0.5.0 were published with the bug, so there is nothing to put back. What the
-reporter proposed, to all-reduce first, is tried here too: it fails as soon as the reduce-scatter
-overlaps with the backward pass.
+megatron-core 0.4.0 and 0.5.0 were released with the bug, so the buggy variant needs no defect. The
+reporter proposed to all-reduce first. A variant tries that too: it fails as soon as the
+reduce-scatter overlaps with the backward pass.
 """
 
 from __future__ import annotations
@@ -61,19 +60,19 @@ TABLES = {
         SUMMED: ("(g0+g1+g2+g3)/2 own",) * 4,
     },
 }
-"""What the cells must hold, rank by rank: the report's tables, of a buffer that is scaled whole."""
+"""The documented content of the cells, by rank: the report's tables, if the buffer is scaled."""
 
 OVERLAPPING = 0.25
-"""Seconds that a backward pass goes on after the embedding's gradient is there."""
+"""Seconds by which a backward pass is prolonged after the embedding's gradient is there."""
 
 
 @dataclass
 class Params(Knobs):
     distributed_optimizer: bool = knob(
-        True, about="reduce-scatter the gradients over the replicas; else all-reduce them"
+        True, about="whether gradients are reduce-scattered over the replicas, or all-reduced"
     )
     overlap_grad_reduce: bool = knob(
-        False, about="do so while the backward pass still runs, from its hooks"
+        False, about="whether that happens during the backward pass, from its hooks"
     )
 
 
@@ -101,8 +100,8 @@ ORDER_FIX = Defect(
     file="megatron/core/distributed/finalize_model_grads.py",
     scope="finalize_model_grads",
     edit=embedding_first,
-    about="all-reduces the embedding before the reduce-scatter, as the report proposes: no fix, "
-    "as soon as the reduce-scatter leaves from the backward hooks",
+    about="all-reduces the embedding before the reduce-scatter, as the report proposes: that is no "
+    "fix if the reduce-scatter starts from the backward hooks",
 )
 
 SCENARIO = Scenario(
@@ -110,7 +109,7 @@ SCENARIO = Scenario(
         "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
         "https://github.com/NVIDIA/Megatron-LM/issues/844",
     ),
-    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
+    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737",
     symptom="after the all-reduce, the embedding's gradient on rank 1 is (g0+g1)/2 plus g3's part, "
     "on rank 2 (g2+g3)/2 plus g0's, where both should be (g0+g1+g2+g3)/2",
     trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
@@ -125,22 +124,22 @@ SCENARIO = Scenario(
             "0.6.0", "megatron-core 0.6.0: the tied weight has a bucket of its own"
         ),
         "control": unaffected(
-            about="0.5.0 without the distributed optimizer: whole gradients, nothing to cut",
+            about="0.5.0 without the distributed optimizer: complete gradients, nothing to cut",
             params={"distributed_optimizer": False},
             triggers=False,
         ),
         "order_fix": unaffected(
-            about="0.5.0 with the reporter's order: right, while nothing overlaps",
+            about="0.5.0 with the reporter's order: right as long as nothing overlaps",
             defects=(ORDER_FIX,),
         ),
         "order_fix_overlap": affected(
-            about="the same with overlap_grad_reduce: the reduce-scatter has left before",
+            about="the same with overlap_grad_reduce: the reduce-scatter starts earlier",
             defects=(ORDER_FIX,),
             params={"overlap_grad_reduce": True},
         ),
         "fixed_overlap": unaffected(
             "0.6.0",
-            "megatron-core 0.6.0 with overlap_grad_reduce: a bucket of its own holds here too",
+            "megatron-core 0.6.0 with overlap_grad_reduce: the bucket of its own is enough",
             params={"overlap_grad_reduce": True},
         ),
         "later": unaffected(
@@ -151,9 +150,8 @@ SCENARIO = Scenario(
 
 
 def plan(at: Position) -> Plan:
-    """Where the copy lies, the cells at three moments, and the rest."""
-    moments, sharded = (cells.BEFORE, SCATTERED, SUMMED), at.params.distributed_optimizer
-    return cells.plan(moments, sharded=sharded, scale=1.0 + at.rank)
+    """Where the copy is, the cells at three moments, and the rest."""
+    return cells.plan((cells.BEFORE, SCATTERED, SUMMED))
 
 
 def run(ctx: Context) -> None:
@@ -165,16 +163,16 @@ def run(ctx: Context) -> None:
         tied.connect(ctx)
         ddp = tied.data_parallel(tied.stage(ctx, tied.Shape()), sharded=sharded, overlap=overlap)
         place = tied.layout(ddp, tied.tied_weight(ddp), sharded=sharded)
-        ctx.record("layout", sharded=sharded, **vars(place))
+        ctx.record("layout", **vars(place))
     with ctx.phase("reduce"):
         _reduce(ctx, ddp, place.owned)
     with ctx.phase("check"):
         others, copy = tied.others(ddp, sharded=sharded), tied.tied_weight(ddp)
-        cells.rest(ctx, 1.0 + ctx.rank, others, tied.apart(copy.detach()))
+        cells.rest(ctx, others, tied.apart(copy.detach()))
 
 
 def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
-    """One backward pass and finalize_model_grads; the cells before, between and after."""
+    """One backward pass and finalize_model_grads; records the cells before, between and after."""
     from scenarios.megatron_core.tied_embedding_order import stages as tied
 
     finalize = import_module("megatron.core.distributed.finalize_model_grads")
@@ -185,9 +183,9 @@ def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
         cells.snapshot(ctx, when, gradient, owned)
 
     def backward() -> None:
-        tied.loss_with(ddp.module, row, 1.0 + ctx.rank).backward()
+        tied.loss_with(ddp.module, row, cells.scale(ctx.rank)).backward()
 
-    with ddp.no_sync():  # for the first table: with overlap, the next one is reduced at once
+    with ddp.no_sync():  # for the first table: with overlap, the next pass is reduced at once
         backward()
     look(cells.BEFORE)
     tied.zero_gradients(ddp)
@@ -201,25 +199,27 @@ def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
 
 def detect(records: Records) -> Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages."""
-    return cells.otherwise_wrong(records) or cells.incomplete(records, COPIES, SUMMED)
+    wrong = cells.otherwise_wrong(records, sharded=records.params.distributed_optimizer)
+    return wrong or cells.incomplete(records, COPIES, SUMMED)
 
 
 def exercised(records: Records) -> Exercise:
-    """Four different gradients were reduced over the replicas and over the stages; the copies lay
-    at different places of their buffers, cut among the replicas."""
-    return cells.followed(records, (SCATTERED, SUMMED)) & cells.cut(records)
+    """Four different gradients were reduced over the replicas and the stages. The copies were at
+    different places of their buffers, and cut between the replicas."""
+    cut = cells.cut(records, sharded=records.params.distributed_optimizer)
+    return cells.followed(records, (SCATTERED, SUMMED)) & cut
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What misses this bug, or sees it everywhere, and whether it fired."""
+    """Checks that miss this bug, or fire without it, and whether they fired."""
     whole = cells.wholes(records)
     sums = {rank: sum(sum(row) * rows for row, rows in each) for rank, each in whole.items()}
     stages = list(whole.values())[: cells.REPLICAS], list(whole.values())[cells.REPLICAS :]
-    return cells.blind(stages[0] != stages[1], sums.get(1) != sums.get(2))
+    return cells.insufficient_checks(stages[0] != stages[1], sums.get(1) != sums.get(2))
 
 
 def agree(trials: Mapping[str, Records]) -> Iterator[str]:
-    """Every cell must be what is documented, where it is."""
+    """Every documented cell must have the documented content."""
     for name in filter(trials.get, TABLES):
         yield from cells.disagree(name, trials[name], TABLES[name])
 

@@ -1,14 +1,14 @@
-"""Two pipeline stages with one tied weight, on megatron-core's own parts, for two replicas of each.
+"""Two pipeline stages with one tied weight, of megatron-core's own parts, with two replicas each.
 
     first stage: word embeddings (tied), linear layers    last stage: linear layers, logits (tied)
 
-The ties, the embedding, the output layer, the loss, the pipeline's schedule, the buffers of the
-gradients and what becomes of these are upstream's; the linear layers between are torch's. They have
-as many weights together as the tied one, so that this is half of each stage's buffer. Ranks 0 and 1
-hold the first stage, 2 and 3 the last.
+The tie, the embedding, the output layer, the loss, the pipeline's schedule, the gradient buffers
+and the reductions are upstream's; the linear layers between are torch's. Together they have as many
+weights as the tied one, so that it is half of each stage's buffer. Ranks 0 and 1 hold the first
+stage, ranks 2 and 3 the last.
 
 Shapes: tokens [batch, sequence], activations [sequence, batch, hidden]. Imports torch and upstream:
-import it from a scenario's ``run``.
+import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Shape:
 
     @property
     def layers(self) -> int:
-        """How many linear layers, hidden by hidden, have as many weights as the embedding."""
+        """The number of linear layers, hidden by hidden, with as many weights as the embedding."""
         return self.vocabulary // self.hidden
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The initial weights, each as of the whole model."""
+    """The initial weights of the complete model."""
 
     tied: Tensor
     """[vocabulary, hidden]"""
@@ -69,7 +69,7 @@ def weights(shape: Shape, seed: int) -> Weights:
 
 
 def connect(ctx: Context) -> None:
-    """Open the process groups: two pipeline stages, and as many replicas as there are ranks for."""
+    """Open the process groups: two pipeline stages, and as many replicas as the ranks allow."""
     dist.init_process_group(_backend(ctx))
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=STAGES)
 
@@ -82,7 +82,7 @@ def _backend(ctx: Context) -> str:
 
 
 class Stage(LanguageModule):  # type: ignore[misc]
-    """This rank's half of the model, as upstream's pipeline wants one."""
+    """This rank's half of the model, in the form that upstream's pipeline expects."""
 
     def __init__(self, config: Any, shape: Shape, initial: Weights) -> None:
         super().__init__(config=config)
@@ -114,11 +114,11 @@ class Stage(LanguageModule):  # type: ignore[misc]
             self.initialize_last_stage_with_word_embeddings()
 
     def set_input_tensor(self, received: Any) -> None:
-        """What upstream's schedule calls with the activations of the stage before."""
+        """Called by upstream's schedule with the activations of the stage before."""
         self.received = received[0] if isinstance(received, list) else received
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Activations [sequence, batch, hidden], or on the last stage the losses of all tokens."""
+        """Activations [sequence, batch, hidden]; on the last stage, the losses of all tokens."""
         if self.pre_process:
             x = self.embedding.word_embeddings(tokens).transpose(0, 1).contiguous()
         else:
@@ -146,7 +146,7 @@ def _set_to(values: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def stage(ctx: Context, shape: Shape) -> Stage:
-    """This rank's stage, on its device, the tied copies made equal by upstream."""
+    """This rank's stage, on its device; upstream has made the tied copies equal."""
     config = TransformerConfig(
         num_layers=STAGES,
         hidden_size=shape.hidden,
@@ -163,28 +163,28 @@ def stage(ctx: Context, shape: Shape) -> Stage:
 def data_parallel(module: Stage, *, sharded: bool, overlap: bool) -> Any:
     """Upstream's DistributedDataParallel around a stage.
 
-    ``sharded``: with the distributed optimizer, gradients are reduce-scattered. ``overlap``: while
-    the backward pass still runs.
+    ``sharded``: gradients are reduce-scattered, for the distributed optimizer. ``overlap``: during
+    the backward pass.
     """
-    told = {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap}
+    options = {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap}
     if hasattr(distributed, "DistributedDataParallelConfig"):
-        settings = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=True, **told)
+        settings = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=True, **options)
         wanted = inspect.signature(distributed.DistributedDataParallel.__init__).parameters
         if "data_parallel_group" in wanted:  # 0.7
-            told = {"data_parallel_group": parallel_state.get_data_parallel_group()}
-            return distributed.DistributedDataParallel(module.config, settings, module, **told)
+            options = {"data_parallel_group": parallel_state.get_data_parallel_group()}
+            return distributed.DistributedDataParallel(module.config, settings, module, **options)
         return distributed.DistributedDataParallel(module.config, settings, module)
     return distributed.DistributedDataParallel(
         module.config,
         module,
         data_parallel_group=parallel_state.get_data_parallel_group(),
         accumulate_allreduce_grads_in_fp32=True,
-        **told,
+        **options,
     )
 
 
 def zero_gradients(ddp: Any) -> None:
-    """Empty the buffers of the gradients."""
+    """Set the gradient buffers to 0."""
     if Version(_release()) < Version("0.6"):
         ddp.zero_grad_buffer(True)
     else:
@@ -197,18 +197,18 @@ def _release() -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a weight lies, as the release has laid out its buffers."""
+    """Where a weight is in the release's buffers."""
 
     buffer: tuple[int, int]
-    """Its elements in the buffer of all gradients: first and one past the last."""
+    """Its elements in the buffer of all gradients: the first, and one past the last."""
     bucket: tuple[int, int]
-    """The bucket that it is in, likewise."""
+    """The elements of the bucket that contains it, likewise."""
     owned: tuple[int, int]
-    """Those elements of the weight that this rank's optimizer updates."""
+    """The elements of the weight that this rank's optimizer updates."""
 
 
 def layout(ddp: Any, weight: Any, *, sharded: bool) -> Layout:
-    """The layout of one of this rank's weights; what it owns is from the shards of upstream's own.
+    """The layout of one of this rank's weights; what the rank owns follows from upstream's shards.
 
     Without the distributed optimizer every rank owns all of its copy.
     """
@@ -228,7 +228,7 @@ def layout(ddp: Any, weight: Any, *, sharded: bool) -> Layout:
 
 
 def others(ddp: Any, *, sharded: bool) -> dict[str, Tensor]:
-    """By name, those elements of the other weights' gradients that this rank's optimizer uses."""
+    """By name, the elements of the other weights' gradients that this rank's optimizer uses."""
     tied = tied_weight(ddp)
     return {
         name: weight.main_grad.flatten()[slice(*layout(ddp, weight, sharded=sharded).owned)]
@@ -253,9 +253,8 @@ def tied_weight(ddp: Any) -> Any:
 
 
 def apart(tensor: Tensor) -> float:
-    """How far a tensor of this rank's is from the other copy's at most; 0 where bitwise equal.
-
-    A collective call of the ranks in the embedding group.
+    """The greatest difference between this rank's tensor and that of the other copy; 0 if they are
+    bitwise equal. A collective call of the ranks in the embedding group.
     """
     differences = tied_differences([("", tensor, parallel_state.get_embedding_group())])
     return max((each.greatest for each in differences), default=0.0)
@@ -270,8 +269,8 @@ def drifted(ddp: Any) -> list[str]:
 def loss_with(module: Any, row: Tensor, scale: float) -> Tensor:
     """A loss whose gradient has ``row``, [hidden], in each row of the tied weight.
 
-    The embedding is looked up, or the logits are made, by upstream's own layers. Each element of
-    a linear layer gets the gradient ``scale``, so that it takes part in the reductions.
+    Upstream's own layers look up the embedding or make the logits. Each element of a linear layer
+    gets the gradient ``scale``, so that the layers take part in the reductions.
     """
     if module.pre_process:
         vocabulary = module.shared_embedding_or_output_weight().shape[0]
@@ -284,13 +283,13 @@ def loss_with(module: Any, row: Tensor, scale: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens and labels of a whole training step, [micro-batches, replicas * size, sequence]."""
+    """Tokens and labels of a complete step, [micro-batches, replicas * size, sequence]."""
 
     tokens: Tensor
     labels: Tensor
 
     def of_replica(self, replica: int, size: int) -> Batch:
-        """The sequences that one data-parallel replica trains on."""
+        """The sequences on which one data-parallel replica trains."""
         mine = slice(replica * size, (replica + 1) * size)
         return replace(self, tokens=self.tokens[:, mine], labels=self.labels[:, mine])
 
@@ -299,7 +298,7 @@ class Batch:
 
 
 def batch(shape: Shape, size: tuple[int, int, int], seed: int, device: torch.device) -> Batch:
-    """Random tokens and those that follow; ``size`` is micro-batches, sequences in each, length."""
+    """Random tokens and their successors; ``size``: micro-batches, sequences in each, length."""
     generator = torch.Generator().manual_seed(seed)
     micro_batches, sequences, length = size
     tokens = torch.randint(
@@ -309,7 +308,7 @@ def batch(shape: Shape, size: tuple[int, int, int], seed: int, device: torch.dev
 
 
 class Trainer:
-    """Upstream's pipeline schedule, gradients, and distributed optimizer over one stage."""
+    """Upstream's pipeline schedule, gradient buffers and distributed optimizer over one stage."""
 
     def __init__(self, ctx: Context, shape: Shape, lr: float) -> None:
         from megatron.core.distributed import finalize_model_grads

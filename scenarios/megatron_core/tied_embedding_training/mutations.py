@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.spec import Edits
@@ -30,6 +31,7 @@ def maximum(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m
 
+    name: Any
     for name in m.findall(function, m.Attribute(attr=m.Name("SUM"))):
         yield name, name.with_changes(attr=cst.Name("MAX"))
 
@@ -64,37 +66,13 @@ def signs(function: Any) -> Edits:
     return wrapped(function, "float", "_.sign()")
 
 
-@mutation(
-    "embedding_not_summed",
-    FINALIZE,
-    EMBEDDING,
-    "the tied gradient is not summed over the stages",
-    variant="buggy",
+MUTATIONS = (
+    not_summed,
+    maximum,
+    kept,
+    half_step,
+    signs,
+    replace(not_summed, variant="buggy"),
+    replace(kept, variant="buggy"),
+    replace(signs, variant="buggy"),
 )
-def buggy_not_summed(function: Any) -> Edits:
-    return without_call(function, "all_reduce")
-
-
-@mutation(
-    "gradients_kept",
-    BUFFER,
-    "_ParamAndGradBuffer.reset",
-    "gradients are not zeroed between steps, and add up",
-    variant="buggy",
-)
-def buggy_kept(function: Any) -> Edits:
-    return without_call(function, "zero_")
-
-
-@mutation(
-    "signs",
-    SHARDS,
-    "DistributedOptimizer._copy_model_grads_to_main_grads",
-    "the optimizer gets the signs of the gradients",
-    variant="buggy",
-)
-def buggy_signs(function: Any) -> Edits:
-    return wrapped(function, "float", "_.sign()")
-
-
-MUTATIONS = (not_summed, maximum, kept, half_step, signs, buggy_not_summed, buggy_kept, buggy_signs)

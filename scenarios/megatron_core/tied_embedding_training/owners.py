@@ -1,9 +1,9 @@
 """Whose gradients did the owners of a tied weight step with, and was each step the optimizer's?
 
-Beside a training in pipeline stages, replicated as in ``cells``, plain torch has the gradients g0
-to g3 of the tied weight's copies at the same weights, and those of all other weights. What a rank's
-optimizer owns must be the mean over the replicas, of the tied weight summed over the stages; and
-the weights must move as plain AdamW moves them by what their owners have.
+Beside a training in replicated pipeline stages, as in ``tied_embedding_order``, plain torch
+computes the gradients g0 to g3 of the tied weight's copies at the same weights, and those of all
+other weights. What a rank's optimizer owns must be the mean over the replicas, for the tied weight
+summed over the stages. The weights must move as plain AdamW moves them with what their owners have.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ SHARE = 1e-3
 """How far (as a fraction) a gradient may be from plain torch's: fp32 rounding moves it by 1e-6."""
 
 DISTANCE = 1e-5
-"""How far weights, and losses in nats, may be from plain torch's. In fp32 rounding moved the
-weights by up to 3e-7 in twenty steps; the bug moves the first step by 1e-2."""
+"""How far weights, and losses in nats, may be from plain torch's. fp32 rounding moved the weights
+by up to 3e-7 in twenty steps; the bug moves them by 1e-2 in the first step."""
 
 NONE = "none"
 _ALL = held(dict.fromkeys([NONE, *(f"g{n}" for n in range(RANKS))], SIZE))
 
 
 def _missed(value: Any) -> str:
-    """What is wrong with ``missed``, which names all that may be missed, or nothing."""
+    """What is wrong with ``missed``, which must have all names or none."""
     return "" if value == {} else _ALL(value)
 
 
 FACTS: Facts = {"missed": _missed, "others_off": SIZE, "weights_off": SIZE, "plain_loss": SIZE}
-"""What ``plain`` has for the record of a step. ``missed`` has, by whose
-gradient is left out, how far what the rank owns of the tied gradient is from that sum; nothing
-where it owns none. ``others_off`` is how far what it owns of the other gradients is from right, at
-most, and ``weights_off`` how far any of its weights is from where plain AdamW has it."""
+"""What ``plain`` records of a step. ``missed`` has, by whose gradient is left out, how far the
+rank's part of the tied gradient is from that sum; it is empty if the rank owns no part.
+``others_off`` is the greatest distance of its other gradients from the right ones, ``weights_off``
+the greatest distance of its weights from where plain AdamW moves them."""
 
 
 def off(found: Tensor, right: Tensor) -> float:
-    """The distance as a fraction of what is right."""
+    """The distance as a fraction of the right value."""
     return float((found - right).norm() / (right.norm() or 1.0))
 
 
 def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
-    """How far what a rank owns is from the mean of all parts, and from that less one of them."""
+    """How far what a rank owns is from the mean of all parts, and from that without one of them."""
     if not owned.numel():
         return {}
     right = sum(parts[1:], parts[0]) / REPLICAS
@@ -57,10 +57,10 @@ def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
     return {NONE: off(owned, right), **less}
 
 
-def told(step: Record) -> str | None:
-    """Whose gradient a rank's part of the tied gradient misses: ``none``, ``g2``; else None.
+def missed_by(step: Record) -> str | None:
+    """Whose gradient a rank's part of the tied gradient misses: ``g2``, or ``none``.
 
-    Missed in the documented way is one of the other stage's.
+    The documented bug misses one of the other stage's. None if nothing explains the part.
     """
     own = step["rank"] // REPLICAS
     names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != own)]
@@ -68,15 +68,15 @@ def told(step: Record) -> str | None:
 
 
 def missing(records: Records) -> Mapping[int, str]:
-    """By rank whose gradient it missed at the first step, of those that missed one."""
+    """By rank, whose gradient it missed at the first step; without ranks that missed none."""
     first = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
-    return {s["rank"]: name for s in first if (name := told(s)) not in (None, NONE)}
+    return {s["rank"]: name for s in first if (name := missed_by(s)) not in (None, NONE)}
 
 
 def otherwise_wrong(records: Records) -> Finding | None:
     """At some step something was wrong that no missed gradient explains: never documented."""
     lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
-    lines += _retold(records)
+    lines += _contradictions(records)
     if not lines:
         return None
     first = min(step["step"] for step, _ in lines)
@@ -85,8 +85,8 @@ def otherwise_wrong(records: Records) -> Finding | None:
     return Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
 
 
-def _retold(records: Records) -> Iterator[tuple[Record, str]]:
-    """With the step that it concerns, what a rank tells twice, or two ranks tell, and not alike."""
+def _contradictions(records: Records) -> Iterator[tuple[Record, str]]:
+    """Facts of one or of two ranks that contradict each other, with the step that they concern."""
     for rank, line in misplaced(records):
         yield from ((step, line) for step in records.of("step", rank)[:1])
     for layout in records.of("layout"):
@@ -96,13 +96,13 @@ def _retold(records: Records) -> Iterator[tuple[Record, str]]:
             where = f"step {step['step']}, rank {rank}:"
             if bool(step["missed"]) is not owns:
                 what = "a part" if owns else "nothing"
-                yield step, f"{where} missed has {len(step['missed'])} names, and it owns {what}"
+                yield step, f"{where} missed has {len(step['missed'])} names, but it owns {what}"
             if not near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
                 yield step, f"{where} its plain_loss is not that of the replica's first stage"
 
 
 def weights_wrong(records: Records) -> Finding | None:
-    """The weights at the end are not as far apart as the last step says, over the stages and over
+    """The final weights are not as far apart as the last step says, between the stages and between
     the replicas."""
     lines = []
     for layout in records.of("layout"):
@@ -110,21 +110,21 @@ def weights_wrong(records: Records) -> Finding | None:
         stage, replica = rank // REPLICAS * REPLICAS, rank % REPLICAS
         own, of_stage, tied = (records.one("weight", n) for n in (rank, stage, replica))
         if own and len(own["values"]) != layout["buffer"][1] - layout["buffer"][0]:
-            lines.append(f"rank {rank}: its weight at the end is of another size")
+            lines.append(f"rank {rank}: its final weight has another size")
         if not last["replicas_differ"] and distance(own, of_stage):
-            lines.append(f"rank {rank}: its weight at the end is not that of its replicas")
+            lines.append(f"rank {rank}: its final weight is not that of its replicas")
         if not near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
-            lines.append(f"rank {rank}: its weight at the end is not as far from the first stage's")
+            lines.append(f"rank {rank}: its final weight is not as far from the first stage's")
     return Finding("\n".join(lines), documented=False) if lines else None
 
 
 def distance(ours: Record | None, theirs: Record | None) -> float:
-    """How far two records ``weight`` are apart at most; NaN where one is missing, or of another
-    size, or has a NaN."""
+    """The greatest difference between two records ``weight``; NaN if one is missing, if the sizes
+    differ, or if one has a NaN."""
     if not ours or not theirs or len(ours["values"]) != len(theirs["values"]):
         return math.nan
     far = [abs(a - b) for a, b in zip(ours["values"], theirs["values"], strict=True)]
-    return max(far, key=lambda d: (math.isnan(d), d))  # max alone passes over NaNs
+    return max(far, key=lambda d: (math.isnan(d), d))  # max alone ignores NaNs
 
 
 def _wrong(step: Record) -> Iterator[str]:
@@ -132,11 +132,11 @@ def _wrong(step: Record) -> Iterator[str]:
         return
     where = f"step {step['step']}, rank {step['rank']}:"
     if step["loss"] is not None and not near(step["loss"], step["plain_loss"], within=DISTANCE):
-        yield f"{where} its loss is {step['loss']:.6f}, and plain torch's {step['plain_loss']:.6f}"
-    if step["missed"] and told(step) is None:
+        yield f"{where} its loss is {step['loss']:.6f}, but plain torch's {step['plain_loss']:.6f}"
+    if step["missed"] and missed_by(step) is None:
         yield (
-            f"{where} it steps the tied weight with neither the mean gradient of all nor that less "
-            f"one of the other stage's: {step['missed'][NONE]:.3g} of it is something else"
+            f"{where} it steps the tied weight neither with the mean gradient of all nor with that "
+            f"without one of the other stage's: {step['missed'][NONE]:.3g} of it is something else"
         )
     if not near(step["others_off"], 0.0, within=SHARE):
         yield (

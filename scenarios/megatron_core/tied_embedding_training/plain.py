@@ -1,6 +1,6 @@
-"""The stages of ``tied_stages`` in plain torch: alone, or beside a pipeline that trains.
+"""The stages of ``tied_embedding_order`` in plain torch: alone, or beside a pipeline that trains.
 
-Imports torch and upstream: import it from a scenario's ``run``.
+Imports torch and upstream: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from scenarios.megatron_core.tied_embedding_order import stages as tied
 from scenarios.megatron_core.tied_embedding_training import owners
 
 Weights = Sequence[Tensor]
-"""Of a stage: the tied one, [vocabulary, hidden], and the linear ones, [hidden, hidden]."""
+"""The weights of a stage: the tied one, [vocabulary, hidden], then linear ones, [hidden,
+hidden]."""
 
 
 def loss_of(first: Weights, last: Weights, data: tied.Batch) -> Tensor:
-    """The mean loss (nats) of the whole model, whose copies of the tied weight need not be one."""
+    """The mean loss (nats) of the complete model; its two copies of the tied weight may differ."""
     x = tied.blocks(F.embedding(data.tokens, first[0]), [*first[1:], *last[1:]])
     return F.cross_entropy(F.linear(x, last[0]).flatten(0, -2), data.labels.flatten())
 
 
 def train(ctx: Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
-    """Train the model in one process, with one tied weight; write down what came of it."""
+    """Train the model in one process, with one tied weight; record the losses and the weight."""
     initial = tied.weights(shape, ctx.seed)
     weight = nn.Parameter(initial.tied.clone().to(ctx.device))
     linear = [nn.Parameter(each.clone().to(ctx.device)) for each in initial.linear]
@@ -76,7 +77,7 @@ class Beside:
         return facts
 
     def _plainly(self, replica: int) -> tuple[float, tuple[Weights, Weights]]:
-        """A replica's loss, and the gradients of both its stages at the weights of before."""
+        """A replica's loss, and the gradients of both its stages at the weights before the step."""
         stages = [self.before[replica + s * cells.REPLICAS] for s in range(tied.STAGES)]
         leaves = [[w.clone().requires_grad_() for w in stage] for stage in stages]
         size = self.data.tokens.shape[1] // cells.REPLICAS
@@ -90,7 +91,7 @@ class Beside:
         return [weight.main_grad.flatten()[own] for weight, own in pairs]
 
     def _weights_off(self, stage: int) -> float:
-        """How far this rank's weights are from AdamW's, stepping with what each owner has."""
+        """How far this rank's weights are from where AdamW moves them with each owner's part."""
         masked = [torch.zeros_like(weight.main_grad) for weight in self.weights]
         for zeros, own, gradient in zip(masked, self.owned, self._owned_gradients(), strict=True):
             zeros.view(-1)[own] = gradient
@@ -103,7 +104,7 @@ class Beside:
 
 
 def _of_all(tensors: Weights) -> list[Weights]:
-    """By rank, the tensors of every rank; they are of the same shapes. A collective call."""
+    """The tensors of every rank, by rank; their shapes are the same. A collective call."""
     flat = torch.cat([each.detach().flatten() for each in tensors])
     found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
     dist.all_gather(found, flat)

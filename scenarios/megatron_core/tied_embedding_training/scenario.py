@@ -1,18 +1,18 @@
-"""A tied embedding becomes two: its copies part at the first training step, and go on parting.
+"""The two copies of a tied embedding drift apart from the first training step on.
 
-The training of a small language model with the bug that ``tied_embedding_order`` shows cell by
-cell: each owner of the tied embedding steps with a gradient that misses one replica's part, the
-first stage's owners another one than the last stage's. The replicas agree with one another all the
-time, and the loss is no worse than it ought to be, for many steps even lower.
+A small language model is trained with the bug that ``tied_embedding_order`` shows cell by cell:
+each owner of the tied embedding steps with a gradient that misses one replica's part, and the first
+stage's owners miss another one than the last stage's. The replicas always agree with one another,
+and the loss is no worse than it should be; for many steps it is even lower.
 
-Reported in May 2024 for GPT-2 with pipeline parallelism and the distributed optimizer. Weights that
-were to be one are two afterwards, and a checkpoint, or the next restart, keeps one of them.
+Reported in May 2024 for GPT-2 with pipeline parallelism and the distributed optimizer. A weight
+that should be one is two afterwards, and a checkpoint or the next restart keeps one of them.
 
 Root cause: the data-parallel reduce-scatter cuts the first and the last stage's copy at different
-places, and the all-reduce between the stages then adds reduced to unreduced parts. The fix, in
-megatron-core since 0.6.0, gives the tied weight a bucket of its own. The releases that have the bug
-come without the distributed optimizer that trains with it, so the buggy variant is a later release
-which no longer asks whether a weight is tied.
+places, and the all-reduce between the stages then adds reduced to unreduced parts. The fix gives
+the tied weight a bucket of its own. The wheels of the releases with the bug do not contain the
+distributed optimizer, which the training needs. So the buggy variant is a later release that no
+longer checks whether a weight is tied.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ STEP = {
 @dataclass
 class Params(Knobs):
     lr: float = knob(
-        1e-2, above=0, about="of Adam: it moves each weight by about this much at the first step"
+        1e-2, above=0, about="learning rate of Adam; the first step moves each weight by about that"
     )
-    steps: int = knob(20, least=1, about="of training")
-    micro_batches: int = knob(2, least=1, about="in a step")
-    batch: int = knob(2, least=1, unit="sequences", about="in a micro-batch of one replica")
-    sequence: int = knob(8, least=1, unit="tokens", about="in a sequence")
+    steps: int = knob(20, least=1, about="steps of training")
+    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
+    batch: int = knob(2, least=1, unit="sequences", about="size of a micro-batch of one replica")
+    sequence: int = knob(8, least=1, unit="tokens", about="length of a sequence")
 
 
 def never_its_own_bucket(function: Any) -> Edits:
-    """Status False where a weight is asked whether it is a shared embedding."""
+    """Replace the check whether a weight is a shared embedding with False."""
     import libcst as cst
     import libcst.matchers as m
 
@@ -102,10 +102,10 @@ SCENARIO = Scenario(
     pins={"megatron-core": "0.16.1"},
     goes_wrong="gradients",
     ranks=4,
-    releases="megatron-core>=0.6",  # the wheels before have no DistributedOptimizer
+    releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
     variants={
         "buggy": affected(
-            about="the release, without a bucket of its own for the tied weight", defects=(DEFECT,)
+            about="the release without a bucket of its own for the tied weight", defects=(DEFECT,)
         ),
         "fixed": unaffected(),
         "reference": unaffected(
@@ -116,16 +116,12 @@ SCENARIO = Scenario(
 
 
 def plan(at: Position) -> Plan:
-    """Each step and the weight at the end; of a pipeline, too, where the copy lies."""
+    """Each step and the final weight; for a pipeline, also where the copy is."""
     weight, steps = Kind({"values": many(NUMBER, least=1)}), each(at.params.steps)
     if at.world_size == 1:
         return {"step": Kind({"loss": NUMBER}, steps), "weight": weight}
     loss = exactly(None) if at.rank < cells.REPLICAS else NUMBER  # the last stage has it
-    return {
-        "layout": cells.layout(sharded=True),
-        "step": Kind({**STEP, "loss": loss}, steps),
-        "weight": weight,
-    }
+    return {"layout": cells.LAYOUT, "step": Kind({**STEP, "loss": loss}, steps), "weight": weight}
 
 
 def run(ctx: Context) -> None:
@@ -142,7 +138,7 @@ def run(ctx: Context) -> None:
     with ctx.phase("init"):
         trainer = tied.Trainer(ctx, shape, p.lr)
         place = tied.layout(trainer.ddp, tied.tied_weight(trainer.ddp), sharded=True)
-        ctx.record("layout", sharded=True, **vars(place))
+        ctx.record("layout", **vars(place))
     with ctx.phase("steps"):
         beside = tied_plain.Beside(ctx, trainer, data, p.lr)
         _train(ctx, trainer, beside, data.of_replica(ctx.rank % cells.REPLICAS, p.batch))
@@ -171,22 +167,24 @@ def _train(ctx: Context, trainer: Any, beside: Any, data: Any) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """The tied copies are not bitwise equal after a step, while the replicas of each are; the
-    owners on both stages stepped as AdamW does, without one gradient of the other stage."""
+    """The tied copies differ after a step, while the replicas of each agree. The owners on both
+    stages stepped as AdamW does, but without one gradient of the other stage."""
     unlike = [step for step in records.of("step") if step.get("replicas_differ")]
     replicas = "the data-parallel replicas " + ("differ" if unlike else "agree")
     parted = [step for step in records.of("step", 0) if step.get("apart")]
     missing = owners.missing(records)
-    other = owners.otherwise_wrong(records) or owners.weights_wrong(records) or _retold(records)
+    other = (
+        owners.otherwise_wrong(records) or owners.weights_wrong(records) or _contradiction(records)
+    )
     if other or not parted:
-        told = f"{replicas}, and the tied copies agree"
-        return other or (Finding(told, documented=False) if unlike or missing else None)
+        agree_too = f"{replicas}, and the tied copies agree"
+        return other or (Finding(agree_too, documented=False) if unlike or missing else None)
     first, last = parted[0], parted[-1]
-    way = [step for step in parted if step["step"] in (first["step"], 5, last["step"])]
-    told = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in way)
+    shown = [step for step in parted if step["step"] in (first["step"], 5, last["step"])]
+    drift = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in shown)
     without = [f"; rank {rank} stepped without {name}" for rank, name in missing.items()]
     return Finding(
-        f"the copies of the tied embedding differ from step {first['step']} on: by up to {told}\n"
+        f"the copies of the tied embedding differ from step {first['step']} on: by up to {drift}\n"
         f"{replicas}{''.join(without)}",
         first["step"],
         ("embedding.word_embeddings.weight", "output_layer.weight"),
@@ -199,42 +197,42 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _retold(records: Records) -> Finding | None:
-    """The ranks of an embedding group do not tell the same of how far their gradients are apart,
-    or have sums that are farther apart than that."""
+def _contradiction(records: Records) -> Finding | None:
+    """The ranks of an embedding group contradict each other about how far their gradients are
+    apart, or the sums of these are farther apart."""
     for last in (layout["rank"] for layout in records.of("layout")):
         first, size = last % cells.REPLICAS, len(records.of("weight", last)[0]["values"])
         for one, other in zip(records.of("step", first), records.of("step", last), strict=True):
             far, apart = one["gradient_sum"] - other["gradient_sum"], one["gradients_differ"]
             if apart != other["gradients_differ"] or not near(far, 0.0, within=2 * size * apart):
-                told = f"step {one['step']}: ranks {first} and {last} do not have gradients"
-                return Finding(f"{told} that are {apart:.3g} apart", documented=False)
+                ranks = f"step {one['step']}: ranks {first} and {last} do not have gradients"
+                return Finding(f"{ranks} that are {apart:.3g} apart", documented=False)
     return None
 
 
 def exercised(records: Records) -> Exercise:
-    """All ranks' own gradients differed in every step; the copies lay at different places of their
-    buffers, cut among the replicas."""
+    """All ranks' own gradients differed in every step. The copies were at different places of their
+    buffers, and cut between the replicas."""
     own: dict[int, list[tuple[float]]] = {}
     for step in records.of("step"):
         own.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
-    alike = [step for step, norms in own.items() if not cells.different(norms)]
+    equal = [step for step, norms in own.items() if not cells.different(norms)]
     norms = ", ".join(f"{norm:.3g}" for (norm,) in own.get(1, ()))
-    return cells.cut(records) & Exercise.of(
-        bool(own) and not alike,
+    return cells.cut(records, sharded=True) & Exercise.of(
+        bool(own) and not equal,
         f"all ranks' own gradients of the weight differed in {len(own)} steps (norms {norms} at "
         "step 1)",
-        f"the ranks' own gradients were alike, 0 or not there in {len(alike)} of {len(own)} steps",
+        f"the ranks' own gradients were equal, 0 or missing in {len(equal)} of {len(own)} steps",
     )
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What misses this bug, or sees it everywhere, and whether it fired."""
+    """Checks that miss this bug, or fire without it, and whether they fired."""
     if not records.of("layout"):  # one process has nothing to compare
         return {}
     steps = records.of("step")
     sums = ([s["gradient_sum"] for s in records.of("step", rank)] for rank in (1, 2))
-    return cells.blind(
+    return cells.insufficient_checks(
         any(step["gradients_differ"] for step in steps),
         any(one != other for one, other in zip(*sums, strict=False)),
     ) | {"the data-parallel replicas differ": any(step["replicas_differ"] for step in steps)}
@@ -252,7 +250,7 @@ def agree(trials: Mapping[str, Records]) -> Iterator[str]:
 
 
 def _mean_losses(records: Records) -> list[float]:
-    """The loss after each step over both replicas: the last stage's ranks have it."""
+    """The mean of both replicas' losses at each step; the last stage's ranks have them."""
     replicas = (records.of("step", rank) for rank in (2, 3))
     return [(a["loss"] + b["loss"]) / 2 for a, b in zip(*replicas, strict=False)]
 

@@ -1,15 +1,14 @@
 """A GPU divides by a plain number less exactly than a CPU: 9 / 10 differs in its last bit.
 
-``10 ** (torch.arange(0, 10) / 10)`` gives other values on CUDA than on the CPU in 2 of 10 elements.
-Frequencies, schedules and tables that are computed like that depend on where they were computed.
-
-Found in January 2024 while the wrong rotary buffers of ``rope_zero_init`` were hunted: zero.Init
-also moves what a constructor computes to the GPU, and some differences stayed after the rounded
+``10 ** (torch.arange(0, 10) / 10)`` has other values on CUDA than on the CPU in 2 of 10 elements.
+So frequencies, schedules and tables that are computed like that depend on the device. It was found
+in January 2024 by those who searched for the wrong rotary buffers of ``rope_zero_init``: zero.Init
+also moves what a constructor computes to the GPU, and some differences stayed when the rounded
 positions had been explained.
 
-Root cause: torch's CUDA kernel for division takes a divisor that is a plain number, or a scalar
-tensor on the CPU, as a multiplication by its reciprocal, which was rounded already. A divisor that
-is a tensor on the device is really divided by, and the results agree. Torch keeps it so for speed.
+Root cause: if the divisor is a plain number, or a scalar tensor on the CPU, torch's CUDA kernel for
+division multiplies by its reciprocal, which is rounded already. If the divisor is a tensor on the
+device, the kernel divides, and the results agree. Torch keeps it so for speed.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ QUOTIENT = {"host": "0x3f666666", "device": "0x3f666667"}
 @dataclass
 class Params(Knobs):
     divisor: str = knob(
-        "number",
-        choices=("number", "tensor"),
-        about="what is divided by: a plain number, or a tensor on the device",
+        "number", choices=("number", "tensor"), about="a plain number, or a tensor on the device"
     )
-    device: str = knob("cuda", choices=("cuda", "cpu"), about="what is compared with the CPU")
+    device: str = knob("cuda", choices=("cuda", "cpu"), about="the device compared with the CPU")
 
 
 SCENARIO = Scenario(
@@ -57,7 +54,7 @@ SCENARIO = Scenario(
         "https://github.com/microsoft/DeepSpeed/issues/4932",
         "https://github.com/pytorch/pytorch/issues/186618",
     ),
-    fix="none in torch: divide by a tensor on the device",
+    fix="none: torch keeps it so for speed",
     symptom="10 ** (torch.arange(0, 10) / 10) ends in 7.94328212738037109375 on the CPU and in "
     "7.94328308105468750000 on CUDA",
     trigger="values computed on a GPU and compared bit by bit with those of the CPU",
@@ -84,12 +81,12 @@ def plan(at: Position) -> Plan:
     """Both expressions, on the CPU and on the device."""
     word, dtype = matching("0x[0-9a-f]{8}", "32 bits"), matching(r"torch\.float\d+", "dtype")
     values = {"powers": both(many(NUMBER, 10)), "bits": both(many(word, 10))}
-    told = {"device": exactly(at.params.device), "dtype": dtype}
-    return {"values": Kind({**told, **values, "quotient": both(word)})}
+    facts = {"device": exactly(at.params.device), "dtype": dtype}
+    return {"values": Kind({**facts, **values, "quotient": both(word)})}
 
 
 def both(shape: Shape) -> Shape:
-    """This of the CPU, ``host``, and of the device."""
+    """This shape for the CPU, ``host``, and for the device."""
     return held({"host": shape, "device": shape})
 
 
@@ -120,11 +117,8 @@ def _bits(value: Any) -> str:
 
 
 def detect(records: Records) -> Finding | None:
-    """The CPU and the device have other bits for 9 / 10, and so for the power of it.
-
-    Element 4 alone proves nothing: its power differs by one unit in the last place on a GPU also
-    where both start from the same exponent.
-    """
+    """The CPU and the device have different bits for 9 / 10, and so for the power of it. Element 4
+    alone proves nothing: on a GPU its power differs in the last place even for equal exponents."""
     seen = records.of("values")[0]
     pairs = list(zip(seen["bits"]["host"], seen["bits"]["device"], strict=True))
     differing = [index for index, (host, device) in enumerate(pairs) if host != device]
@@ -144,19 +138,19 @@ def detect(records: Records) -> Finding | None:
 
 
 def exercised(records: Records) -> Exercise:
-    """A GPU was asked, in float32."""
+    """The device was a GPU, and the values were in float32."""
     seen = records.of("values")[0]
-    told = (
+    text = (
         f"{len(seen['powers']['device'])} powers of the CPU were compared with those of "
         f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
     )
     on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
-    return Exercise.of(on_gpu, told, told)
+    return Exercise.of(on_gpu, text, text)
 
 
 def picture(trials: Trials) -> list[Picture]:
     """The difference between the device's powers and the CPU's, element by element."""
     seen = [(v, r["powers"]) for v, records in trials.items() for r in records.of("values", 0)]
     bars = [(v, f"n = {n}", p["device"][n] - p["host"][n]) for v, p in seen for n in range(10)]
-    told = "with a plain divisor the ninth power has other bits on a GPU"
-    return [Bars("10 ** (n / 10) on the device, less that on the CPU", told, bars, "difference")]
+    about = "with a plain divisor the ninth power has other bits on a GPU"
+    return [Bars("10 ** (n / 10) on the device, less that on the CPU", about, bars, "difference")]

@@ -1,12 +1,12 @@
-"""Are a model's buffers those of a reference, and the logits that follow from them?
+"""Are a model's buffers, and the logits computed with them, those of a reference?
 
-The reference is of the same class and weights, built where nothing interferes. A rank records
-``buffers`` for each model: ``lane``, ``precision``, the names ``compared``, what of these is
-``differing``, and what is ``turned``: values that the model computes from its buffers and that
-differ. How far the reference itself is from plain torch's LLaMA is told by ``reference_off`` and
-``turned_off``. How it was built is told by ``sharded`` of ``parameters``, and by ``casts``: the
-dtypes of what constructors made that were asked for float32. A record ``logits`` has what the
-reference and a model answered to the same tokens.
+The reference has the same class and weights, but was built without zero.Init. A rank records
+``buffers`` for each model: the names ``compared``, the differences (``differing``), and the
+differences of values that the model computes from its buffers (``turned``). ``reference_off`` and
+``turned_off`` say how far the reference itself is from plain torch's LLaMA. ``sharded`` counts the
+``parameters`` that zero.Init took over, and ``casts`` has the dtypes that constructors returned
+when asked for float32. A record ``logits`` compares the model's logits with the reference's on the
+same tokens.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Difference = Mapping[str, Any]
-"""What is recorded of a buffer that is not the reference's."""
+"""What is recorded of a buffer that differs from the reference's."""
 
 ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
 """How far buffers may be from a reference built on the CPU: a GPU's own arithmetic moved cosines
 in bf16 by up to 2**-8."""
 
 PLAIN, PLAIN_LOGITS = 2.0**-7, 0.05
-"""How far the reference's buffers, and as a fraction its logits, may be from plain torch's: bf16
-rounds cosines by up to 2**-9, and moved logits by up to 0.018; turning the other way, by 1.2."""
+"""How far the reference's buffers, and as a fraction its logits, may be from plain torch's. bf16
+rounds cosines by up to 2**-9, and moved logits by up to 0.018; a turn the other way, by 1.2."""
 
 UNIT = "from the reference"
 
 ROTARY = re.compile(r"(^|\.)(original_)?_*(inv_freq|cos|sin)(_cached)?$")
-"""The buffers that plain torch has as well."""
+"""The names of buffers that plain torch's LLaMA has as well."""
 
 LENGTHS = (257, 258, 300, 1024)
-"""Of how many tokens the greatest difference of logits is recorded, besides of all."""
+"""For so many first tokens, and for all, the greatest difference of logits is recorded."""
 
 _DTYPE = matching(r"torch\.[a-z]+[0-9a-z_]*", "dtype of torch's")
 DIFFERENCE: Facts = {
@@ -76,12 +76,12 @@ TURNED: Facts = {
     "turned": many(held({**DIFFERENCE, "name": one_of("cos", "sin")})),
     "turned_off": held({"cos": SIZE, "sin": SIZE}),
 }
-"""What is recorded besides where a model computes its cosines and sines from its buffers."""
+"""Additional facts of a model that computes cosines and sines from its buffers."""
 
 
 def plan(at: Position, *precisions: str, **more: Shape) -> Plan:
-    """The buffers of a model in each of these precisions, with ``more`` facts of each, then the
-    logits of one."""
+    """The buffers of a model in each of these precisions, each with ``more`` facts, and then the
+    logits of one model."""
     float_ = one_of("float32", *CASTS.values())
     compared: Facts = {
         "lane": exactly(at.lane.value),
@@ -101,12 +101,11 @@ def plan(at: Position, *precisions: str, **more: Shape) -> Plan:
 def _logits(at: Position) -> Facts:
     tokens = at.params.tokens
     lengths = [str(n) for n in (*LENGTHS, tokens) if n <= tokens]
-    kinds = ("cpu",) if at.lane is Lane.CPU else ("cpu", "cuda")  # where references are built
+    devices = ("cpu",) if at.lane is Lane.CPU else ("cpu", "cuda")  # where references are built
     return {
         "parameters": COUNT,
         "unequal_parameters": many(LINE),
-        "tokens": exactly(tokens),
-        "reference": one_of(*kinds),
+        "reference": one_of(*devices),
         "first": maybe(COUNT),
         "after": COUNT,
         "differing": COUNT,
@@ -117,11 +116,11 @@ def _logits(at: Position) -> Facts:
 
 
 CASTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""What zero.Init makes of a float32 that a constructor is asked for, by its precision."""
+"""The dtype in which zero.Init makes what a constructor was asked for in float32."""
 
 
 class Figures(NamedTuple):
-    """What ``assert_close`` says of a buffer; None where the report, or we, did not look."""
+    """What ``assert_close`` reports of a buffer; None where no figure is documented."""
 
     mismatched: int
     greatest: float | None = None
@@ -136,16 +135,16 @@ EQUAL = Figures(0)
 
 @dataclass(frozen=True)
 class Documented:
-    """What the bug does, in figures."""
+    """The figures that document the bug."""
 
     figures: Mapping[Lane, Mapping[tuple[str, str], Figures]]
-    """By lane, precision and the end of a buffer's name. What is not named may be anything."""
+    """By lane, precision and the end of a buffer's name. Other buffers may have any values."""
     first: int
-    """The first position, from 0, whose logits are wrong; so are all after it."""
+    """The first position, from 0, whose logits are wrong; those of all later ones are wrong too."""
 
 
 def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
-    """What to record of the differences that ``harness.detectors.buffers`` has found."""
+    """What to record of the differences that ``harness.detectors.buffers`` found."""
     return [
         asdict(d)
         | {"dtype": str(d.dtype), "expected_dtype": str(d.expected_dtype)}
@@ -157,12 +156,12 @@ def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
 def diverging(
     ours: Tensor, references: Mapping[str, Tensor], lengths: Iterable[int] = LENGTHS
 ) -> dict[str, Any]:
-    """What to record of a model's logits, [batch, positions, vocabulary], and of references'.
+    """What to record of a model's logits, [batch, positions, vocabulary], and of the references'.
 
-    Compared is with the reference that agrees for longest. ``first`` is the first position, from
-    0, at which any logit differs, or None; ``after`` counts the positions from there on, and
-    ``differing`` those of them that differ. ``greatest`` has the greatest difference within the
-    first so many positions, for each of ``lengths`` and for all; ``apart`` has that at each.
+    The model is compared with the reference that agrees for the most positions. ``first`` is the
+    first position, from 0, at which any logit differs, or None; ``after`` counts the positions from
+    there on, and ``differing`` those that differ. ``greatest`` has the greatest difference within
+    the first so many positions, for each of ``lengths`` and for all; ``apart`` has it by position.
     """
     apart = {
         name: (ours - theirs).abs().float().amax(dim=(0, 2)).cpu()
@@ -172,7 +171,6 @@ def diverging(
     distance, length = apart[best], len(apart[best])
     first = _agreeing(distance)
     return {
-        "tokens": length,
         "reference": best,
         "first": None if first == length else first,
         "after": length - first,
@@ -183,20 +181,20 @@ def diverging(
 
 
 def _agreeing(distance: Tensor) -> int:
-    """For how many positions there is no difference; NaN is one."""
+    """The number of positions before the first difference; NaN is a difference."""
     places = distance.nonzero()
     return int(places[0]) if len(places) else len(distance)
 
 
 def beyond(difference: Difference, rounding: float) -> bool:
-    """Whether a difference is more than rounding: another dtype is, and NaN is."""
+    """Whether a difference is more than rounding; another dtype is, and so is NaN."""
     return difference["dtype"] != difference["expected_dtype"] or not near(
         difference["greatest"], 0.0, within=rounding
     )
 
 
 def unlike_reference(records: Records, documented: Documented) -> Finding | None:
-    """Some buffer or logit is not the reference's; documented where all figures are."""
+    """Some buffer or logit is not the reference's; documented if all figures are."""
     built, answers = records.of("buffers"), records.of("logits")
     odd = list(dict.fromkeys(_no_reference(records)))
     if odd:
@@ -211,10 +209,10 @@ def unlike_reference(records: Records, documented: Documented) -> Finding | None
         return None
     doubts = [doubt for record in built for doubt in _unlike(record, documented.figures)]
     doubts += [doubt for answer in answers for doubt in _diverging_unlike(answer, documented.first)]
-    alike: dict[tuple[str, str], Difference] = {}
-    for precision, difference in wrong:  # the layers repeat it, and so do the ranks
-        alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
-    lines = [_told(precision, difference) for (precision, _), difference in alike.items()]
+    layers_alike: dict[tuple[str, str], Difference] = {}
+    for precision, difference in wrong:  # each layer and each rank repeats it
+        layers_alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
+    lines = [_described(precision, found) for (precision, _), found in layers_alike.items()]
     named = {name for record in built for name in record["compared"]}
     return Finding(
         message="\n".join([*dict.fromkeys(doubts), *lines, *map(_diverges, answers[:1])]),
@@ -232,15 +230,15 @@ def _precision(record: Record) -> str:
 
 
 def _no_reference(records: Records) -> Iterator[str]:
-    """Where the reference is no LLaMA, or one of other weights, or where what is told of it does
-    not go together: then nothing is proved by it."""
+    """Why the reference proves nothing: it is not a LLaMA, it has other weights, or the facts
+    about it contradict each other."""
     for record in records.of("buffers"):
         for name, off in {**record["reference_off"], **record.get("turned_off", {})}.items():
             if not near(off, 0.0, within=PLAIN):
                 yield f"the reference's {name} is {off:.3g} off plain torch's"
-        yield from (f"{_precision(record)}: {line}" for line in _mistold(record))
+        yield from (f"{_precision(record)}: {line}" for line in _contradictions(record))
     for answer in records.of("logits"):
-        yield from _logits_mistold(answer, records.of("buffers", answer["rank"]))
+        yield from _logits_contradict(answer, records.of("buffers", answer["rank"]))
         off = answer["reference_off"]
         if not near(off, 0.0, within=PLAIN_LOGITS):
             yield f"the reference's logits are off by {off:.3g} of plain torch's"
@@ -248,9 +246,9 @@ def _no_reference(records: Records) -> Iterator[str]:
             yield f"the weights are not the reference's: {', '.join(answer['unequal_parameters'])}"
 
 
-def _mistold(record: Record) -> Iterator[str]:
-    """What is told of buffers that are none, or are of another size; and those of which it is not
-    told how far the reference is from plain torch."""
+def _contradictions(record: Record) -> Iterator[str]:
+    """Facts about buffers that do not exist or have another size; and buffers of the reference
+    that were not compared with plain torch's."""
     compared = record["compared"]
     first = {re.sub(r"(?<=\.)\d+(?=\.)", "0", name) for name in compared}  # the reference has those
     known, saved = record["reference_off"], record.get("saved")
@@ -258,7 +256,7 @@ def _mistold(record: Record) -> Iterator[str]:
         if ROTARY.search(name):
             yield f"the reference's {name} was not compared with plain torch's"
     for name in sorted({*known, *record["parted"]} - first - set(compared)):
-        yield f"{name} is no buffer of the model"
+        yield f"{name} is not a buffer of the model"
     for difference in record["differing"]:
         name, elements = difference["name"], difference["elements"]
         if name not in compared or math.prod(compared[name]) != elements:
@@ -266,30 +264,35 @@ def _mistold(record: Record) -> Iterator[str]:
         elif difference["mismatched"]:
             places = {len(difference["place"]), len(difference["relative_place"])}
             if places != {max(1, len(compared[name]))}:  # a scalar's is (0,)
-                yield f"{name} is told to differ at a place that it does not have"
+                yield f"{name} is said to differ at a place that it does not have"
     if saved and saved != sorted(compared):
         yield "other buffers were saved than those of the model"
 
 
-def _logits_mistold(answer: Record, built: Sequence[Record]) -> Iterator[str]:
-    """What is told twice of logits, and not alike."""
-    tokens, first = answer["tokens"], answer["first"]
+def _logits_contradict(answer: Record, built: Sequence[Record]) -> Iterator[str]:
+    """Facts about logits that contradict each other."""
+    tokens, first = _tokens(answer), answer["first"]
     begun = tokens if first is None else first
     if begun + answer["after"] != tokens or (answer["differing"] > 0) is (first is None):
-        told = f"first is {first}, after {answer['after']} and differing {answer['differing']}"
-        yield f"the logits of {tokens} tokens: {told}, which do not go together"
+        facts = f"first is {first}, after {answer['after']} and differing {answer['differing']}"
+        yield f"the logits of {tokens} tokens: {facts}, which contradict each other"
     apart = answer["apart"]
     if [n for n, each in enumerate(apart) if each][:1] != [first] * (first is not None):
-        yield f"the logits of {tokens} tokens: not from position {first} on are they apart"
+        yield f"the logits of {tokens} tokens: apart does not start at position {first}"
     if sum(map(bool, apart)) != answer["differing"]:
-        yield f"the logits of {tokens} tokens: not {answer['differing']} of them are apart"
+        yield f"the logits of {tokens} tokens: apart does not have {answer['differing']} positions"
     for length, greatest in answer["greatest"].items():
         if max(apart[: int(length)]) != greatest:
-            yield f"the logits of {length} tokens: greatest is {greatest:g}, and is told otherwise"
+            yield f"the logits of {length} tokens: greatest is {greatest:g}, unlike in apart"
         if (greatest > 0) is not (int(length) > begun):
             yield f"the logits of {length} tokens: greatest is {greatest:g}, and first is {first}"
     if any(record["parameters"] != answer["parameters"] for record in built):
-        yield "the model of the logits has other parameters than that of the buffers"
+        yield "the model of the logits has another number of parameters than that of the buffers"
+
+
+def _tokens(answer: Record) -> int:
+    """Of how many tokens logits were compared."""
+    return len(answer["apart"])
 
 
 def _found(record: Record) -> Sequence[Difference]:
@@ -299,7 +302,7 @@ def _found(record: Record) -> Sequence[Difference]:
 def _unlike(
     record: Record, documented: Mapping[Lane, Mapping[tuple[str, str], Figures]]
 ) -> Iterator[str]:
-    """What a rank's buffers of one precision have, where the report has something else."""
+    """Where a rank's buffers of one precision differ from the documented figures."""
     found = {difference["name"]: _figures(difference) for difference in _found(record)}
     compared = dict.fromkeys([*record["compared"], *found])
     for (precision, buffer), figures in documented[Lane(record["lane"])].items():
@@ -309,10 +312,10 @@ def _unlike(
         if not names:
             yield f"{precision}: nothing called {buffer} was compared"
         for name in names:
-            told = zip(Figures._fields, found.get(name, EQUAL), figures, strict=True)
+            figures_of = zip(Figures._fields, found.get(name, EQUAL), figures, strict=True)
             odd = [
                 f"{field.replace('_', ' ')} is {seen}, where {wanted} is documented"
-                for field, seen, wanted in told
+                for field, seen, wanted in figures_of
                 if wanted is not None and seen != wanted
             ]
             if odd:
@@ -331,18 +334,18 @@ def _figures(difference: Difference) -> Figures:
 
 
 def _diverging_unlike(answer: Record, first: int) -> Iterator[str]:
-    """What the logits did, where the first wrong position should part them for good."""
+    """Where the logits do not differ at each position from the documented first one on."""
     if answer["first"] is None:
-        yield f"the logits of {answer['tokens']} tokens are the same nevertheless"
+        yield f"the logits of {_tokens(answer)} tokens do not differ"
     elif answer["first"] != first:
         yield f"the logits differ from position {answer['first']} on, and not from {first}"
     elif answer["differing"] != answer["after"]:
         yield f"{answer['after'] - answer['differing']} later positions have equal logits again"
 
 
-def _told(precision: str, difference: Difference) -> str:
+def _described(precision: str, difference: Difference) -> str:
     seen, elements = _figures(difference), difference["elements"]
-    dtypes = f"{difference['dtype']}, where the reference is {difference['expected_dtype']}; "
+    dtypes = f"{difference['dtype']} instead of {difference['expected_dtype']}; "
     return (
         f"{precision} {difference['name']}: "
         f"{dtypes if difference['dtype'] != difference['expected_dtype'] else ''}"
@@ -354,49 +357,49 @@ def _told(precision: str, difference: Difference) -> str:
 
 def _diverges(answer: Record) -> str:
     if answer["first"] is None:
-        return f"the logits of {answer['tokens']} tokens are the same"
+        return f"the logits of {_tokens(answer)} tokens are the same"
     greatest = max(answer["greatest"].values())
     return (
-        f"the logits of {answer['tokens']} tokens differ from position {answer['first']} on, by up "
+        f"the logits of {_tokens(answer)} tokens differ from position {answer['first']} on, by up "
         f"to {greatest:.3g}; the weights are bitwise equal"
     )
 
 
-def under_zero_init(records: Records, asked: str) -> Exercise:
-    """zero.Init was at work while every model was built.
+def under_zero_init(records: Records, constructor: str) -> Exercise:
+    """zero.Init was active while every model was built.
 
-    ``asked`` is the constructor that tells: of what it was asked to make in float32, zero.Init has
-    made its own precision.
+    The evidence is what ``constructor``, a function of torch, returned when it was asked for
+    float32: a tensor of zero.Init's own precision.
     """
     built = records.of("buffers")
     for record in built:
-        where, came = f"rank {record['rank']}, {_precision(record)}", record["casts"].get(asked)
+        where, came = f"rank {record['rank']}, {_precision(record)}", record["casts"][constructor]
         if not record["sharded"] == record["parameters"] > 0:
-            told = f"zero.Init sharded {record['sharded']} of {record['parameters']} parameters"
-            return Exercise(False, f"{where}: {told}")
+            why = f"zero.Init sharded {record['sharded']} of {record['parameters']} parameters"
+            return Exercise(False, f"{where}: {why}")
         if came != CASTS[_precision(record)]:
-            return Exercise(False, f"{where}: torch.{asked}, asked for float32, gave {came}")
+            return Exercise(False, f"{where}: torch.{constructor}, asked for float32, gave {came}")
         if not record["compared"]:
             return Exercise(False, f"{where}: the model has no buffer")
     if not built:
         return Exercise(False, "no model was built")
-    came = ", ".join(dict.fromkeys(f"{r['casts'][asked]} ({_precision(r)})" for r in built))
+    came = ", ".join(dict.fromkeys(f"{r['casts'][constructor]} ({_precision(r)})" for r in built))
     return Exercise(
         True,
-        f"zero.Init sharded all {built[0]['parameters']} parameters, and torch.{asked}, asked for "
-        f"float32, gave {came}",
+        f"zero.Init sharded all {built[0]['parameters']} parameters, and torch.{constructor}, "
+        f"asked for float32, gave {came}",
     )
 
 
-def asked_beyond(records: Records, position: int) -> Exercise:
-    """The logits of more positions were compared than those before ``position``, from 0."""
-    tokens = [answer["tokens"] for answer in records.of("logits")]
-    told = f"the logits of {min(tokens, default=0)} tokens were compared"
-    return Exercise.of(min(tokens, default=0) > position, told, told)
+def compared_beyond(records: Records, position: int) -> Exercise:
+    """Logits were compared at more positions than those before ``position``, from 0."""
+    tokens = min(map(_tokens, records.of("logits")), default=0)
+    text = f"the logits of {tokens} tokens were compared"
+    return Exercise.of(tokens > position, text, text)
 
 
 def weights_differ(records: Records) -> dict[str, bool]:
-    """Buffers are none of the weights, which are right."""
+    """The bug leaves the weights right."""
     unequal = any(answer["unequal_parameters"] for answer in records.of("logits"))
     return {"a parameter differs from the reference's": unequal}
 
@@ -410,7 +413,7 @@ def by_position(trials: Trials) -> Iterator[Picture]:
     """A picture of how far the logits are from the reference's, at each position of the text."""
     yield Lines(
         "How far the logits are from the reference's",
-        "with the bug they differ from one position on, and by more the further on",
+        "with the bug they differ from one position on, and more and more after it",
         [
             (variant, place, distance)
             for variant, records in trials.items()

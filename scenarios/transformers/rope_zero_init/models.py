@@ -1,7 +1,7 @@
-"""A small LLaMA built under DeepSpeed's zero.Init, and the same one built outside of it.
+"""A small LLaMA built under DeepSpeed's zero.Init, and the same model built without it.
 
 The class is transformers' own, configured in code. Its head dimension and its number of positions
-are those of the report, since its figures count the elements of these buffers.
+are those of the report, whose figures count the elements of these buffers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from harness.spec import Context
 from scenarios.transformers.rope_zero_init import buffers, plain_llama
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
-"""The model's dtype under each precision of the DeepSpeed config. A config without bf16 and fp16
-means fp32 to DeepSpeed, whatever the model is: that was the report's comparison."""
+"""The model's dtype for each precision of the DeepSpeed config. The report compared with a config
+that has neither bf16 nor fp16: DeepSpeed takes that as fp32, whatever the model's dtype is."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Shape:
     vocabulary: int = 512
     positions: int = 4096
     init: float = 0.06
-    """The standard deviation of the weights. LLaMA's 0.02 is for a wider model: here it makes
-    logits so small that the wrong positions hardly move them."""
+    """The standard deviation of the weights. LLaMA's 0.02 is for a wider model: in this one it
+    makes the logits so small that wrong positions hardly move them."""
 
 
 def init_distributed(ctx: Context) -> None:
-    """Open the process group through DeepSpeed, which zero.Init would do for itself otherwise."""
+    """Open the process group through DeepSpeed; otherwise zero.Init would open one itself."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
 
 
 def built(
     precision: str, contexts: Iterable[AbstractContextManager[Any]]
 ) -> tuple[LlamaForCausalLM, dict[str, str]]:
-    """The model, built in these contexts, the outermost first; and the dtypes that constructors
-    made there of the float32 that they were asked for."""
+    """The model, built inside these contexts, the outermost first; and the dtypes that constructors
+    returned inside them when asked for float32."""
     with ExitStack() as stack:
         for each in contexts:
             stack.enter_context(each)
@@ -69,7 +69,7 @@ def built(
 def build(
     precision: str, device: torch.device | str | None = None, shape: Shape | None = None
 ) -> LlamaForCausalLM:
-    """The model, under its own default dtype; without ``device``, zero.Init chooses one."""
+    """The model in the dtype of its precision; without ``device``, zero.Init chooses the device."""
     where = nullcontext() if device is None else torch.device(device)
     shape = shape or Shape()
     config = LlamaConfig(
@@ -86,12 +86,12 @@ def build(
 
 
 def tiny(precision: str) -> LlamaForCausalLM:
-    """A model of one layer, built plainly on the CPU: its buffers are those of every layer."""
+    """A model of one layer, built on the CPU without zero.Init: its buffers are right."""
     return build(precision, "cpu", Shape(layers=1))
 
 
 def zero_init(precision: str) -> AbstractContextManager[Any]:
-    """DeepSpeed's own context for building a model in shards, of one precision."""
+    """DeepSpeed's own context for building a model in shards, in one precision."""
     zero = {"stage": 3, "memory_efficient_linear": False}
     settings: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
     if precision != "fp32":
@@ -120,12 +120,12 @@ def compare_buffers(
 
 
 def _sharded(parameter: nn.Parameter) -> bool:
-    """Whether zero.Init has taken it over."""
+    """Whether zero.Init has taken over a parameter."""
     return hasattr(parameter, "ds_id")
 
 
 def _parted(model: nn.Module, device: torch.device) -> list[str]:
-    """The buffers that differ between ranks: a check that this bug passes."""
+    """The buffers that differ between ranks: a check that misses this bug."""
     if dist.get_world_size() == 1:
         return []
     named = [(n, b.to(device)) for n, b in model.named_buffers() if b.is_floating_point()]
@@ -135,8 +135,8 @@ def _parted(model: nn.Module, device: torch.device) -> list[str]:
 def turned(
     model: LlamaForCausalLM, device: torch.device
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """How the cosines and sines differ that the rotary embeddings of transformers 5 give out, for
-    every position, from those of ``tiny``; and how far these are from plain torch's."""
+    """How the cosines and sines of transformers 5 differ, at every position, from those of
+    ``tiny``; and how far the latter are from plain torch's."""
     answers = []
     for each, where in ((model, device), (tiny("bf16"), torch.device("cpu"))):
         positions = torch.arange(each.config.max_position_embeddings, device=where)[None]
@@ -149,11 +149,11 @@ def turned(
 
 
 def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
-    """Give the bf16 model and references the same weights, see that they have, and record how
-    their logits of one random sequence differ.
+    """Give the bf16 model and the references the same weights, check that they have them, and
+    record how their logits of one random sequence differ.
 
-    The references are built plainly, on the CPU and where there is one on the GPU. Their
-    frequencies may be an ulp apart, and either is right.
+    References are built without zero.Init, on the CPU and, if there is one, on the GPU. Their
+    frequencies may differ in the last place, and both are right.
     """
     torch.manual_seed(ctx.seed)
     kinds = dict.fromkeys(["cpu", ctx.device.type])
@@ -191,7 +191,7 @@ def _tokens(length: int, seed: int) -> Tensor:
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
-    """All to ``device``; of a sharded model its buffers alone, for zero.Init has its shards."""
+    """Move a model to ``device``; of a sharded model, only its buffers: zero.Init owns the rest."""
     if not any(map(_sharded, model.parameters())):
         model.to(device)
     for module in model.modules():
@@ -201,9 +201,9 @@ def _move(model: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def unwrapped_arange() -> Iterator[None]:
-    """The thread's remedy: the rotary embedding's constructor gets torch's own arange.
+    """A remedy of the report: the rotary embedding's constructor gets torch's own arange.
 
-    Entered before zero.Init, which wraps the constructors that it finds.
+    Enter it before zero.Init, which wraps the constructors that it finds.
     """
     from deepspeed.runtime.zero import partition_parameters
 
@@ -227,7 +227,7 @@ def unwrapped_arange() -> Iterator[None]:
 
 
 def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> None:
-    """The thread's remedy: overwrite every layer's buffers with those of a small healthy model."""
+    """A remedy of the report: overwrite every layer's buffers with those of a small model."""
     healthy = dict(healthy_model.model.layers[0].named_buffers())
     for layer in model.model.layers:
         for name, buffer in layer.named_buffers():
@@ -235,7 +235,7 @@ def copy_buffers(model: LlamaForCausalLM, healthy_model: LlamaForCausalLM) -> No
 
 
 def load_buffers(model: nn.Module, healthy: nn.Module) -> list[str]:
-    """The thread's remedy: make the buffers persistent, so that a checkpoint carries them.
+    """A remedy of the report: make the buffers persistent, so that checkpoints contain them.
 
     Saves those of a healthy model and loads them. Returns the names of what was saved.
     """

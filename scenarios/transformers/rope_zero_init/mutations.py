@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.spec import Edits
 from scenarios.common.edits import calls
 from scenarios.common.mutation import mutation
-from scenarios.transformers.rope_zero_init_v5.mutations import doubled, other_way
+from scenarios.transformers.rope_zero_init_v5.mutations import doubled, reflected
 
 LLAMA = "transformers/models/llama/modeling_llama.py"
 ZERO = "deepspeed/runtime/zero/partition_parameters.py"
-BUILT = "LlamaRotaryEmbedding.__init__"
+ROTARY = "LlamaRotaryEmbedding"
+BUILT, FORWARD, CACHE = (f"{ROTARY}.{n}" for n in ("__init__", "forward", "_set_cos_sin_cache"))
 WRAPPERS = "InsertPostInitMethodToModuleSubClasses._add_tensor_creation_wrappers"
-
-
-def sines(function: Any) -> Edits:
-    """The sine in place of the cosine."""
-    import libcst as cst
-
-    for call in calls(function, "cos"):
-        yield call, call.with_changes(func=call.func.with_changes(attr=cst.Name("sin")))
+SINES = "the cosines that the layers get are the sines"
 
 
 @mutation("doubled_frequencies", LLAMA, BUILT, "every frequency is twice the right one")
@@ -28,19 +23,12 @@ def frequencies(function: Any) -> Edits:
     return doubled(function)
 
 
-@mutation(
-    "sines_for_cosines",
-    LLAMA,
-    "LlamaRotaryEmbedding.forward",
-    "the cosines that the layers get are the sines",
-)
-def no_cosines(function: Any) -> Edits:
-    return sines(function)
+def sines(function: Any) -> Edits:
+    """Replace the cosine with the sine."""
+    import libcst as cst
 
-
-@mutation("reflected", LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
-def reflected(function: Any) -> Edits:
-    return other_way(function)
+    for call in calls(function, "cos"):
+        yield call, call.with_changes(func=call.func.with_changes(attr=cst.Name("sin")))
 
 
 @mutation(
@@ -66,34 +54,12 @@ def left_alone(function: Any) -> Edits:
         yield call, cst.Name("_orig_torch_arange")
 
 
-@mutation(
-    "sines_for_cosines",
-    LLAMA,
-    "LlamaRotaryEmbedding._set_cos_sin_cache",
-    "the cosines that the layers get are the sines",
-    variant="buggy",
-)
-def buggy_no_cosines(function: Any) -> Edits:
-    return sines(function)
-
-
-@mutation(
-    "reflected",
-    LLAMA,
-    "rotate_half",
-    "queries and keys are reflected, and not turned",
-    variant="buggy",
-)
-def buggy_reflected(function: Any) -> Edits:
-    return other_way(function)
-
-
 MUTATIONS = (
     frequencies,
-    no_cosines,
+    mutation("sines_for_cosines", LLAMA, FORWARD, SINES)(sines),
     reflected,
     first_part,
     left_alone,
-    buggy_no_cosines,
-    buggy_reflected,
+    mutation("sines_for_cosines", LLAMA, CACHE, SINES, variant="buggy")(sines),
+    replace(reflected, variant="buggy"),
 )

@@ -1,7 +1,7 @@
-"""LLaMA in plain torch: what a release's own model, built where nothing interferes, must be.
+"""LLaMA in plain torch: what a release's own model must compute when it is built without zero.Init.
 
-The releases' models are references for one another only as far as they are LLaMAs. Imports torch:
-import it from a scenario's ``run``.
+A release's model is a valid reference only if it is a LLaMA. Imports torch: import it inside
+``run``.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BASE, DIMENSIONS, EPSILON = 10000.0, 128, 1e-6
-"""LLaMA's defaults: of the frequencies, of a head, and of the norms."""
+"""LLaMA's defaults: the base of the frequencies, the dimensions of a head, the norms' epsilon."""
 
 
 def _angles(positions: int) -> Tensor:
-    """By how much each position turns each dimension, [positions, 128], in fp64."""
+    """The angle by which each position turns each dimension, [positions, 128], in fp64."""
     frequencies = BASE ** (-torch.arange(0, DIMENSIONS, 2, device="cpu").double() / DIMENSIONS)
     turned = torch.outer(torch.arange(positions, device="cpu").double(), frequencies)
     return torch.cat((turned, turned), dim=-1)
 
 
 def buffers_off(buffers: Iterable[tuple[str, Tensor]], positions: int) -> dict[str, float]:
-    """How far rotary buffers are from plain torch's: cosines and sines, and of frequencies the
-    angle (radians) by which they turn the last position. Others are passed over."""
+    """How far rotary buffers are from plain torch's: the greatest difference of cosines and sines,
+    and for frequencies the angle (radians) at the last position. Other buffers are left out."""
     angles = _angles(positions)
     last = angles[-1, : DIMENSIONS // 2]
     kinds = {"inv_freq": last, "cos": angles.cos(), "sin": angles.sin()}
@@ -39,8 +39,8 @@ def buffers_off(buffers: Iterable[tuple[str, Tensor]], positions: int) -> dict[s
 
 
 def logits(weights: Mapping[str, Tensor], tokens: Tensor, layers: int, heads: int) -> Tensor:
-    """The logits [1, positions, vocabulary] of tokens [1, positions], in fp32, by a model's weights
-    under the names of transformers."""
+    """The logits [1, positions, vocabulary] of tokens [1, positions], in fp32; ``weights`` have the
+    names of transformers."""
     named = {name: weight.float() for name, weight in weights.items()}
     angles = _angles(tokens.shape[1]).float().to(tokens.device)
     x = named["model.embed_tokens.weight"][tokens]
@@ -66,7 +66,7 @@ def _attended(own: Mapping[str, Tensor], x: Tensor, angles: Tensor, heads: int) 
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Each pair of a dimension and that half a head further on, turned by its angle."""
+    """Each dimension and the one half a head further on, turned by their angle."""
     one, other = x.chunk(2, dim=-1)
     return x * angles.cos() + torch.cat((-other, one), dim=-1) * angles.sin()
 

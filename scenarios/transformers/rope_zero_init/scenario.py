@@ -1,19 +1,21 @@
-"""deepspeed.zero.Init rounds the positions of LLaMA's rotary embedding, and its cosines are wrong.
+"""Under deepspeed.zero.Init in bf16, LLaMA sees most tokens above position 256 at wrong positions.
 
-Above position 256 the model sees tokens where they are not: two neighbours share one position, and
-further on sixteen do. Weights, losses and memory look as they should.
+Two neighbours share one position, and further on sixteen do. Weights, losses and memory look as
+they should. Users met it in January 2024 in PPO training: with zero.Init the policy loss had spikes
+that it did not have without. Users of two frameworks and the maintainers of DeepSpeed and
+transformers needed two weeks to follow the difference from the loss through the logits of a 70B
+model down to buffers that no checkpoint contains.
 
-Met in January 2024 in PPO training: with zero.Init the policy loss had spikes that it did not have
-without, and checkpoints told nothing. It took users of two frameworks and the maintainers of
-DeepSpeed and transformers two weeks to follow the difference from the loss through the logits of a
-70B model down to buffers that no checkpoint holds.
+Root cause: while a model is built, ``zero.Init`` wraps ``torch.arange`` and casts every floating
+result to the dtype of the DeepSpeed config, even if the caller asked for float32. LLaMA made its
+positions as a float arange. bf16 rounds integers above 256, fp16 those above 2048, so positions
+fall on their neighbours. The cosines and sines computed from them are kept in buffers that are not
+persistent, so no checkpoint repairs them. The fix counts positions in integers, which ``zero.Init``
+leaves alone, and casts them late.
 
-Root cause: for the time that a model is built, ``zero.Init`` wraps ``torch.arange`` and casts every
-floating result to the dtype of the DeepSpeed config, even where the caller asked for float32.
-LLaMA made its positions as a float arange. In bf16 integers above 256 are rounded, in fp16 above
-2048, so positions fall on their neighbours. The cosines and sines are then computed from these in
-float32, and kept in buffers that are not persistent: no checkpoint repairs them. The fix counts
-positions in integers, which ``zero.Init`` leaves alone, and casts them late.
+The bug is one of transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
+together with an affected transformers. transformers 5 has the defect again, in other code and with
+other figures: ``rope_zero_init_v5`` is about that.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from scenarios.transformers.rope_zero_init.buffers import EQUAL, Documented, Fig
 
 PRECISIONS = ("bf16", "fp32", "fp16")
 ROUNDED = 257
-"""The first position that bf16 cannot hold: it becomes 256."""
+"""The first position that bf16 cannot represent: it becomes 256."""
 
 DOCUMENTED = Documented(
     first=ROUNDED,
@@ -67,10 +69,10 @@ DOCUMENTED = Documented(
         },
     },
 )
-"""Of 4096 positions and 128 dimensions, 524288 elements; so the size of the buffers is no knob.
-Those of bf16 and fp32's cosines on a GPU are the report's own; the others were measured here. On a
-GPU zero.Init also moves the frequencies there, where 4 of 64 come out one ulp off: that is all of
-fp32's 88 and 116."""
+"""Of 524288 elements: 4096 positions and 128 dimensions, which therefore are no parameters. The
+figures of bf16 and of fp32's cosines on a GPU are the report's own; the others were measured here.
+On a GPU, zero.Init also makes the frequencies there, where 4 of 64 differ in the last place: that
+explains the 88 and 116 of fp32."""
 
 RETURNED = Documented(
     first=1,
@@ -79,20 +81,20 @@ RETURNED = Documented(
         Lane.CPU: {("bf16", "inv_freq"): Figures(63), ("fp16", "inv_freq"): Figures(63)},
     },
 )
-"""The same of 64 frequencies, in releases that keep no cosines: there the arange that is cast is
-the one that frequencies are made from, as in rope_zero_init_v5."""
+"""The same for releases that keep 64 frequencies and no cosines: zero.Init casts the arange that
+these are made from, as in rope_zero_init_v5."""
 
 
 @dataclass
 class Params(Knobs):
-    zero_init: bool = knob(True, about="whether the model is built under zero.Init at all")
+    zero_init: bool = knob(True, about="whether the model is built under zero.Init")
     remedy: str = knob(
         "none",
         choices=("none", "original_arange", "tiny_model", "persistent"),
-        about="what is done about it",
+        about="the remedy that is tried",
     )
     tokens: int = knob(
-        320, above=ROUNDED, most=4096, about="in the sequence whose logits are compared"
+        320, above=ROUNDED, most=4096, about="length of the sequence whose logits are compared"
     )
 
 
@@ -117,7 +119,7 @@ INTEGERS = Defect(
     file="transformers/models/llama/modeling_llama.py",
     scope="LlamaRotaryEmbedding._set_cos_sin_cache",
     edit=count_in_integers,
-    about="no defect but the thread's remedy for it: positions are made as integers, which "
+    about="a patch, not a defect: the remedy of the report. Positions are made as integers, which "
     "zero.Init leaves alone, and cast late",
 )
 
@@ -128,12 +130,12 @@ SCENARIO = Scenario(
         "https://github.com/huggingface/transformers/issues/28596",
         "https://github.com/huggingface/transformers/issues/28685",
     ),
-    fix="https://github.com/huggingface/transformers/pull/28760 (transformers 4.38.0)",
+    fix="https://github.com/huggingface/transformers/pull/28760",
     symptom="Tensor-likes are not equal! Mismatched elements: 329332 / 524288 (62.8%), greatest "
     "absolute difference: 2.0 at index (1148, 2), greatest relative difference: 8320.0 at index "
     "(3657, 11); logits that diverge at about 300 tokens",
     trigger="a LLaMA built under deepspeed.zero.Init in bf16 or fp16",
-    remedy="use transformers 4.38.0 to 5.14.1, or copy the rotary buffers of a small model that "
+    remedy="use transformers 4.38.0 to 5.14.1, or copy the rotary buffers from a small model that "
     "was built outside of zero.Init",
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
     goes_wrong="positions",
@@ -142,31 +144,31 @@ SCENARIO = Scenario(
         Companion(
             "transformers>=5",
             {"deepspeed": "0.19.8"},
-            "the numpy of their day is none that DeepSpeed 0.13 can be imported with",
+            "DeepSpeed 0.13 cannot be imported with the numpy that transformers 5 resolves to",
         ),
     ),
     variants={
         "buggy": affected(),
         "fixed": unaffected("4.38.2"),
         "original_arange": unaffected(
-            about="the rotary embedding's constructor is given torch's own arange",
+            about="4.36.2; the rotary embedding's constructor gets torch's own arange",
             params={"remedy": "original_arange"},
         ),
         "tiny_model": unaffected(
-            about="the buffers of a one-layer model, built on the CPU outside of zero.Init, are "
-            "copied over",
+            about="4.36.2; the buffers of a one-layer model, built on the CPU without zero.Init, "
+            "are copied into it",
             params={"remedy": "tiny_model"},
         ),
         "persistent": unaffected(
-            about="the buffers are made persistent, saved from a healthy model and loaded",
+            about="4.36.2; the buffers are made persistent, saved from a healthy model and loaded",
             params={"remedy": "persistent"},
         ),
         "integers": unaffected(
-            about="positions are counted in integers and cast late, as a patch of the release",
+            about="4.36.2 with a patch that counts positions in integers and casts them late",
             defects=(INTEGERS,),
         ),
         "control": unaffected(
-            about="the release, and no zero.Init", params={"zero_init": False}, triggers=False
+            about="4.36.2 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },
 )
@@ -179,7 +181,8 @@ def plan(at: Position) -> Plan:
 
 
 def run(ctx: Context) -> None:
-    """Build the model as DeepSpeed does, in three precisions; compare with one built plainly."""
+    """Build the model as DeepSpeed does, in three precisions, and compare it with one built on the
+    CPU."""
     from scenarios.transformers.rope_zero_init import models as rope
 
     with ctx.phase("init"):
@@ -191,7 +194,7 @@ def run(ctx: Context) -> None:
 
 
 def _compared(ctx: Context, precision: str) -> Any:
-    """One model, after its remedy; its buffers were compared."""
+    """One model, after its remedy, whose buffers have been compared."""
     from scenarios.transformers.rope_zero_init import models as rope
 
     remedy, saved = ctx.params.remedy, []
@@ -210,20 +213,21 @@ def _compared(ctx: Context, precision: str) -> Any:
 
 
 def detect(records: Records) -> Finding | None:
-    """Cosines and sines are not the reference's, by the figures of the report, and logits differ
-    from position 257 on; where a release keeps frequencies alone, 63 of 64 and from 1 on."""
+    """Cosines and sines differ from the reference's by the figures of the report, and logits differ
+    from position 257 on. In releases that keep frequencies, 63 of 64 differ, and logits from
+    position 1 on."""
     names = [name for record in records.of("buffers") for name in record["compared"]]
     cosines = any(name.endswith("cos_cached") for name in names)
     return buffers.unlike_reference(records, DOCUMENTED if cosines else RETURNED)
 
 
 def exercised(records: Records) -> Exercise:
-    """zero.Init was at work while every model was built, and positions beyond 256 were asked."""
-    return buffers.under_zero_init(records, "arange") & buffers.asked_beyond(records, ROUNDED)
+    """zero.Init was active while every model was built, and positions above 256 were compared."""
+    return buffers.under_zero_init(records, "arange") & buffers.compared_beyond(records, ROUNDED)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:
-    """What does not find this bug, and whether it fired."""
+    """Checks that miss this bug, and whether they fired."""
     return buffers.weights_differ(records) | buffers.ranks_differ(records)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.spec import Edits
@@ -13,20 +14,13 @@ FREQUENCIES = "LlamaRotaryEmbedding.compute_default_rope_parameters"
 
 
 def doubled(function: Any) -> Edits:
-    """2.0 in place of 1.0, which is divided by the powers of the base."""
+    """Replace 1.0, which is divided by the powers of the base, with 2.0."""
     import libcst as cst
     import libcst.matchers as m
 
-    for each in m.findall(function, m.BinaryOperation(m.Float("1.0"), m.Divide())):
-        yield each, each.with_changes(left=cst.Float("2.0"))  # type: ignore[attr-defined]
-
-
-def other_way(function: Any) -> Edits:
-    """The half without its minus."""
-    import libcst.matchers as m
-
-    for each in m.findall(function, m.UnaryOperation(operator=m.Minus(), expression=m.Name("x2"))):
-        yield each, each.expression  # type: ignore[attr-defined]
+    node: Any
+    for node in m.findall(function, m.BinaryOperation(m.Float("1.0"), m.Divide())):
+        yield node, node.with_changes(left=cst.Float("2.0"))
 
 
 @mutation("doubled_frequencies", LLAMA, FREQUENCIES, "every frequency is twice the right one")
@@ -39,14 +33,18 @@ def scaled(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    factor = m.Assign([m.AssignTarget(m.Name("attention_factor"))])
-    for each in m.findall(function, factor):
-        yield each, each.with_changes(value=cst.Float("1.1"))  # type: ignore[attr-defined]
+    node: Any
+    for node in m.findall(function, m.Assign([m.AssignTarget(m.Name("attention_factor"))])):
+        yield node, node.with_changes(value=cst.Float("1.1"))
 
 
 @mutation("reflected", LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
 def reflected(function: Any) -> Edits:
-    return other_way(function)
+    import libcst.matchers as m
+
+    node: Any
+    for node in m.findall(function, m.UnaryOperation(m.Minus(), m.Name("x2"))):
+        yield node, node.expression
 
 
 @mutation(
@@ -59,8 +57,9 @@ def too_large(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for each in m.findall(function, m.BinaryOperation(operator=m.Power())):
-        yield each, each.with_changes(right=cst.parse_expression("-0.25"))  # type: ignore[attr-defined]
+    node: Any
+    for node in m.findall(function, m.BinaryOperation(operator=m.Power())):
+        yield node, node.with_changes(right=cst.parse_expression("-0.25"))
 
 
 @mutation(
@@ -73,30 +72,8 @@ def left_alone(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for each in m.findall(function, m.Call(m.Attribute(attr=m.Name("is_floating_point")))):
-        yield each, cst.Name("False")
-
-
-@mutation(
-    "doubled_frequencies",
-    LLAMA,
-    FREQUENCIES,
-    "every frequency is twice the right one",
-    variant="buggy",
-)
-def buggy_frequencies(function: Any) -> Edits:
-    return doubled(function)
-
-
-@mutation(
-    "reflected",
-    LLAMA,
-    "rotate_half",
-    "queries and keys are reflected, and not turned",
-    variant="buggy",
-)
-def buggy_reflected(function: Any) -> Edits:
-    return other_way(function)
+    for node in m.findall(function, m.Call(m.Attribute(attr=m.Name("is_floating_point")))):
+        yield node, cst.Name("False")
 
 
 MUTATIONS = (
@@ -105,6 +82,6 @@ MUTATIONS = (
     reflected,
     too_large,
     left_alone,
-    buggy_frequencies,
-    buggy_reflected,
+    replace(frequencies, variant="buggy"),
+    replace(reflected, variant="buggy"),
 )

@@ -1,17 +1,21 @@
-"""zero.Init rounds LLaMA's rotary frequencies: transformers 5 has the old defect once more.
+"""Since transformers 5.15.0, an explicit zero.Init rounds LLaMA's rotary frequencies to bf16.
 
-Where a model is built inside an explicit ``with deepspeed.zero.Init()``, as DeepSpeed's own manual
-shows it, 63 of the 64 rotary frequencies are those of bf16. Every position but the first is turned
-by a wrong angle, and far out in the context the cosines are arbitrary: wrong by up to 2.0.
+A model built inside ``with deepspeed.zero.Init()``, as DeepSpeed's own manual shows it, has 63 of
+64 frequencies in bf16. Every position but the first is turned by a wrong angle, and far out in the
+context the cosines are arbitrary: wrong by up to 2.0. As in ``rope_zero_init`` nothing shows it: no
+checkpoint contains the buffers, the parameters are right, and all ranks are wrong in the same way.
+Models that transformers builds itself, from a DeepSpeed config, are safe.
 
-Nobody need notice, as in the first case (``rope_zero_init``): the buffers are in no checkpoint, the
-parameters are right, and every rank is wrong in the same way.
+Root cause: the fix of ``rope_zero_init`` in 2024 made ``torch.arange`` count in integers, which
+``zero.Init`` leaves alone. transformers 5.15.0 asks for a float arange again. It protects itself by
+switching off the cast of ``arange``, but only where transformers enters ``zero.Init`` itself. Where
+the user enters it, arange returns bf16, and the frequencies are computed in bf16.
 
-Root cause: the fix of 2024 made ``torch.arange`` count in integers, which ``zero.Init`` leaves
-alone, and cast late. From 5.15.0 on transformers asks for a float arange again, and protects itself
-by switching off what ``zero.Init`` does to ``arange``: but only where transformers enters
-``zero.Init`` itself. Where the user does, the arange is cast to bf16, and the division and the
-power that make the frequencies run in bf16 as well.
+``rope_zero_init`` is about the first defect, in releases up to 4.37, which rounds positions. This
+scenario is about its return in other code, which rounds frequencies. No later release has a fix at
+the time of writing, so the fixed variant is an older one: 5.12.1, which still counts in integers.
+The bug is one of transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
+together with an affected transformers.
 """
 
 from __future__ import annotations
@@ -47,16 +51,18 @@ DOCUMENTED = Documented(
         Lane.GPU: {("bf16", "inv_freq"): ROUNDED},
     },
 )
-"""Mismatched elements, of 64 and of 4096 * 128; ``cos`` in bf16, as the layers get them."""
+"""Mismatched elements, of 64 and of 4096 * 128; ``cos`` is in bf16, as the layers get it."""
 
 
 @dataclass
 class Params(Knobs):
-    zero_init: bool = knob(True, about="whether the model is built under zero.Init at all")
+    zero_init: bool = knob(True, about="whether the model is built under zero.Init")
     guard: bool = knob(
         False, about="whether transformers' own guard of arange is entered before zero.Init"
     )
-    tokens: int = knob(320, least=2, most=4096, about="in the sequence whose logits are compared")
+    tokens: int = knob(
+        320, least=2, most=4096, about="length of the sequence whose logits are compared"
+    )
 
 
 SCENARIO = Scenario(
@@ -65,13 +71,12 @@ SCENARIO = Scenario(
         "https://github.com/microsoft/DeepSpeed/issues/4932",
         "https://github.com/huggingface/transformers/issues/28685",
     ),
-    fix="none at the time of writing: transformers counts in integers up to 5.14.1, but not since "
-    "5.15.0",
-    symptom="63 of 64 rotary frequencies are bf16 and wrong, relatively by up to 0.0045; the "
+    fix="none: transformers counts in integers up to 5.14.1, and no longer since 5.15.0",
+    symptom="63 of 64 rotary frequencies are in bf16 and wrong, relatively by up to 0.0045; the "
     "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
     trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
-    remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or leave "
-    "zero.Init to transformers' own integration",
+    remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or let "
+    "transformers' own integration enter zero.Init",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
     goes_wrong="positions",
     files=("transformers/models/llama/modeling_llama.py",),
@@ -81,11 +86,11 @@ SCENARIO = Scenario(
         "buggy": affected(),
         "fixed": unaffected("5.12.1"),
         "guarded": unaffected(
-            about="the release, its own guard of arange entered before zero.Init",
+            about="5.23.0 with its own guard of arange entered before zero.Init",
             params={"guard": True},
         ),
         "control": unaffected(
-            about="the release, and no zero.Init", params={"zero_init": False}, triggers=False
+            about="5.23.0 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },
 )
@@ -97,7 +102,7 @@ def plan(at: Position) -> Plan:
 
 
 def run(ctx: Context) -> None:
-    """Build the model, compare its frequencies, its cosines and then its logits."""
+    """Build the model; compare its frequencies, cosines and logits with a reference."""
     from scenarios.transformers.rope_zero_init import models as rope
 
     with ctx.phase("init"):
@@ -123,21 +128,19 @@ def _contexts(ctx: Context) -> Iterator[AbstractContextManager[Any]]:
 
 
 def detect(records: Records) -> Finding | None:
-    """63 of 64 frequencies are not the reference's, nor the cosines and logits made from them."""
+    """63 of 64 frequencies differ from the reference's, and so do the cosines and logits."""
     return buffers.unlike_reference(records, DOCUMENTED)
 
 
 def exercised(records: Records) -> Exercise:
-    """zero.Init was at work while the model was built, of a release that keeps frequencies.
-
-    Asked for is ones, and not arange, which a release may guard.
-    """
+    """zero.Init was active while the model was built, and the release keeps frequencies. The
+    evidence for zero.Init is the dtype of ones, because a release may guard arange."""
     compared = {name for record in records.of("buffers") for name in record["compared"]}
     missing = sorted(set(FREQUENCIES) - compared)
     return (
         buffers.under_zero_init(records, "ones")
         & Exercise.of(not missing, "", f"the model has no {', '.join(missing)}")
-        & buffers.asked_beyond(records, 1)
+        & buffers.compared_beyond(records, 1)
     )
 
 

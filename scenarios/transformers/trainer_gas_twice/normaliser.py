@@ -1,7 +1,7 @@
-"""By what is a loss divided? Of some micro-batches it is one number, and several are plausible.
+"""By what is a loss divided? For several micro-batches, several divisors are plausible.
 
-A rank writes down the mean loss and the number of tokens of each micro-batch, by plain torch, and
-the loss that the library tells. One of these may be it; where two are the same, both are named.
+A rank records the mean loss and the number of tokens of each micro-batch, computed by plain torch,
+and the loss that the library reports. ``explains`` names each divisor that gives the reported loss.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
 
 
 def miscounted(step: Record, rows: int) -> Iterator[str]:
-    """What a step, which also has ``applied.facts``, tells of other numbers of micro-batches, or of
-    rows than the first one, which was given so many; and a mean of its losses that is none."""
+    """Facts of a step that contradict each other: numbers of micro-batches or rows that are not
+    those of the first step, which was given ``rows``; and a mean loss that is not the mean."""
     counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
     *batches, given = counts.values()
     if len(set(batches)) > 1 or given != rows or given % batches[0]:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        yield f"step {step['step']} tells of {told}, where the first one was given {rows} rows"
+        facts = ", ".join(f"{count} {name}" for name, count in counts.items())
+        yield f"step {step['step']} has {facts}, but the first step had {rows} rows"
     mean = math.fsum(step["losses"]) / len(step["losses"])
     if not near(step["reference_loss"], mean, share=applied.TOLERANCE):
         yield f"the loss of step {step['step']} is {step['reference_loss']:.5g} and {mean:.5g}"
 
 
 def explains(
-    told: float, means: Losses, tokens: Sequence[int], tolerance: float = 1e-4
+    loss: float, means: Losses, tokens: Sequence[int], tolerance: float = 1e-4
 ) -> list[str]:
-    """Which normalisers give the loss that was told, within a fraction; none of NaN."""
+    """Which normalisers give this loss, within a fraction; none gives NaN."""
     values = {name: of(means, tokens) for name, of in NORMALISERS.items()}
-    return [n for n, value in values.items() if near(told, value, share=tolerance)]
+    return [n for n, value in values.items() if near(loss, value, share=tolerance)]

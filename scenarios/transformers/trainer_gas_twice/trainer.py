@@ -1,9 +1,8 @@
-"""transformers' Trainer over a tiny model that is made in code: no hub, no download.
+"""transformers' Trainer over a tiny model that is made in code, without any download.
 
-Rows of one length, so that the mean of the micro-batches' means is that of the batch. What the
-optimizer applies is recorded step by step, beside what plain torch has on the rows that the model
-was really given, and which these were. Imports torch and transformers: import it from a scenario's
-``run``.
+All rows have the same length, so the mean of the micro-batches' means is the mean of the batch.
+Each step records what the optimizer applied, what plain torch computes on the rows that the model
+was given, and which rows these were. Imports torch and transformers: import it inside ``run``.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from scenarios.common import applied
 
 VOCABULARY, LENGTH, HIDDEN = 32, 16, 16
 IGNORED = -100
-"""The label of a token that counts for nothing."""
+"""The label of a token that does not count."""
 
 Rows = dict[str, Tensor]
 
 
 def llama() -> LlamaForCausalLM:
-    """Two layers; it takes the number of items as a keyword of its loss."""
+    """A LLaMA of two layers; its loss takes the number of items as a keyword."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
@@ -48,7 +47,7 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Plain(nn.Module):
-    """A module of one's own, whose loss is its own mean, and which takes no keywords."""
+    """A module of one's own: its loss is a mean, and it takes no keywords."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ MODELS = {"llama": llama, "plain": Plain}
 def rows(count: int, seed: int) -> list[Rows]:
     """Rows of random tokens, [length] each.
 
-    The first label predicts nothing; it is masked, as some releases count it as an item.
+    The first label predicts nothing. It is masked, because some releases count it as an item.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
@@ -74,10 +73,12 @@ def rows(count: int, seed: int) -> list[Rows]:
     return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
 
 
-def trainer(ctx: Context, model: nn.Module, lr: float, size: int, steps: int, **told: Any) -> Any:
-    """A Trainer with SGD at a constant rate, no clipping and no reports, watched step by step.
+def trainer(
+    ctx: Context, model: nn.Module, lr: float, size: int, steps: int, accumulation: int
+) -> Any:
+    """A Trainer with SGD at a constant rate, without clipping, watched step by step.
 
-    ``size`` is a micro-batch's, in rows; ``told`` goes to TrainingArguments.
+    A step has ``accumulation`` micro-batches of ``size`` rows each.
     """
     model = model.to(ctx.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -94,10 +95,10 @@ def trainer(ctx: Context, model: nn.Module, lr: float, size: int, steps: int, **
         disable_tqdm=True,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
-        **told,
+        gradient_accumulation_steps=accumulation,
     )
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    count = size * steps * arguments.gradient_accumulation_steps * ctx.world_size
+    count = size * steps * accumulation * ctx.world_size
     dataset = rows(count, ctx.seed)
     Watch(ctx, model, optimizer, lr, dataset)
     return Trainer(
@@ -106,12 +107,12 @@ def trainer(ctx: Context, model: nn.Module, lr: float, size: int, steps: int, **
 
 
 def logged(made: Any) -> list[float]:
-    """The losses that a Trainer has logged, one a step."""
+    """The losses that a Trainer has logged, one for each step."""
     return [float(line["loss"]) for line in made.state.log_history if "loss" in line]
 
 
 class Watch:
-    """Sees what the model is given, and at each step of the optimizer what it applies."""
+    """Watches what the model is given, and what each step of the optimizer applies."""
 
     def __init__(
         self,
@@ -154,7 +155,8 @@ class Watch:
         self.seen.clear()
 
     def _rows(self) -> list[int]:
-        """The numbers in the dataset of the rows that were given; -1 of one that is not there."""
+        """The numbers in the dataset of the rows that were given; -1 for a row that is not in
+        it."""
         given = [
             pair for one in self.seen for pair in zip(one["input_ids"], one["labels"], strict=True)
         ]
@@ -166,5 +168,5 @@ class Watch:
 
 
 def _name(tokens: Tensor, labels: Tensor) -> tuple[int, ...]:
-    """What tells one row from another."""
+    """What distinguishes a row from all others."""
     return (*tokens.tolist(), *labels.tolist())

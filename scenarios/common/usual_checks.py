@@ -1,6 +1,6 @@
-"""The checks that everybody has, and that most of these bugs pass: each with whether it fired.
+"""The usual checks of a training loop, which miss most of these bugs; each with whether it fired.
 
-They read records ``step`` with ``loss`` and ``grad_norm``; add theirs to one's own with ``|``.
+They read ``loss`` and ``grad_norm`` of the records ``step``. Combine the checks with ``|``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Fired = Mapping[str, bool]
 
 
 def norm(records: Records) -> dict[str, bool]:
-    """The norm is all-reduced, so it agrees whatever the gradients are."""
+    """The norm is all-reduced, so it agrees between ranks even if the gradients do not."""
     norms: dict[int, set[float]] = {}
     for step in records.of("step"):
         norms.setdefault(step["step"], set()).add(step["grad_norm"])
@@ -25,12 +25,12 @@ def norm(records: Records) -> dict[str, bool]:
 
 
 def loss_rises(records: Records) -> dict[str, bool]:
-    """A training that is wrong learns nevertheless."""
+    """A training that is wrong still learns."""
     return {"the loss rises": any(after > before for before, after in pairwise(_losses(records)))}
 
 
 def loss_not_finite(records: Records) -> dict[str, bool]:
-    """What every training script looks at."""
+    """What every training script checks."""
     return {"a loss is not finite": not all(map(finite, _losses(records)))}
 
 
@@ -39,14 +39,14 @@ def _losses(records: Records) -> Sequence[float]:
 
 
 def loss_ends_higher(records: Records) -> dict[str, bool]:
-    """A training with the wrong steps may still get somewhere."""
+    """A training that takes wrong steps may still make progress."""
     losses = _losses(records)
     higher = len(losses) > 1 and not losses[-1] < losses[0]
     return {"the loss at the end is not below that at the start": higher}
 
 
 def loss_unlike_reference(records: Records, tolerance: float = 1e-3) -> dict[str, bool]:
-    """The loss comes from before what is wrong; ``tolerance`` is a fraction."""
+    """The loss is computed before the wrong update; ``tolerance`` is a fraction."""
     steps = [step for step in records.of("step") if step["loss"] is not None]
     unlike = any(not near(step["loss"], step["reference_loss"], share=tolerance) for step in steps)
     return {"the loss is not that of plain torch with the same weights": unlike}
