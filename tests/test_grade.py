@@ -10,7 +10,8 @@ import pytest
 from harness import catalog
 from harness.spec import Finding, Inconclusive, Outcome, TrialResult, Verdict
 from harness.trial.grade import grade, judge
-from harness.trial.records import HOUSE, RUN_FILE
+from harness.trial.recorder import HARNESS_KINDS
+from harness.trial.records import RUN_FILE
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
 
@@ -71,10 +72,12 @@ def show_as(recording: Recording, variant: str, source: str) -> None:
     """Let the ranks of a variant record what those of another one recorded of the bug."""
     for rank in (0, 1):
         shown = [
-            r for r in read(RECORDED / source / f"rank_{rank}.jsonl") if r["kind"] not in HOUSE
+            r
+            for r in read(RECORDED / source / f"rank_{rank}.jsonl")
+            if r["kind"] not in HARNESS_KINDS
         ]
         with recording.records(variant, rank) as records:
-            own = [record for record in records if record["kind"] in HOUSE]
+            own = [record for record in records if record["kind"] in HARNESS_KINDS]
             records[:] = [*own[:2], *shown, *own[2:]]
 
 
@@ -163,8 +166,8 @@ def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(
 @pytest.mark.parametrize(
     ("name", "answer", "said"),
     [
-        ("detect", "wrong", "detect answered 'wrong', and no Finding"),
-        ("exercised", True, "exercised answered True, and no Exercise"),
+        ("detect", "wrong", "detect returned 'wrong', expected a Finding"),
+        ("exercised", True, "exercised returned True, expected an Exercise"),
         ("detect", Finding("far", magnitude=float("nan")), "the finding's magnitude is nan"),
     ],
 )

@@ -42,13 +42,13 @@ def of_the_first_stage(records: list[dict[str, Any]]) -> None:
 MODULE = {"version": "1", "file": "/x.py"}
 
 HOUSE: list[Row] = [
-    ("bf16_clip", "fixed", 1, "upstream", to(apex="inf"), "apex is 'inf', and no state of apex"),
-    ("bf16_clip", "fixed", 1, "upstream", to(apex="installed"), "apex is not alike on ranks 0"),
-    ("sampler_shards", "buggy", 0, "start", to(python="3.11.8"), "python is not alike on ranks"),
-    ("sampler_shards", "buggy", 0, "start", to(torch="2.13.1+cpu"), "torch is not alike"),
-    ("sampler_shards", "buggy", 0, "start", to(threads=2), "threads is not alike on ranks 0 and"),
-    ("sampler_shards", "buggy", 0, "begin", to(host="elsewhere"), "host is not alike"),
-    ("streaming_map_resume", "fixed", 0, "start", to(python="inf"), "'inf', and no version"),
+    ("bf16_clip", "fixed", 1, "upstream", to(apex="inf"), "apex is 'inf', expected state of apex"),
+    ("bf16_clip", "fixed", 1, "upstream", to(apex="installed"), "apex differs between ranks 0"),
+    ("sampler_shards", "buggy", 0, "start", to(python="3.11.8"), "python differs between ranks"),
+    ("sampler_shards", "buggy", 0, "start", to(torch="2.13.1+cpu"), "torch differs"),
+    ("sampler_shards", "buggy", 0, "start", to(threads=2), "threads differs between ranks 0 and"),
+    ("sampler_shards", "buggy", 0, "begin", to(host="elsewhere"), "host differs"),
+    ("streaming_map_resume", "fixed", 0, "start", to(python="inf"), "'inf', expected version"),
     ("streaming_map_resume", "fixed", 0, "start", to(python="3.9.1"), "run.json names 3.11.7"),
     ("streaming_map_resume", "fixed", 0, "start", to(torch="2.9.0"), "run.json names 2.13.0"),
     ("streaming_map_resume", "fixed", 0, "start", to(nccl="2.28.9"), "no GPU, on the cpu lane"),
@@ -72,8 +72,8 @@ TIED: list[Row] = [
         "the model has blocks 1, 2, 1, 2 on its stages",
     ),
     ("tied_grad_reduce", "buggy", 0, "step", to(grad_norm=None), "grad_norm is None"),
-    ("tied_grad_reduce", "fixed", 1, "step", to(sum=1e3), "sum is not alike on ranks 0 and 1"),
-    ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, and"),
+    ("tied_grad_reduce", "fixed", 1, "step", to(sum=1e3), "sum differs between ranks 0 and 1"),
+    ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, expected"),
     ("tied_grad_reduce", "control", 0, "step", to(got={}), "got has 0 names"),
     (
         "tied_grad_reduce",
@@ -95,7 +95,7 @@ TIED: list[Row] = [
     ),
     ("tied_resume_norm", "fixed/train", 0, "step", gone("own"), "own is missing"),
     ("tied_resume_norm", "fixed/train", 1, "step", to(own=1e3), "a gradient, own, of norm 1000"),
-    ("tied_resume_norm", "fixed/train", 1, "step", to(drift={"x": 1.0}), "drift x was not"),
+    ("tied_resume_norm", "fixed/train", 1, "step", to(drift={"x": 1.0}), "drift x is not expected"),
     (
         "tied_resume_norm",
         "fixed/train",
@@ -113,7 +113,7 @@ TIED: list[Row] = [
         1,
         "loaded",
         within("changed", to(about="x")),
-        "changed [0] about is 'x', and no change",
+        "changed [0] about is 'x', expected change",
     ),
     (
         "tied_resume_norm",
@@ -132,7 +132,14 @@ TIED: list[Row] = [
         "tied_modules.x is no parameter of this",
     ),
     ("tied_resume_weight", "fixed/resume", 1, "step", gone("parted"), "parted is missing"),
-    ("tied_resume_weight", "fixed/train", 1, "drift", to(tied={"x": 1.0}), "tied x was not"),
+    (
+        "tied_resume_weight",
+        "fixed/train",
+        1,
+        "drift",
+        to(tied={"x": 1.0}),
+        "tied x is not expected",
+    ),
     (
         "tied_resume_weight",
         "buggy/train",
@@ -146,10 +153,10 @@ TIED: list[Row] = [
 
 CLIP: list[Row] = [
     ("bf16_clip", "fixed", 1, "step", to(replicas=[]), "replicas has 0 entries"),
-    ("bf16_clip", "fixed", 1, "step", to(replicas=["x"]), "replicas is not alike on ranks 0"),
+    ("bf16_clip", "fixed", 1, "step", to(replicas=["x"]), "replicas differs between ranks 0"),
     ("bf16_clip", "fixed", None, "step", later(to(replicas=["x"])), "is no copy in each step"),
     ("bf16_clip", "reference", 0, "step", to(replicas=["x"]), "x is no copy in each step"),
-    ("bf16_clip", "fixed", 1, "step", to(differing={"x": 1.0}), "differing is not alike"),
+    ("bf16_clip", "fixed", 1, "step", to(differing={"x": 1.0}), "differing differs"),
     ("bf16_clip", "fixed", 0, "checkpoint", to(compared=0), "failed for 0 of 0 keys"),
     ("bf16_clip", "fixed", 0, "checkpoint", to(compared=1), "of 1 keys, where the model has 8"),
     ("bf16_clip", "fixed", None, "step", to(gradient=1e6), "has the norm 1e+06, where its parts"),
@@ -160,7 +167,7 @@ CLIP: list[Row] = [
         0,
         "checkpoint",
         within("failures", to(key="x")),
-        "'x', and no key of a layer norm",
+        "'x', expected key of a layer norm",
     ),
     (
         "bf16_clip",
@@ -174,7 +181,7 @@ CLIP: list[Row] = [
 
 ROTARY: list[Row] = [
     ("rope_zero_init", "fixed", 1, "buffers", gone("saved"), "saved is missing"),
-    ("rope_zero_init", "fixed", 1, "buffers", to(turned=[]), "turned was not promised"),
+    ("rope_zero_init", "fixed", 1, "buffers", to(turned=[]), "turned is not expected"),
     ("rope_zero_init_v5", "control", 0, "buffers", gone("turned"), "turned is missing"),
     ("rope_zero_init_v5", "control", 0, "buffers", gone("turned_off"), "turned_off is missing"),
     ("rope_zero_init_v5", "control", 0, "buffers", without("turned_off", "cos"), "cos is missing"),
@@ -182,12 +189,12 @@ ROTARY: list[Row] = [
     ("rope_zero_init", "control", 0, "logits", to(reference="cuda"), "reference is 'cuda'"),
     ("rope_zero_init", "control", 0, "buffers", to(lane="gpu"), "lane is 'gpu'"),
     ("rope_zero_init", "persistent", 1, "buffers", to(saved=["x"]), "other buffers were saved"),
-    ("rope_zero_init", "fixed", 1, "buffers", to(sharded=20), "sharded is not alike on ranks"),
-    ("rope_zero_init", "fixed", 1, "buffers", to(casts=CASTS), "casts is not alike on ranks"),
-    ("rope_zero_init", "fixed", 1, "logits", to(tokens=257), "tokens is 257, and not 320"),
-    ("rope_zero_init", "control", 1, "buffers", to(parted=[""]), "'', and no line of text"),
-    ("rope_zero_init", "buggy", 1, "buffers", to(compared={COS: [1]}), "compared is not alike"),
-    ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared is not alike"),
+    ("rope_zero_init", "fixed", 1, "buffers", to(sharded=20), "sharded differs between ranks"),
+    ("rope_zero_init", "fixed", 1, "buffers", to(casts=CASTS), "casts differs between ranks"),
+    ("rope_zero_init", "fixed", 1, "logits", to(tokens=257), "tokens is 257, expected 320"),
+    ("rope_zero_init", "control", 1, "buffers", to(parted=[""]), "'', expected one line of text"),
+    ("rope_zero_init", "buggy", 1, "buffers", to(compared={COS: [1]}), "compared differs"),
+    ("rope_zero_init", "buggy", 0, "buffers", without("compared", COS), "compared differs"),
     ("rope_zero_init", "buggy", None, "buffers", to(compared={COS: [1]}), "compared as a buffer"),
     (
         "rope_zero_init",
@@ -238,10 +245,10 @@ ROTARY: list[Row] = [
 ]
 
 OVERFLOW: list[Row] = [
-    ("fp16_overflow", "control", 1, "step", to(grad_norm=None), "grad_norm is not alike on"),
-    ("fp16_overflow", "buggy", 0, "step", to(grad_norm=1.5), "grad_norm is not alike on ranks"),
+    ("fp16_overflow", "control", 1, "step", to(grad_norm=None), "grad_norm differs between"),
+    ("fp16_overflow", "buggy", 0, "step", to(grad_norm=1.5), "grad_norm differs between ranks"),
     ("fp16_overflow", "control", None, "step", later(to(grad_norm=None)), "is told of some"),
-    ("fp16_overflow", "control", 1, "begun", to(gradient="nan"), "gradient is not alike on"),
+    ("fp16_overflow", "control", 1, "begun", to(gradient="nan"), "gradient differs between"),
     ("fp16_overflow", "control", None, "begun", to(gradient="nan"), "torch's gradient is nan"),
     (
         "fp16_overflow",
@@ -254,7 +261,7 @@ OVERFLOW: list[Row] = [
     ("fp16_overflow", "control", 1, "step", later(to(lr=0.005), 155), "next rate is 0.005, wh"),
     ("fp16_overflow", "control", 1, "begun", to(scale=1.0), "its scale is 1.0, and before it"),
     ("fp16_overflow", "fixed", 1, "begun", to(rate=0.5), "its rate is 0.5, and was to be 0.0001"),
-    ("fp16_overflow", "fixed", 1, "begun", to(clipping=0.0), "clipping is 0.0, and not 1.0"),
+    ("fp16_overflow", "fixed", 1, "begun", to(clipping=0.0), "clipping is 0.0, expected 1.0"),
     ("fp16_overflow", "control", 1, "step", to(headroom={}), "headroom has 0 names"),
     (
         "fp16_overflow",
@@ -299,14 +306,14 @@ OVERFLOW: list[Row] = [
     ),
     ("fp16_overflow", "buggy", 1, "exception", to(type="Error"), "type is 'Error'"),
     ("fp16_overflow", "buggy", 1, "exception", to(text="At minimum"), "text is 'At minimum'"),
-    ("fp16_overflow", "buggy", 1, RECORDS, less("exception"), "was promised, and never came"),
+    ("fp16_overflow", "buggy", 1, RECORDS, less("exception"), "is planned, but missing"),
     (
         "fp16_overflow",
         "buggy",
         1,
         "setup",
         within("scaler", to(minimum=2.0)),
-        "scaler is not alike on ranks 0 and 1",
+        "scaler differs between ranks 0 and 1",
     ),
     (
         "fp16_overflow",
@@ -314,16 +321,16 @@ OVERFLOW: list[Row] = [
         1,
         "setup",
         within("corpus", to(sha256="0" * 64)),
-        "corpus is not alike on ranks 0 and 1",
+        "corpus differs between ranks 0 and 1",
     ),
 ]
 
 STEPS: list[Row] = [
-    ("clip_max_for_min", "fixed", 0, "step", to(micro=[]), "micro has 0 entries, and not 1"),
+    ("clip_max_for_min", "fixed", 0, "step", to(micro=[]), "micro has 0 entries, expected 1"),
     ("clip_max_for_min", "buggy", None, "step", to(applied=1e-3), "120 are wrong: 0 not"),
     ("clip_max_for_min", "fixed", None, "step", to(loss=0.0), "the loss of step 1 is 0"),
     *(
-        ("clip_max_for_min", "fixed", 1, "step", change, "is not alike on ranks 0 and 1")
+        ("clip_max_for_min", "fixed", 1, "step", change, "differs between ranks 0 and 1")
         for change in (
             to(loss=0.1),
             to(gradient=0.1),
@@ -335,8 +342,8 @@ STEPS: list[Row] = [
         )
     ),
     ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "of each micro-batch's 9"),
-    ("pipeline_gas_twice", "fixed", 1, "step", to(loss=0.1), "loss is not alike on ranks 0 and"),
-    ("pipeline_gas_twice", "fixed", 1, "step", to(reference_loss=0.1), "reference_loss is not"),
+    ("pipeline_gas_twice", "fixed", 1, "step", to(loss=0.1), "loss differs between ranks 0 and"),
+    ("pipeline_gas_twice", "fixed", 1, "step", to(reference_loss=0.1), "reference_loss differs"),
     (
         "pipeline_gas_twice",
         "fixed",
@@ -346,13 +353,13 @@ STEPS: list[Row] = [
         "of each micro-batch's 1, 1, 0, 2",
     ),
     ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batch's 9, 9, 9, 9"),
-    ("pipeline_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "micro has 1 entries, and not 4"),
-    ("pipeline_gas_twice", "control", 1, "step", to(stage=0), "stage is 0, and not 1"),
+    ("pipeline_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "micro has 1 entry, expected 4"),
+    ("pipeline_gas_twice", "control", 1, "step", to(stage=0), "stage is 0, expected 1"),
     ("trainer_gas_twice", "control", 0, "step", to(rows=[]), "rows has 0 entries"),
     ("trainer_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "step 1 tells of 1 micro, 4"),
     ("trainer_gas_twice", "fixed", 0, "step", to(reference_loss=0.0), "the loss of step 1 is 0"),
-    ("warmup_first_step", "buggy", 0, "rate", to(rates=[]), "rates has 0 entries, and not 1"),
-    ("warmup_first_step", "buggy", 1, "rate", to(rates=[0.1, 0.1]), "rates is not alike"),
+    ("warmup_first_step", "buggy", 0, "rate", to(rates=[]), "rates has 0 entries, expected at"),
+    ("warmup_first_step", "buggy", 1, "rate", to(rates=[0.1, 0.1]), "rates differs"),
     ("warmup_first_step", "control", None, "rate", later(to(rates=[0.0] * 2)), "2 rates, 1 of"),
     ("warmup_first_step", "control", 0, "step", to(logged=[]), "logged has 0 entries"),
     ("warmup_first_step", "control", 1, "step", to(loss=0.0), "the loss of step 1 is"),
@@ -362,7 +369,7 @@ STEPS: list[Row] = [
 STREAMS: list[Row] = [
     ("streaming_map_resume", "fixed", 0, "resume", to(transform="inf"), "transform is 'inf'"),
     ("streaming_map_resume", "fixed", 0, "resume", to(tables=[40]), "tables is"),
-    ("sampler_shards", "fixed", 1, "epoch", to(batch=1), "batch is 1, and not 4"),
+    ("sampler_shards", "fixed", 1, "epoch", to(batch=1), "batch is 1, expected 4"),
 ]
 
 EMBEDDING: list[Row] = [
@@ -384,7 +391,7 @@ EMBEDDING: list[Row] = [
         within("owned", to(**{"linear.0": []})),
         "rank 1: owned does not name linear.0, or nobody steps it",
     ),
-    ("tied_embedding_order", "fixed", 1, "rest", to(scale=1.0), "scale is 1.0, and not 2.0"),
+    ("tied_embedding_order", "fixed", 1, "rest", to(scale=1.0), "scale is 1.0, expected 2.0"),
     (
         "tied_embedding_order",
         "control",
@@ -393,11 +400,11 @@ EMBEDDING: list[Row] = [
         within("pieces", to(rows=15)),
         "120 elements, 120 of them owned, where its layout has 128 and 128",
     ),
-    ("tied_embedding_order", "fixed", 1, "layout", to(sharded=False), "sharded is False, and not"),
+    ("tied_embedding_order", "fixed", 1, "layout", to(sharded=False), "sharded is False, expected"),
     ("tied_embedding_order", "control", 1, "layout", to(bucket=[0, 1]), "lie outside of their"),
     ("tied_embedding_training", "fixed", 1, "layout", to(owned=[0, 500]), "0 to 500 of 128"),
     ("tied_embedding_training", "fixed", 3, "step", to(missed={}), "has 0 names, and it owns a"),
-    ("tied_embedding_training", "fixed", 3, "step", to(apart=1.0), "apart is not alike on ranks"),
+    ("tied_embedding_training", "fixed", 3, "step", to(apart=1.0), "apart differs between ranks"),
     (
         "tied_embedding_training",
         "fixed",
