@@ -465,19 +465,6 @@ def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, function, refuse(getattr(os, function)))
 
 
-def test_a_full_file_system_leaves_nothing_of_the_run_folder(
-    tmpfs: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _have_gpus(monkeypatch, 0)
-    sandbox = Sandbox.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
-    fill(tmpfs)
-    done = command(sandbox, "run", "scenario=sampler_shards", "launch=gpu")
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.startswith(f"no room on the disk for {sandbox.runs}")
-    assert list(sandbox.runs.iterdir()) == []
-    sandbox.assert_nothing_left()
-
-
 @pytest.mark.launch
 def test_a_disk_that_fills_up_mid_run_is_inconclusive(
     tmpfs: Path, tmp_path: Path, cache: Path

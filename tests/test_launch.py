@@ -97,21 +97,6 @@ Root Cause (first observed failure):
 """
 
 
-@only_warm
-def test_a_killed_rank_takes_precedence_over_its_neighbours_error(stand_in: StandIn) -> None:
-    output = ERROR_FILE + 'error_file(0, "Connection reset by peer", time.time())\n'
-    done = stand_in.launch(f"{output}print({ROOT_CAUSE.format(code=-9)!r})\nsys.exit(1)")
-    assert done["failure"] == {"rank": 1, "message": "was ended by SIGKILL"}
-
-
-@only_warm
-def test_a_rank_that_torchrun_ended_does_not_hide_the_error_of_another(stand_in: StandIn) -> None:
-    output = ERROR_FILE + 'error_file(0, "ValueError: wrong", time.time())\n'
-    done = stand_in.launch(f"{output}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
-    assert done["failure"]["rank"] == 0
-    assert done["failure"]["message"] == "ValueError: wrong"
-
-
 LOGGED = "E1122 05:28:20.674000 9459 torch/distributed/elastic/multiprocessing/api.py:836] "
 SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal: 15"
 
@@ -142,14 +127,6 @@ def test_the_reason_of_a_failure_is_read_from_torchruns_log(
 
 
 @only_warm
-def test_a_rank_without_an_error_file_gets_the_reason_of_torchruns_log(stand_in: StandIn) -> None:
-    output = f"{LOGGED}OSError: [Errno 24] Too many open files\n{ROOT_CAUSE.format(code=1)}"
-    done = stand_in.launch(f"import sys\nprint({output!r})\nsys.exit(1)")
-    why = "left with exit code 1: OSError: [Errno 24] Too many open files"
-    assert done["failure"] == {"rank": 1, "message": why}
-
-
-@only_warm
 def test_a_low_limit_of_open_files_is_part_of_the_reason(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,20 +135,57 @@ def test_a_low_limit_of_open_files_is_part_of_the_reason(
     assert done["reason"].endswith("uv loop; a process may open 24 files here (ulimit -n)")
 
 
-@only_warm
-def test_the_earlier_of_two_errors_in_one_second_is_named(stand_in: StandIn) -> None:
-    later = 'error_file(0, "Connection closed by peer", 1000.5)\n'
-    done = stand_in.launch(f'{ERROR_FILE}{later}error_file(1, "ValueError: wrong", 1000.2)\n')
-    assert done["failure"]["rank"] == 1
-    assert done["failure"]["message"] == "ValueError: wrong"
+CUT_OFF = 'open("elastic/id/attempt_0/1/error.json", "w").close()'
+TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
 
 
 @only_warm
-def test_an_error_file_that_is_cut_off_does_not_stop_the_harness(stand_in: StandIn) -> None:
-    cut = 'open("elastic/id/attempt_0/1/error.json", "w").close()\nsys.exit(1)'
-    done = stand_in.launch(f'{ERROR_FILE}error_file(1, "", time.time())\n{cut}')
+@pytest.mark.parametrize(
+    ("errors", "log", "rank", "message"),
+    [
+        pytest.param(
+            'error_file(0, "Connection reset by peer", 1000)',
+            ROOT_CAUSE.format(code=-9),
+            1,
+            "was ended by SIGKILL",
+            id="a killed rank, before its neighbour's error",
+        ),
+        pytest.param(
+            'error_file(0, "ValueError: wrong", 1000)',
+            ROOT_CAUSE.format(code=-15),
+            0,
+            "ValueError: wrong",
+            id="a rank with an error, before one that torchrun ended",
+        ),
+        pytest.param(
+            "",
+            f"{LOGGED}{TOO_MANY_FILES}\n{ROOT_CAUSE.format(code=1)}",
+            1,
+            f"left with exit code 1: {TOO_MANY_FILES}",
+            id="a rank without an error file, with the reason in torchrun's log",
+        ),
+        pytest.param(
+            'error_file(0, "closed by peer", 1000.5); error_file(1, "ValueError: wrong", 1000.2)',
+            "",
+            1,
+            "ValueError: wrong",
+            id="the earlier of two errors within one second",
+        ),
+        pytest.param(
+            f'error_file(1, "", 1000); {CUT_OFF}',
+            "",
+            1,
+            "its error file is cut off",
+            id="a rank whose error file is cut off",
+        ),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(
+    stand_in: StandIn, errors: str, log: str, rank: int, message: str
+) -> None:
+    done = stand_in.launch(f"{ERROR_FILE}{errors}\nprint({log!r})\nsys.exit(1)")
     assert done["code"] == 1
-    assert done["failure"]["rank"] == 1
+    assert (done["failure"]["rank"], done["failure"]["message"]) == (rank, message)
 
 
 def test_a_second_ctrl_c_does_not_stop_the_clean_up(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 from harness.facts.plan import BrokenPlan, Kind, each
 from harness.facts.shapes import NUMBER
 from harness.spec import Inconclusive, Records
-from harness.trial import records
 from harness.trial.recorder import HARNESS_KINDS, Recorder
 from harness.trial.records import (
     RUN_FILE,
@@ -26,7 +23,6 @@ from harness.trial.records import (
     read_json,
     read_records,
     write_exit,
-    write_json,
 )
 from harness.trial.validation import merged
 
@@ -127,22 +123,6 @@ def test_a_run_folder_has_run_json_and_a_folder_for_each_trial(tmp_path: Path) -
     assert read_json(folder / RUN_FILE) == RUN
 
 
-@pytest.mark.parametrize(
-    ("number", "message"), [(errno.ENOSPC, "no room on the disk"), (errno.EROFS, "cannot write")]
-)
-def test_a_run_folder_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
-) -> None:
-    def fail(path: Path, text: str) -> None:
-        path.write_text(text[:3])
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(records, "write_whole", fail)
-    with pytest.raises(Inconclusive, match=message):
-        create_run_folder(tmp_path, "name", RUN)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_run_folder_cannot_be_made_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Inconclusive, match="cannot write"):
@@ -156,15 +136,6 @@ def test_a_file_that_is_not_json_is_inconclusive(tmp_path: Path, text: str | Non
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(Inconclusive, match=r"cannot read .*file\.json"):
         read_json(file)
-
-
-def test_a_json_file_is_replaced_completely(tmp_path: Path) -> None:
-    file = tmp_path / "file.json"
-    data: list[dict[str, Any]] = [{"old": 1}, {"new": 2}]
-    for content in data:
-        write_json(file, content)
-    assert json.loads(file.read_text()) == {"new": 2}
-    assert os.listdir(tmp_path) == ["file.json"]
 
 
 def test_the_records_of_launches_are_merged_in_order() -> None:

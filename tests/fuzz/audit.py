@@ -319,22 +319,24 @@ def _streaming_map_resume(launches: Launches) -> set[str]:
 
 
 def _warmup_first_step(launches: Launches) -> set[str]:
-    answers = set()
+    outcomes = set()
     for rank in {r["rank"] for r in _all(launches, "rate")}:
-        (told,) = _all(launches, "schedule", rank)
+        (schedule,) = _all(launches, "schedule", rank)
         rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
-        span = told["high"] - told["low"]
-        right = {n: told["low"] + span * min(max(n - 2, 0) / told["warmup"], 1) for n, _ in rates}
+        span = schedule["high"] - schedule["low"]
+        right = {
+            n: schedule["low"] + span * min(max(n - 2, 0) / schedule["warmup"], 1) for n, _ in rates
+        }
         wrong = [
             (n, rate) for n, rate in rates if abs(rate - right[n]) > 1e-6 * max(right.values())
         ]
         if not wrong:
-            answers.add("clean")
-        elif all((n, rate) == (1, told["own"]) for n, rate in wrong):
-            answers.add("symptom")
+            outcomes.add("clean")
+        elif all((n, rate) == (1, schedule["own"]) for n, rate in wrong):
+            outcomes.add("symptom")
         else:
-            answers.add("odd")
-    return answers if len(answers) == 1 else set()
+            outcomes.add("odd")
+    return outcomes if len(outcomes) == 1 else set()
 
 
 OPINIONS: Mapping[str, Callable[[Launches], set[str]]] = {
