@@ -105,10 +105,8 @@ def _import_torch(base: Base) -> None:
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
     """Serve in a child after this step; if the step makes the child unfit for forks, serve here."""
-    child = os.fork()
+    child = _fork()
     if not child:
-        os.environ[supervisor.PARENT] = str(os.getppid())
-        supervisor.end_with_parent()
         if _fit_after(step):
             serve()
             os._exit(SERVED)
@@ -116,6 +114,16 @@ def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
     _, status = os.waitpid(child, 0)
     if status != SERVED << 8:  # the ranks will fail in the same way, and report it
         serve()
+
+
+def _fork() -> int:
+    """Fork; the child ends with this process, from its first moment on (see ``supervisor``)."""
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.environ[supervisor.PARENT] = str(parent)
+        supervisor.end_with_parent()
+    return child
 
 
 def _fit_after(step: Callable[[], None]) -> bool:
@@ -163,7 +171,7 @@ def _serve_overlays(harness: socket.socket, base: Base) -> None:
         message, handles, _, _ = socket.recv_fds(harness, MOST, 3)
         if not message:
             return
-        if not os.fork():
+        if not _fork():
             harness.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _become_overlay_server(base, *handles)
@@ -178,8 +186,6 @@ def _become_overlay_server(base: Base, handle: int, output: int, request: int) -
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(wanted["environment"])
-    os.environ[supervisor.PARENT] = str(os.getppid())
-    supervisor.end_with_parent()
     site, files = _site(), wanted["files"]
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
@@ -246,7 +252,7 @@ class Server:
         if not message:
             return False
         log, report = handles
-        child = os.fork()
+        child = _fork()
         if not child:
             for handle in (self.served.fileno(), report, *self.reports.values()):
                 os.close(handle)  # their readers must notice when this server ends
@@ -279,7 +285,6 @@ def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
     os.chdir(request["folder"])
     set_token(request["token"])
     os.environ.update(request["environment"])
-    os.environ[supervisor.PARENT] = str(os.getppid())
     code = 1
     try:
         agent.main(request["arguments"])

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from harness.trial import supervisor
 from harness.trial.processes import NO_TOKEN, TOKEN
 
 LOST_AFTER = 5.0
@@ -195,8 +196,9 @@ class OverlayServer:
 
 
 def changes(environment: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
-    """The variables that differ from ``base``, except the token, which ``set_token`` sets."""
-    return {k: v for k, v in environment.items() if k != TOKEN and base.get(k) != v}
+    """The variables that differ from ``base``, without those that a forked process sets itself."""
+    own = (TOKEN, supervisor.PARENT)
+    return {k: v for k, v in environment.items() if k not in own and base.get(k) != v}
 
 
 def _start_in_a_lasting_thread(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
