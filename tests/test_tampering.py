@@ -1,4 +1,4 @@
-"""Evidence that was changed is not believed: the tables of cases are in ``tests/tampering``."""
+"""Grading notices changed evidence. ``tests/tampering`` contains the tables of cases."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_a_trial_whose_evidence_was_changed_is_inconclusive(case: Case, tmp_path
 
 
 @pytest.mark.parametrize("case", [*folder.BELIEVED, *findings.BELIEVED], ids=str)
-def test_a_trial_that_may_be_so_comes_out_as_expected(case: Case, tmp_path: Path) -> None:
+def test_a_trial_with_an_allowed_change_is_graded(case: Case, tmp_path: Path) -> None:
     outcome, reason = graded(case, tmp_path)
     assert outcome is not Outcome.INCONCLUSIVE
     assert case.says in reason
 
 
 @pytest.mark.parametrize("case", findings.DOUBTED, ids=str)
-def test_a_finding_that_differs_in_this_is_not_the_documented_symptom(case: Case) -> None:
+def test_a_changed_finding_is_not_the_documented_symptom(case: Case) -> None:
     found = module(case).detect(changed(case))
     assert found is not None
     assert not found.documented
@@ -40,19 +40,19 @@ def test_a_finding_that_differs_in_this_is_not_the_documented_symptom(case: Case
 
 
 @pytest.mark.parametrize("case", findings.UNEXERCISED, ids=str)
-def test_a_trial_that_differs_in_this_was_not_triggered(case: Case) -> None:
+def test_a_changed_trial_is_not_exercised(case: Case) -> None:
     exercise = module(case).exercised(changed(case))
     assert not exercise.met
     assert case.says in exercise.text
 
 
 @pytest.mark.parametrize("case", findings.DISAGREEING, ids=str)
-def test_trials_of_which_one_differs_in_this_disagree(case: Case) -> None:
+def test_trials_disagree_if_one_is_changed(case: Case) -> None:
     assert any(case.says in reason for reason in module(case).agree(trials(case)))
 
 
 @pytest.mark.parametrize("case", findings.FIRING, ids=str)
-def test_an_insufficient_check_misses_the_bug_and_finds_this(case: Case) -> None:
+def test_an_insufficient_check_misses_the_bug_but_finds_another_change(case: Case) -> None:
     of_the_bug = recorded_trial(case.scenario, case.place)
     assert module(case).insufficient_checks(of_the_bug)[case.says] is False
     assert module(case).insufficient_checks(changed(case))[case.says] is True

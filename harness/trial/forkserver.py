@@ -135,13 +135,15 @@ def _fit_after(step: Callable[[], None]) -> bool:
         traceback.print_exc()
         return False
     started = _threads() - threads
-    if started or _cuda_initialised():
-        threads_ = f"started threads ({', '.join(started)})"
-        what = "initialised CUDA" if _cuda_initialised() else threads_
-        print(f"harness: an import {what}: each rank has to import by itself", flush=True)
-        return False
-    imports.freeze()
-    return True
+    if _cuda_initialised():
+        effect = "initialised CUDA"
+    elif started:
+        effect = f"started threads ({', '.join(started)})"
+    else:
+        imports.freeze()
+        return True
+    print(f"harness: an import {effect}: each rank has to import by itself", flush=True)
+    return False
 
 
 def _threads() -> Counter[str]:

@@ -123,7 +123,7 @@ def write_run(job: Job) -> None:
         "command": config.command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
-        **trials.question(job),
+        **trials.choices(job),
         "launch": asdict(config.launch),
         "source": machine.source(),
         "machine": machine.facts(),

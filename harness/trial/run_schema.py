@@ -86,23 +86,23 @@ def trial(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]
 
     Raises ValueError if the scenario does not accept the parameters or pins.
     """
-    of_catalog = catalog.scenario(scenario)
-    about = of_catalog.variant(variant)
-    params = {**run["params"], **about.params}
+    spec = catalog.scenario(scenario)
+    of_variant = spec.variant(variant)
+    params = {**run["params"], **of_variant.params}
     catalog.load(scenario).Params(**params)
-    chosen = _pins(of_catalog, variant, run)
+    chosen = _pins(spec, variant, run)
     return {
-        "about": of_catalog.about(variant),
-        "expect": about.expect,
-        "triggers": about.triggers,
-        "ranks": of_catalog.ranks_of(variant),
-        "launches": list(of_catalog.launches),
+        "about": spec.about(variant),
+        "expect": of_variant.expect,
+        "triggers": of_variant.triggers,
+        "ranks": spec.ranks_of(variant),
+        "launches": list(spec.launches),
         "params": params,
         "pins": chosen,
         "modules": {name: pins.import_name(name) for name in chosen},
         "shims": [point.name for point in shims.needed(chosen, Lane(run["lane"]))],
-        "defects": {d.name: edit(d) for d in about.defects},
-        "watched": list(of_catalog.watched),
+        "defects": {d.name: edit(d) for d in of_variant.defects},
+        "watched": list(spec.watched),
     }
 
 

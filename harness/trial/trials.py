@@ -21,16 +21,11 @@ from harness.trial.servers import OverlayServer, Wanted
 from harness.upstream.overlay import Overlay
 
 
-def of_catalog(job: Job, variant: str) -> dict[str, Any]:
-    """What the catalogue says of a trial, see ``run_schema.trial``."""
-    return run_schema.trial(job.config.scenario, variant, question(job))
-
-
-def question(job: Job) -> dict[str, Any]:
-    """The part of run.json that decides what its trials are."""
+def choices(job: Job) -> dict[str, Any]:
+    """The choices in run.json that decide what follows from the catalogue for its trials."""
     config = job.config
     pins = dict(config.pins)
-    if config.installed:  # then the question is about everything that is installed
+    if config.installed:
         pins = {name: pin for stack in job.stacks.values() for name, pin in stack.pins.items()}
     return {
         "lane": job.lane,
@@ -40,9 +35,14 @@ def question(job: Job) -> dict[str, Any]:
     }
 
 
+def _from_catalog(job: Job, variant: str) -> dict[str, Any]:
+    """What follows for a trial from the catalogue."""
+    return run_schema.trial(job.config.scenario, variant, choices(job))
+
+
 def content(job: Job, variant: str) -> dict[str, Any]:
     """What run.json contains of a trial."""
-    trial = of_catalog(job, variant) | {"date": job.stacks[variant].date}
+    trial = _from_catalog(job, variant) | {"date": job.stacks[variant].date}
     if variant in job.refusals:
         return trial | {"unsupported": job.refusals[variant]}
     overlay = job.overlays[variant]
@@ -149,7 +149,7 @@ def server(job: Job, variant: str) -> OverlayServer | None:
     """The server that a variant's launches are forked from; None if launches are cold."""
     if not job.config.launch.warm:
         return None
-    trial = of_catalog(job, variant)
+    trial = _from_catalog(job, variant)
     files = job.overlays[variant].files or {}
     wanted = Wanted(
         rank_environment(_settings(job, variant)),
