@@ -1,4 +1,4 @@
-"""What another user may do: run as nobody, in a process forked from this one, which root may."""
+"""Runs code as another user: as nobody, in a process forked from this one, which needs root."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import pytest
 
 NOBODY = 65534
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 @contextmanager
 def as_nobody(job: Callable[..., Iterator[Any]], *arguments: object) -> Iterator[Any]:
-    """What a generator yields first, run as nobody; it goes on, to its end, on leaving.
+    """Run a generator as nobody and yield its first value; it continues when the context is left.
 
-    All that it imports must be imported already: root's Python may lie where nobody cannot read.
+    Its imports must be done before: the user nobody may not be able to read root's Python.
     """
     context = multiprocessing.get_context("fork")
-    answers, leave = context.Queue(), context.Event()
-    process = context.Process(target=_run, args=(job, arguments, answers, leave))
+    values, leave = context.Queue(), context.Event()
+    process = context.Process(target=_run, args=(job, arguments, values, leave))
     process.start()
     try:
-        answer, failure = answers.get(timeout=30)
+        value, failure = values.get(timeout=30)
         assert not failure, failure
-        yield answer
+        yield value
     finally:
         leave.set()
         process.join(30)
     assert process.exitcode == 0
 
 
-def _run(job: Callable[..., Iterator[Any]], arguments: Any, answers: Any, leave: Any) -> None:
+def _run(job: Callable[..., Iterator[Any]], arguments: Any, values: Any, leave: Any) -> None:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     try:
-        for answer in job(*arguments):
-            answers.put((answer, None))
+        for value in job(*arguments):
+            values.put((value, None))
             leave.wait(30)
     except BaseException:
-        answers.put((None, traceback.format_exc()))
+        values.put((None, traceback.format_exc()))

@@ -1,4 +1,4 @@
-"""A process group for tests of detectors: real processes over gloo."""
+"""A process group for tests of detectors: real processes with gloo."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.multiprocessing.spawn import start_processes
 def in_group(ranks: int, job: Callable[[int, Path], None], folder: Path) -> None:
     """Call ``job(rank, folder)`` in as many processes as there are ranks, all in one group.
 
-    They are forked: two seconds to import torch would be most of what each of them does.
+    They are forked: otherwise each of them would import torch for two seconds.
     """
     start_processes(_member, (ranks, job, folder), nprocs=ranks, start_method="fork")
 
 
 def _member(rank: int, ranks: int, job: Callable[[int, Path], None], folder: Path) -> None:
-    torch.set_num_threads(1)  # the threads of the parent are not forked with it
+    torch.set_num_threads(1)  # threads of the parent are not forked
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

@@ -1,9 +1,10 @@
-"""Keep runs for the tests: ``python -m tests.record RUN ...`` makes the folder
-``recorded`` of the run's scenario.
+"""Record runs for the tests: ``python -m tests.record RUN ...``.
 
-Left out are logs, checkpoints and upstream's text, and of the lists of loaded files all but what
-grading looks for; paths, host and environment are made neutral, and the digests made anew for that.
-A run that does not grade as it did is refused.
+The recording becomes the folder ``recorded`` of the run's scenario.
+
+A recording has no logs, checkpoints or code of upstream, and its lists of loaded files contain only
+what grading needs. Paths, host and environment are neutral, and all digests are computed again. A
+run whose verdict changes is refused.
 """
 
 from __future__ import annotations
@@ -27,44 +28,45 @@ SITE = "/overlays/{}/site-packages"
 
 def main(runs: list[str]) -> None:
     for run in map(Path, runs):
-        told = json.loads((run / RUN_FILE).read_text())
-        out = catalog.folder(told["scenario"]) / "recorded"
-        keep(run, out)
-        print(told["scenario"], grade(out).verdict)
+        content = json.loads((run / RUN_FILE).read_text())
+        out = catalog.folder(content["scenario"]) / "recorded"
+        record(run, out)
+        print(content["scenario"], grade(out).verdict)
 
 
-def keep(run: Path, out: Path) -> None:
+def record(run: Path, out: Path) -> None:
     """A neutral copy of a run folder."""
     verdict = grade(run).verdict
-    told = json.loads((run / RUN_FILE).read_text())
-    sites = {t["overlay"]["site"]: SITE.format(t["overlay"]["key"]) for t in _launched(told)}
+    content = json.loads((run / RUN_FILE).read_text())
+    sites = {t["overlay"]["site"]: SITE.format(t["overlay"]["key"]) for t in _launched(content)}
     shutil.rmtree(out, ignore_errors=True)
     for path in sorted(run.glob("**/*")):
         if path.name in (EXIT_FILE, MADE_FILE) or path.match("rank_*.jsonl"):
-            place = out / path.relative_to(run)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(_neutral(path.read_text(), sites))
-            if place.suffix == ".jsonl":
-                _forget_host(place)
+            copy = out / path.relative_to(run)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(_neutral(path.read_text(), sites))
+            if copy.suffix == ".jsonl":
+                _forget_host(copy)
     for made in sorted(out.glob(f"**/{MADE_FILE}")):
         _shorten_lists(run, out, made)
-    for trial in _launched(told):
+    for trial in _launched(content):
         trial["overlay"]["diff"], trial["overlay"]["made"] = [], False
-    told["environment"] = {}
-    told["machine"]["platform"] = "Linux"
-    told["command"] = " ".join(w for w in told["command"].split() if not w.startswith("runs="))
-    out.joinpath(RUN_FILE).write_text(_neutral(json.dumps(told, indent=1), sites) + "\n")
+    content["environment"] = {}
+    content["machine"]["platform"] = "Linux"
+    words = content["command"].split()
+    content["command"] = " ".join(word for word in words if not word.startswith("runs="))
+    out.joinpath(RUN_FILE).write_text(_neutral(json.dumps(content, indent=1), sites) + "\n")
     seal(out)
     result = grade(out)
     if result.verdict is not verdict:
         raise SystemExit(f"{run}: {verdict}, but its copy is {result.verdict}: {result.reasons}")
-    taken = json.loads((run / VERDICT_FILE).read_text())["seconds"]
-    told_ = result.to_json() | {"seconds": taken}
-    out.joinpath(VERDICT_FILE).write_text(json.dumps(told_, indent=1) + "\n")
+    seconds = json.loads((run / VERDICT_FILE).read_text())["seconds"]
+    stored = result.to_json() | {"seconds": seconds}
+    out.joinpath(VERDICT_FILE).write_text(json.dumps(stored, indent=1) + "\n")
 
 
-def _launched(told: dict[str, Any]) -> list[dict[str, Any]]:
-    return [trial for trial in told["trials"].values() if "overlay" in trial]
+def _launched(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [trial for trial in content["trials"].values() if "overlay" in trial]
 
 
 def _neutral(text: str, sites: dict[str, str]) -> str:
@@ -74,23 +76,22 @@ def _neutral(text: str, sites: dict[str, str]) -> str:
 
 
 def _shorten_lists(run: Path, out: Path, made: Path) -> None:
-    """Keep of a launch's lists of loaded files what grading looks for: a list has 1500 files."""
-    told = json.loads(made.read_text())
+    """Shorten a launch's lists of loaded files, of 1,500 files each, to what grading needs."""
+    content = json.loads(made.read_text())
     for file in sorted(made.parent.glob("rank_*.jsonl")):
         records = read(file)
-        (proof,) = (record for record in records if record["kind"] == "upstream")
-        names = {m["file"].partition(f"/{SITE_FOLDER}/")[2] for m in proof["modules"].values()}
-        rank, names = file.stem.removeprefix("rank_"), names | set(proof["files"])
+        (upstream,) = (record for record in records if record["kind"] == "upstream")
+        names = {m["file"].partition(f"/{SITE_FOLDER}/")[2] for m in upstream["modules"].values()}
+        rank, names = file.stem.removeprefix("rank_"), names | set(upstream["files"])
 
-        def shorter(named: str, names: set[str] = names) -> str:
-            whole = loaded_files.files(run, named)
-            return loaded_files.keep(out, {name: whole[name] for name in sorted(names)})
+        def shorten(digest: str, names: set[str] = names) -> str:
+            files = loaded_files.files(run, digest)
+            return loaded_files.keep(out, {name: files[name] for name in sorted(names)})
 
-        proof["loaded"], told["loaded"][rank] = map(
-            shorter, (proof["loaded"], told["loaded"][rank])
-        )
+        upstream["loaded"] = shorten(upstream["loaded"])
+        content["loaded"][rank] = shorten(content["loaded"][rank])
         write(file, records)
-    made.write_text(json.dumps(told))
+    made.write_text(json.dumps(content))
 
 
 def _forget_host(file: Path) -> None:

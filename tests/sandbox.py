@@ -1,4 +1,4 @@
-"""A place of its own for commands of a test: where they run, what they leave, and how they end."""
+"""A sandbox for the commands of a test: where they run, what they leave, and how they end."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ PATIENCE = 240
 
 @dataclass
 class Sandbox:
-    """Where a test's commands run: a run folder's parent, a working directory and a cache."""
+    """A folder for runs, a working directory and a cache for a test's commands."""
 
     runs: Path
     cwd: Path
     cache: Path
     warm: bool = True
-    """Whether trials are forked from processes that have imported; else each is a launch."""
+    """Whether launches are forked from servers; otherwise they are cold."""
 
     @staticmethod
     def under(folder: Path, cache: Path, runs: Path | None = None) -> Sandbox:
-        place = Sandbox(runs or folder / "runs", folder / "cwd", cache)
-        place.cwd.mkdir()
-        return place
+        sandbox = Sandbox(runs or folder / "runs", folder / "cwd", cache)
+        sandbox.cwd.mkdir()
+        return sandbox
 
     def start(
         self, *arguments: str, through: Sequence[str] = (), **environment: str
     ) -> subprocess.Popen[str]:
-        """Start ``python -m harness``; everything it starts carries this place's HARNESS_RUNS.
+        """Start ``python -m harness``; all its processes have this sandbox's HARNESS_RUNS.
 
-        ``through`` is a command that executes the one that is appended to it.
+        ``through`` is a command that executes the command appended to it.
         """
         ours = {
             "PYTHONPATH": str(ROOT),
             "HARNESS_RUNS": str(self.runs),
             "HARNESS_CACHE": str(self.cache),
-            "UV_OFFLINE": "1",  # nothing here may depend on a package index
+            "UV_OFFLINE": "1",  # tests must not depend on a package index
         }
         if not self.warm and arguments[0] == "run":
             arguments = (*arguments, "launch.warm=false")
@@ -70,7 +70,7 @@ class Sandbox:
         return ended(self.start(*arguments, through=through, **environment))
 
     def living(self) -> list[psutil.Process]:
-        """Every process that a command of this place started and that still runs."""
+        """Every living process that a command of this sandbox started."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -86,8 +86,8 @@ class Sandbox:
         (folder,) = self.runs.iterdir()
         return folder
 
-    def half_written(self) -> list[str]:
-        """What a command should not have left: see the module's docstring."""
+    def unfinished(self) -> list[str]:
+        """Files that a command should not leave."""
         found = [*self.cwd.iterdir(), *self.cache.glob("overlays/.*"), *self.runs.rglob(".*")]
         found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
         found += self.runs.rglob("elastic")
@@ -97,10 +97,10 @@ class Sandbox:
 
     def assert_nothing_left(self) -> None:
         assert self.living() == []
-        assert self.half_written() == []
+        assert self.unfinished() == []
 
     def end(self) -> None:
-        """Kill what a failed test, or a killed harness, has left."""
+        """Kill the processes that a failed test or a killed harness left."""
         while living := self.living():
             for process in living:
                 process.kill()
@@ -117,7 +117,7 @@ class Ended:
 
     @property
     def complaint(self) -> str:
-        """What it said on stderr, which must be one line of the harness's own."""
+        """The message on stderr, which must be one line of the harness."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("harness: ")
@@ -125,8 +125,8 @@ class Ended:
 
 
 def hear_signals() -> None:
-    """Have a process hear SIGINT and SIGHUP, which it ignores where the tests run in the
-    background: a shell without job control and nohup have their children ignore them."""
+    """Let a process handle SIGINT and SIGHUP. It would ignore them if the tests run in the
+    background, started by nohup or by a shell without job control."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -144,28 +144,28 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[str]) -> None:
-    """Wait for ``condition``, at most as long as ``process`` lives."""
+    """Wait for ``condition``; fail if ``process`` ends before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if process.poll() is not None:
             pytest.fail(f"ended before {what}: {ended(process)}")
-        assert time.monotonic() < deadline, f"never came: {what}"
+        assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.02)
 
 
 def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
-    """Wait for ``condition``, at most so long."""
+    """Wait for ``condition``; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
+        assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.02)
 
 
-def mid_run(place: Sandbox, process: subprocess.Popen[str]) -> list[int]:
-    """Wait until both ranks go through epochs; their process ids, by rank."""
+def mid_run(sandbox: Sandbox, process: subprocess.Popen[str]) -> list[int]:
+    """Wait until both ranks train; returns their process ids."""
 
     def records(rank: int) -> list[dict[str, Any]]:
-        parts = place.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
+        parts = sandbox.runs.glob(f"*/buggy/rank_{rank}.jsonl.part")
         return [_record(line) for part in parts for line in part.read_text().splitlines()]
 
     def training() -> bool:
@@ -180,24 +180,25 @@ def _record(line: str) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(line)
         return record
     except ValueError:
-        return {}  # the line that is being written just now
+        return {}  # the rank is writing this line now
 
 
 def trial(run: Path) -> dict[str, Any]:
-    """What the verdict.json of a run of one variant says of its trial."""
+    """The only trial in a run's verdict.json."""
     first: dict[str, Any] = json.loads((run / VERDICT_FILE).read_text())["trials"][0]
     return first
 
 
-def outcome(place: Sandbox) -> tuple[str, str]:
-    """The outcome of the buggy variant in the only run's verdict.json, and its reason."""
-    verdict, buggy = json.loads((place.folder() / VERDICT_FILE).read_text()), trial(place.folder())
+def outcome(sandbox: Sandbox) -> tuple[str, str]:
+    """The outcome and reason of the only trial in the only run."""
+    folder = sandbox.folder()
+    verdict, buggy = json.loads((folder / VERDICT_FILE).read_text()), trial(folder)
     assert verdict["verdict"] == buggy["outcome"]
     return buggy["outcome"], buggy["reason"]
 
 
 def fill(folder: Path) -> None:
-    """Leave no room on the file system of ``folder``."""
+    """Fill the file system of ``folder``."""
     with (folder / "ballast").open("wb", buffering=0) as file:
         try:
             while file.write(b"x" * 4096):

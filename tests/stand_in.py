@@ -1,4 +1,4 @@
-"""A stand-in for torchrun: a package called torch, which is none and runs a trial's own script."""
+"""A stand-in for torchrun: a package named torch that runs the script of a launch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from harness.files import sha256
 from harness.spec import Lane
 from harness.trial.forkserver import BEFORE_UPSTREAM
-from harness.trial.launch import Surroundings, rank_environment
+from harness.trial.launch import RankSettings, rank_environment
 from harness.trial.servers import Wanted
 from harness.upstream import bytecode
 
 
 def stand_in(site: Path) -> None:
-    """Make packages called torch in ``site``, whose torchrun runs ``script.py`` of a folder."""
+    """Make a package named torch in ``site``; its torchrun runs ``script.py`` in its folder."""
     for module in BEFORE_UPSTREAM:
         if module.startswith("torch."):
             file = site.joinpath(*module.split(".")).with_suffix(".py")
@@ -28,17 +28,17 @@ def stand_in(site: Path) -> None:
 
 
 def compiled(site: Path) -> None:
-    """Give all files their bytecode, as an overlay has it."""
+    """Compile all files to bytecode, as in an overlay."""
     bytecode.compile_all(sorted(site.rglob("*.py")))
 
 
-def around(site: Path) -> Surroundings:
-    return Surroundings(Lane.CPU, site, site / "extensions", 1)
+def settings(site: Path) -> RankSettings:
+    return RankSettings(Lane.CPU, site, site / "extensions", 1)
 
 
 def wanted(site: Path, *modules: str, **environment: str) -> Wanted:
-    """A server on the stand-in, which imports ``modules`` of it as upstream."""
-    told = {**rank_environment(around(site)), **environment}
+    """A server for the stand-in that imports ``modules`` as upstream."""
+    variables = {**rank_environment(settings(site)), **environment}
     files = {str(f.relative_to(site)): sha256(f) for f in site.rglob("*") if f.is_file()}
     files["numpy/__init__.py"] = "the same in all"
-    return Wanted(told, (), modules, "scenarios.deepspeed.bf16_clip", files)
+    return Wanted(variables, (), modules, "scenarios.deepspeed.bf16_clip", files)

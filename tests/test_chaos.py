@@ -1,4 +1,4 @@
-"""Chaos: some faults of it for real, and whether it would see that one came out wrong."""
+"""Chaos: some real faults, and whether its checks notice each kind of wrong result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOME = ("rank SIGKILL", "records deleted", "overlay damaged")
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_some_faults_come_out_as_documented(tmp_path: Path) -> None:
+def test_some_faults_end_as_documented(tmp_path: Path) -> None:
     words = [word for kind in SOME for word in ("--kind", kind)]
     out = tmp_path / "out"
     done = subprocess.run(
@@ -45,38 +45,38 @@ def test_some_faults_come_out_as_documented(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((out / "faults.json").read_text())
-    assert sorted(one["kind"] for one in told) == sorted(SOME)
+    faults = json.loads((out / "faults.json").read_text())
+    assert sorted(one["kind"] for one in faults) == sorted(SOME)
     assert done.stdout.endswith("3 faults, 0 not as documented\n")
 
 
-def test_the_same_seed_makes_the_same_faults_and_every_kind_comes() -> None:
+def test_the_same_seed_makes_the_same_faults_of_every_kind() -> None:
     first, again, other = (list(chaos.draw(KINDS, len(KINDS), seed)) for seed in (1, 1, 2))
     assert first == again != other
     assert {kind.name for _, kind, _, _ in first} == {kind.name for kind in KINDS}
 
 
-# A command that comes out wrong in each way that is looked for
+# Commands with each kind of wrong result
 
 
 @pytest.fixture
 def case(recording: Recording, tmp_path: Path) -> Case:
-    """A case whose run is the recorded one: reproduced, and whole."""
+    """A case whose run is a recorded one, which is reproduced."""
     (tmp_path / "case").mkdir()
-    place = Sandbox.under(tmp_path / "case", tmp_path / "cache")
-    place.runs.mkdir()
-    recording.folder.rename(place.runs / "20261121-033325-bf16_clip-ce3e10")
-    return Case(0, "", "bf16_clip", place, random.Random(0))
+    sandbox = Sandbox.under(tmp_path / "case", tmp_path / "cache")
+    sandbox.runs.mkdir()
+    recording.folder.rename(sandbox.runs / "20261121-033325-bf16_clip-ce3e10")
+    return Case(0, "", "bf16_clip", sandbox, random.Random(0))
 
 
 def ends(case: Case, *scripts: str) -> list[str]:
-    """What is wrong after commands have ended that should have ended with 0."""
+    """What is wrong after commands have ended whose documented exit code is 0."""
     for script in scripts or ("",):
         case.begin([sys.executable, "-c", script])
     return finish(case, frozenset({0})).wrong
 
 
-def test_each_way_in_which_commands_end_otherwise_is_wrong(case: Case) -> None:
+def test_an_undocumented_end_of_a_command_is_wrong(case: Case) -> None:
     expected = {
         "raise SystemExit(1)": "exit code 1, documented [0]",
         "import os; os.abort()": "exit code -6, documented [0]",
@@ -87,26 +87,26 @@ def test_each_way_in_which_commands_end_otherwise_is_wrong(case: Case) -> None:
         assert part in wrong
 
 
-def test_a_verdict_that_is_not_graded_the_same_again_is_wrong(case: Case) -> None:
-    next(case.place.runs.rglob("rank_1.jsonl")).unlink()
+def test_a_verdict_that_grades_differently_is_wrong(case: Case) -> None:
+    next(case.sandbox.runs.rglob("rank_1.jsonl")).unlink()
     (wrong,) = ends(case)
     assert wrong.startswith("reproduced on disk, graded again inconclusive")
 
 
-def test_reproduced_on_evidence_that_was_tampered_with_is_wrong(case: Case) -> None:
-    assert ends(case) == [], "nobody touched it"
+def test_reproduced_on_changed_evidence_is_wrong(case: Case) -> None:
+    assert ends(case) == [], "nothing was changed"
     case.touched = 0.0
-    assert ends(case) == ["reproduced on evidence that was tampered with"]
+    assert ends(case) == ["reproduced on evidence that was changed"]
     case.touched = time.time() + 1e6  # it came after the verdict
     assert ends(case) == []
 
 
-def test_what_is_left_half_made_is_wrong(case: Case) -> None:
-    run = next(case.place.runs.iterdir())
+def test_an_unfinished_file_is_wrong(case: Case) -> None:
+    run = next(case.sandbox.runs.iterdir())
     (run / "buggy" / "exit.json").write_text('{"code": ')
-    assert any(wrong.startswith("half-made: ") for wrong in ends(case))
+    assert any(wrong.startswith("unfinished: ") for wrong in ends(case))
 
 
-def test_an_exit_code_0_with_nothing_on_disk_is_wrong(case: Case) -> None:
-    (next(case.place.runs.iterdir()) / "verdict.json").unlink()
+def test_exit_code_0_without_a_verdict_is_wrong(case: Case) -> None:
+    (next(case.sandbox.runs.iterdir()) / "verdict.json").unlink()
     assert ends(case) == ["exit code 0 without a verdict on disk"]

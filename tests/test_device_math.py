@@ -78,15 +78,15 @@ def planned(**changed: Any) -> str:
     """What the plan finds wrong with the facts of ``seen``, on a GPU."""
     at = Position(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
     (values,) = seen(bits={"host": HOST, "device": HOST}, **changed).of("values")
-    return wrong_facts(device_math.plan(at)["values"].of(0), values)
+    return wrong_facts(device_math.plan(at)["values"].facts_of(0), values)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"device": "cpu"}, "device is 'cpu', and not 'cuda'"),
-        ({"dtype": "nan"}, "dtype is 'nan', and no dtype"),
-        ({"quotient": {**SAME, "device": "inf"}}, "quotient device is 'inf', and no 32 bits"),
+        ({"device": "cpu"}, "device is 'cpu', expected 'cuda'"),
+        ({"dtype": "nan"}, "dtype is 'nan', expected dtype"),
+        ({"quotient": {**SAME, "device": "inf"}}, "quotient device is 'inf', expected 32 bits"),
     ],
 )
 def test_the_plan_refuses_facts_of_another_form(changed: dict[str, Any], message: str) -> None:

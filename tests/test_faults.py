@@ -1,7 +1,7 @@
-"""Faults, end to end through the command line: each ends in its documented outcome and exit code,
-never in ``reproduced``, with no process left and no file half-written.
+"""Faults, end to end through the command line. Each ends with its documented outcome and exit code,
+never with ``reproduced``; no process and no unfinished file is left.
 
-``-m "not launch"`` runs what needs no ranks. The others start torchrun, on copies of overlays.
+``-m "not launch"`` selects tests without ranks. The others start torchrun on copies of overlays.
 """
 
 from __future__ import annotations
@@ -47,78 +47,78 @@ SCENARIO = "sampler_shards"  # the quickest with two ranks
 BUGGY_ALONE = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu")
 LONG = "scenario.epochs=100000"
 WITHOUT_GPUS = f"run scenario={SCENARIO} launch=gpu"
-"""Where no GPU is visible, a run comes to its verdict without a launch or an overlay."""
+"""If no GPU is visible, this run ends with a verdict without any launch or overlay."""
 DEFECT = "tied_embedding_training"
-"""A quick one whose buggy variant has a defect: making its overlay asks no index."""
+"""A quick scenario whose buggy variant has a defect: making its overlay needs no package index."""
 
 SITECUSTOMIZE = """\
 import os, sys
 def fail(rank):
     if rank in os.environ.get("FAULTY", ""):
         exec(os.environ["FAULT"], globals())
-def told_its_rank(event, arguments):
+def rank_is_set(event, arguments):
     if event == "os.putenv" and arguments[0] == b"RANK":
         fail(arguments[1].decode())
 if "harness.trial.rank" in sys.orig_argv:
     fail(os.environ["RANK"])
 if "harness.trial.forkserver" in sys.orig_argv:
-    sys.addaudithook(told_its_rank)
+    sys.addaudithook(rank_is_set)
 """
-"""Put into an overlay's site, it makes a rank misbehave before the harness's own code runs: an
-interpreter of its own at its start, one that was forked when torchrun tells it its rank."""
+"""In an overlay's site-packages, this makes a rank fail before the harness's code runs: in a cold
+launch when the interpreter starts, in a warm one when torchrun sets RANK."""
 
 SLEEPS = """
 import time, torch.distributed
-def sleep_for_ever(*_, **__):
+def sleep_forever(*_, **__):
     time.sleep(1e6)
-torch.distributed.init_process_group = sleep_for_ever
+torch.distributed.init_process_group = sleep_forever
 """
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of our own with a copy of the user's overlay, in which FAULT makes ranks fail."""
+    """A cache with a copy of the user's overlay, in which FAULT makes ranks fail."""
     ours = tmp_path_factory.mktemp("cache")
     with lent(SCENARIO, "buggy") as overlays:
         folder = copy(overlays["buggy"], ours)
     (folder / overlay.SITE / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    _as_made(folder / overlay.SITE / "sitecustomize.py", folder)
+    _add_to_manifest(folder / overlay.SITE / "sitecustomize.py", folder)
     return ours
 
 
-def _as_made(file: Path, folder: Path) -> None:
-    """Have an overlay's manifest know a file of ours, as if it had been made with it."""
+def _add_to_manifest(file: Path, folder: Path) -> None:
+    """Add a file to an overlay's manifest, as if the overlay had been made with it."""
     manifest = json.loads((folder / overlay.MANIFEST).read_text())
     manifest["files"][file.name] = [file.stat().st_size, sha256(file)]
-    (folder / overlay.MANIFEST).unlink()  # it may be a link to the user's own
+    (folder / overlay.MANIFEST).unlink()  # it may be a hard link to the user's
     (folder / overlay.MANIFEST).write_text(json.dumps(manifest))
 
 
 @pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.cold)])
-def place(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iterator[Sandbox]:
-    place = Sandbox.under(tmp_path, cache)
-    place.warm = request.param == "warm"
-    yield place
-    place.end()
+def sandbox(request: pytest.FixtureRequest, tmp_path: Path, cache: Path) -> Iterator[Sandbox]:
+    sandbox = Sandbox.under(tmp_path, cache)
+    sandbox.warm = request.param == "warm"
+    yield sandbox
+    sandbox.end()
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[Sandbox]:
-    """A place whose cache is empty."""
-    place = Sandbox.under(tmp_path, tmp_path / "cache")
-    yield place
-    place.end()
+    """A sandbox whose cache is empty."""
+    sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
+    yield sandbox
+    sandbox.end()
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """``command(place, *arguments)``: the command line in this process, where it can be patched."""
+    """``command(sandbox, *arguments)``: runs a command in this process, which can be patched."""
     before = signal.getsignal(signal.SIGTERM)
 
-    def call(place: Sandbox, *arguments: str) -> Ended:
-        monkeypatch.chdir(place.cwd)
-        monkeypatch.setenv("HARNESS_RUNS", str(place.runs))
-        monkeypatch.setenv("HARNESS_CACHE", str(place.cache))
+    def call(sandbox: Sandbox, *arguments: str) -> Ended:
+        monkeypatch.chdir(sandbox.cwd)
+        monkeypatch.setenv("HARNESS_RUNS", str(sandbox.runs))
+        monkeypatch.setenv("HARNESS_CACHE", str(sandbox.cache))
         return Ended(main(arguments), *capsys.readouterr())
 
     yield call
@@ -141,60 +141,60 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.launch
-def test_a_rank_killed_mid_run_is_inconclusive_and_named(place: Sandbox) -> None:
-    process = place.start(*BUGGY_ALONE, LONG)
-    os.kill(mid_run(place, process)[0], signal.SIGKILL)
+def test_a_rank_killed_mid_run_is_inconclusive_and_named(sandbox: Sandbox) -> None:
+    process = sandbox.start(*BUGGY_ALONE, LONG)
+    os.kill(mid_run(sandbox, process)[0], signal.SIGKILL)
     done = ended(process)
     assert done.code == ExitCode.INCONCLUSIVE
-    assert outcome(place) == ("inconclusive", "rank 0 failed first: was ended by SIGKILL")
+    assert outcome(sandbox) == ("inconclusive", "rank 0 failed first: was ended by SIGKILL")
     assert "reproduced" not in done.out
-    place.assert_nothing_left()
+    sandbox.assert_nothing_left()
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_ended_at_the_deadline_and_its_stack_is_kept(place: Sandbox) -> None:
-    done = place.run(*BUGGY_ALONE, "launch.timeout=10", FAULT=SLEEPS, FAULTY="1")
+def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sandbox) -> None:
+    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=10", FAULT=SLEEPS, FAULTY="1")
     assert done.code == ExitCode.INCONCLUSIVE
-    assert outcome(place)[0] == "inconclusive"
-    assert outcome(place)[1].startswith("ended at its deadline after 1")
+    assert outcome(sandbox)[0] == "inconclusive"
+    assert outcome(sandbox)[1].startswith("ended at its deadline after 1")
     assert "reproduced" not in done.out
-    stacks = [(place.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
+    stacks = [(sandbox.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
     assert "harness/trial/rank.py" in stacks[0]
-    assert "sleep_for_ever" in stacks[1]
-    place.assert_nothing_left()
+    assert "sleep_forever" in stacks[1]
+    sandbox.assert_nothing_left()
 
 
 @pytest.mark.launch
-def test_ranks_that_exit_0_without_records_are_inconclusive(place: Sandbox) -> None:
-    done = place.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
+def test_ranks_that_exit_0_without_records_are_inconclusive(sandbox: Sandbox) -> None:
+    done = sandbox.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
     assert done.code == ExitCode.INCONCLUSIVE
-    assert outcome(place) == ("inconclusive", "rank 0 left no complete records")
-    assert json.loads((place.folder() / "buggy" / EXIT_FILE).read_text())["code"] == 0
-    place.assert_nothing_left()
+    assert outcome(sandbox) == ("inconclusive", "rank 0 left no complete records")
+    assert json.loads((sandbox.folder() / "buggy" / EXIT_FILE).read_text())["code"] == 0
+    sandbox.assert_nothing_left()
 
 
-# Ctrl-C, and a harness that is killed itself
+# Ctrl-C, and a killed harness
 
 
 @pytest.mark.launch
-def test_ctrl_c_ends_everything_and_keeps_the_stacks(place: Sandbox, command: Any) -> None:
-    process = place.start(*BUGGY_ALONE, LONG)
-    mid_run(place, process)
+def test_ctrl_c_ends_all_processes_and_leaves_the_stacks(sandbox: Sandbox, command: Any) -> None:
+    process = sandbox.start(*BUGGY_ALONE, LONG)
+    mid_run(sandbox, process)
     process.send_signal(signal.SIGINT)
     done = ended(process)
-    place.assert_nothing_left()
+    sandbox.assert_nothing_left()
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
     for rank in (0, 1):
-        stack = (place.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
+        stack = (sandbox.folder() / "buggy" / f"stack_rank_{rank}.txt").read_text()
         assert f"{SCENARIO}/scenario.py" in stack
-    again = command(place, "grade", str(place.folder()))
+    again = command(sandbox, "grade", str(sandbox.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
     assert "buggy: interrupted" in again.out
 
 
-STARTS_ITS_OWN = """
+STARTS_A_PROCESS = """
 import subprocess
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
 """
@@ -202,57 +202,57 @@ subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_with_a_killed_harness_everything_ends_and_the_next_run_finds_nothing(
-    place: Sandbox, command: Any
+def test_all_processes_end_with_a_killed_harness_and_the_next_run_cleans_up(
+    sandbox: Sandbox, command: Any
 ) -> None:
-    process = place.start(*BUGGY_ALONE, LONG, FAULT=STARTS_ITS_OWN, FAULTY="0")
-    ranks = mid_run(place, process)
-    assert any(p.name() == "sleep" for p in place.living())
+    process = sandbox.start(*BUGGY_ALONE, LONG, FAULT=STARTS_A_PROCESS, FAULTY="0")
+    ranks = mid_run(sandbox, process)
+    assert any(p.name() == "sleep" for p in sandbox.living())
     process.kill()
     done = process.wait()
-    within(30, lambda: place.living() == [], "the end of its ranks and of what they started")
+    within(30, lambda: sandbox.living() == [], "the end of its ranks and their processes")
     assert done == -signal.SIGKILL
     assert not any(psutil.pid_exists(rank) for rank in ranks)
-    again = command(place, "grade", str(place.folder()))
+    again = command(sandbox, "grade", str(sandbox.folder()))
     assert again.code == ExitCode.INCONCLUSIVE
     assert "reproduced" not in again.out
-    aside = place.runs / f".{place.folder().name}.a1b2c3d4"  # as of one killed while it makes this
-    aside.mkdir()
-    following = place.run(*BUGGY_ALONE)
+    unfinished = sandbox.runs / f".{sandbox.folder().name}.a1b2c3d4"
+    unfinished.mkdir()
+    following = sandbox.run(*BUGGY_ALONE)
     assert following.code == ExitCode.AS_EXPECTED
     assert "symptom" in following.out
-    assert not aside.exists()
-    assert len(list(place.runs.iterdir())) == 2
-    assert place.living() == []
+    assert not unfinished.exists()
+    assert len(list(sandbox.runs.iterdir())) == 2
+    assert sandbox.living() == []
 
 
-# Nobody who listens, and a run folder that goes away
+# Output that nobody reads, and a run folder that is removed
 
 
 @pytest.mark.launch
-def test_a_run_whose_reader_left_comes_to_its_verdict(place: Sandbox) -> None:
-    process = place.start(*BUGGY_ALONE)
+def test_a_run_whose_output_nobody_reads_is_graded(sandbox: Sandbox) -> None:
+    process = sandbox.start(*BUGGY_ALONE)
     assert process.stdout
     assert process.stdout.readline()
     process.stdout.close()
     assert process.stderr
     assert process.stderr.read() == ""
     assert process.wait(PATIENCE) == ExitCode.AS_EXPECTED
-    assert trial(place.folder())["outcome"] == "symptom"
-    place.assert_nothing_left()
+    assert trial(sandbox.folder())["outcome"] == "symptom"
+    sandbox.assert_nothing_left()
 
 
 @pytest.mark.launch
-def test_a_run_folder_that_is_deleted_is_one_line(place: Sandbox) -> None:
-    process = place.start(*BUGGY_ALONE, LONG)
-    mid_run(place, process)
-    shutil.rmtree(place.folder())
+def test_a_removed_run_folder_is_reported_in_one_line(sandbox: Sandbox) -> None:
+    process = sandbox.start(*BUGGY_ALONE, LONG)
+    mid_run(sandbox, process)
+    shutil.rmtree(sandbox.folder())
     done = ended(process)
     assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.endswith("was taken away while its trial ran")
+    assert done.complaint.endswith("was removed while its trial ran")
     assert "reproduced" not in done.out
-    assert list(place.runs.iterdir()) == []
-    place.assert_nothing_left()
+    assert list(sandbox.runs.iterdir()) == []
+    sandbox.assert_nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_run_folder_that_is_deleted_is_one_line(place: Sandbox) -> None:
         (WITHOUT_GPUS, "<&- >&- 2>&-", 4),
     ],
 )
-def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
+def test_a_command_whose_output_nobody_reads_ends_silently_with_its_exit_code(
     bare: Sandbox, words: str, redirection: str, code: int
 ) -> None:
     line = (
@@ -291,7 +291,7 @@ def test_a_command_that_nobody_hears_ends_as_it_would_and_in_silence(
     bare.assert_nothing_left()
 
 
-def test_an_output_that_cannot_be_written_is_one_line(bare: Sandbox) -> None:
+def test_an_output_that_cannot_be_written_is_reported_in_one_line(bare: Sandbox) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "harness", "list"],
@@ -309,25 +309,23 @@ def test_an_output_that_cannot_be_written_is_one_line(bare: Sandbox) -> None:
 
 
 @pytest.mark.launch
-def test_ctrl_c_while_an_overlay_is_made_leaves_no_part_of_it(tmp_path: Path) -> None:
-    place = Sandbox.under(tmp_path, tmp_path / "cache")
+def test_ctrl_c_while_an_overlay_is_made_leaves_nothing_of_it(tmp_path: Path) -> None:
+    sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
     with lent(DEFECT, "fixed") as overlays:
         base = overlays["fixed"].key
-        copy(overlays["fixed"], place.cache)
-    process = place.start("run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
-    until(lambda: any(place.cache.glob("overlays/.*/site-packages")), "a copy", process)
+        copy(overlays["fixed"], sandbox.cache)
+    process = sandbox.start("run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
+    until(lambda: any(sandbox.cache.glob("overlays/.*/site-packages")), "a copy", process)
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
-    assert {p.name for p in overlay.kept(place.cache)} == {base}
-    assert not place.runs.exists()
-    place.assert_nothing_left()
+    assert {p.name for p in overlay.kept(sandbox.cache)} == {base}
+    assert not sandbox.runs.exists()
+    sandbox.assert_nothing_left()
 
 
-def test_ctrl_c_while_the_index_keeps_one_waiting_ends_uv_too(
-    bare: Sandbox, tmp_path: Path
-) -> None:
+def test_ctrl_c_while_the_index_does_not_answer_ends_uv_too(bare: Sandbox, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         proxy = "http://{}:{}".format(*silent.getsockname())
@@ -344,7 +342,7 @@ def test_ctrl_c_while_the_index_keeps_one_waiting_ends_uv_too(
 
 
 def behind(proxy: str, tmp_path: Path) -> dict[str, str]:
-    """The environment in which uv has no cache, and nothing but a proxy to ask."""
+    """An environment in which uv has no cache and can only reach a proxy."""
     names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
     proxies = {n: proxy for name in names for n in (name, name.lower())}
     direct = {"NO_PROXY": "", "no_proxy": "", "UV_OFFLINE": "0", "UV_HTTP_RETRIES": "0"}
@@ -352,36 +350,35 @@ def behind(proxy: str, tmp_path: Path) -> dict[str, str]:
 
 
 NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname nobody-knows && exec "$@"', "sh")
-"""Runs a command on a host whose own name means nothing to anybody, as in a container without a
-network."""
+"""Runs a command on a host whose name does not resolve, as in a container without a network."""
 
 
 @pytest.mark.launch
 @pytest.mark.skipif(
     subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0,
-    reason="the host may not be given another name here",
+    reason="changing the host name is not allowed here",
 )
-def test_ranks_find_each_other_on_a_host_that_does_not_know_its_own_name(place: Sandbox) -> None:
-    done = place.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
-    assert trial(place.folder())["outcome"] == "symptom", done.out
-    place.assert_nothing_left()
+def test_ranks_connect_on_a_host_whose_name_does_not_resolve(sandbox: Sandbox) -> None:
+    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=60", through=NAMELESS)
+    assert trial(sandbox.folder())["outcome"] == "symptom", done.out
+    sandbox.assert_nothing_left()
 
 
-# What is missing before anything can be launched
+# Something is missing before the launch
 
 
-def test_without_a_network_or_an_overlay_one_line_says_so(bare: Sandbox, tmp_path: Path) -> None:
+def test_no_network_and_no_overlay_is_reported_in_one_line(bare: Sandbox, tmp_path: Path) -> None:
     done = bare.run(*BUGGY_ALONE, UV_CACHE_DIR=str(tmp_path / "uv"))
     _assert_no_network(done, bare)
 
 
-def test_a_network_that_refuses_is_no_network(bare: Sandbox, tmp_path: Path) -> None:
+def test_a_network_that_refuses_connections_counts_as_none(bare: Sandbox, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         proxy = "http://{}:{}".format(*taken.getsockname())
     _assert_no_network(bare.run(*BUGGY_ALONE, **behind(proxy, tmp_path)), bare)
 
 
-def test_without_a_network_another_release_has_no_day_to_resolve_for(
+def test_without_a_network_another_release_cannot_be_resolved(
     bare: Sandbox, tmp_path: Path
 ) -> None:
     done = bare.run(*BUGGY_ALONE, "pins.accelerate=0.28.0", UV_CACHE_DIR=str(tmp_path / "uv"))
@@ -389,38 +386,38 @@ def test_without_a_network_another_release_has_no_day_to_resolve_for(
     _assert_no_network(done, bare)
 
 
-def _assert_no_network(done: Ended, place: Sandbox) -> None:
+def _assert_no_network(done: Ended, sandbox: Sandbox) -> None:
     assert done.code == ExitCode.INCONCLUSIVE
     assert done.complaint.startswith("no network and nothing in the cache for accelerate==")
     assert "reproduced" not in done.out
-    assert not place.runs.exists()
-    assert [f for f in place.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
-    place.assert_nothing_left()
+    assert not sandbox.runs.exists()
+    assert [f for f in sandbox.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
+    sandbox.assert_nothing_left()
 
 
 @pytest.mark.launch
-def test_an_overlay_that_lost_a_file_is_named_with_its_remedy(tmp_path: Path, command: Any) -> None:
-    place = Sandbox.under(tmp_path, tmp_path / "cache")
+def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) -> None:
+    sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
     with lent(DEFECT, "fixed", "buggy") as overlays:
         key = overlays["buggy"].key
         for each in overlays.values():
-            copy(each, place.cache)
-    lost = catalog.scenario(DEFECT).defects[0].file
-    (place.cache / "overlays" / key / overlay.SITE / lost).unlink()
-    done = command(place, "run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
+            copy(each, sandbox.cache)
+    missing = catalog.scenario(DEFECT).defects[0].file
+    (sandbox.cache / "overlays" / key / overlay.SITE / missing).unlink()
+    done = command(sandbox, "run", f"scenario={DEFECT}", "variant=buggy", "launch=cpu")
     assert done.code == ExitCode.INCONCLUSIVE
-    assert lost in done.complaint
+    assert missing in done.complaint
     assert f"'python -m harness clean {key}'" in done.complaint
-    assert not place.runs.exists()
-    place.assert_nothing_left()
-    assert command(place, "clean", key).code == ExitCode.AS_EXPECTED
-    with lent(DEFECT, "buggy", cache=place.cache) as again:
+    assert not sandbox.runs.exists()
+    sandbox.assert_nothing_left()
+    assert command(sandbox, "clean", key).code == ExitCode.AS_EXPECTED
+    with lent(DEFECT, "buggy", cache=sandbox.cache) as again:
         assert again["buggy"].made
-        assert (again["buggy"].site / lost).is_file()
+        assert (again["buggy"].site / missing).is_file()
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_more_ranks_than_gpus_is_unsupported_and_says_how_many(
+def test_too_few_gpus_are_unsupported_and_reported(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     _have_gpus(monkeypatch, gpus)
@@ -436,14 +433,14 @@ def _have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("0", "GPU-0", "a GPU"),) * count)
 
 
-# No room on the disk. Without enough GPUs a run gets as far as its folder, and needs no overlay.
+# A full disk. Without enough GPUs a run still makes its folder, and needs no overlay.
 
 
 @pytest.mark.parametrize("full", ["runs", RUN_FILE, "buggy"])
-def test_without_room_for_the_run_folder_nothing_of_it_is_left(
+def test_a_run_folder_for_which_there_is_no_room_leaves_nothing(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
-    """``full`` is what does not fit any more: the parent, the first file, a trial's folder."""
+    """``full`` is what does not fit: the parent, the first file, a trial's folder."""
     _have_gpus(monkeypatch, 0)
     _no_room_for(full, monkeypatch)
     done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
@@ -455,7 +452,7 @@ def test_without_room_for_the_run_folder_nothing_of_it_is_left(
 
 
 def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk be full as soon as a file or folder of that name is to be made."""
+    """Pretend that the disk is full when a file or folder of that name is made."""
 
     def refuse(real: Callable[..., Any]) -> Callable[..., Any]:
         def refusing(path: Any, *rest: Any, **named: Any) -> Any:
@@ -469,39 +466,26 @@ def _no_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, function, refuse(getattr(os, function)))
 
 
-def test_a_full_file_system_leaves_nothing_of_the_run_folder(
-    tmpfs: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _have_gpus(monkeypatch, 0)
-    place = Sandbox.under(tmp_path, tmp_path / "cache", tmpfs / "runs")
-    fill(tmpfs)
-    done = command(place, "run", "scenario=sampler_shards", "launch=gpu")
-    assert done.code == ExitCode.INCONCLUSIVE
-    assert done.complaint.startswith(f"no room on the disk for {place.runs}")
-    assert list(place.runs.iterdir()) == []
-    place.assert_nothing_left()
-
-
 @pytest.mark.launch
 def test_a_disk_that_fills_up_mid_run_is_inconclusive(
     tmpfs: Path, tmp_path: Path, cache: Path
 ) -> None:
-    place = Sandbox.under(tmp_path, cache, tmpfs / "runs")
+    sandbox = Sandbox.under(tmp_path, cache, tmpfs / "runs")
     try:
-        process = place.start(*BUGGY_ALONE, LONG)
-        mid_run(place, process)
+        process = sandbox.start(*BUGGY_ALONE, LONG)
+        mid_run(sandbox, process)
         fill(tmpfs)
         done = ended(process)
         assert done.code == ExitCode.INCONCLUSIVE
-        assert done.complaint.startswith(f"no room on the disk for {place.runs}")
+        assert done.complaint.startswith(f"no room on the disk for {sandbox.runs}")
         assert "reproduced" not in done.out
-        assert not (place.folder() / VERDICT_FILE).exists()
-        place.assert_nothing_left()
+        assert not (sandbox.folder() / VERDICT_FILE).exists()
+        sandbox.assert_nothing_left()
     finally:
-        place.end()
+        sandbox.end()
 
 
-# Two at once
+# Two runs at once
 
 
 SOMEBODY_ELSES = {
@@ -523,23 +507,23 @@ SOMEBODY_ELSES = {
     "PYTHONWARNINGS": "error",
     "HARNESS_TRIAL": "theirs",
 }
-"""What a run finds around it that is itself started by a rank of another job, on a cluster."""
+"""The environment of a run that a rank of another job on a cluster starts."""
 
 
 @pytest.mark.launch
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, cache: Path) -> None:
-    """The second one runs inside of another job, beside a package that is not the pinned one."""
-    place = Sandbox.under(tmp_path, cache)
+    """The second one runs inside another job, with another release on its Python path."""
+    sandbox = Sandbox.under(tmp_path, cache)
     elsewhere = tmp_path / "elsewhere" / "accelerate"
     elsewhere.mkdir(parents=True)
     (elsewhere / "__init__.py").write_text("raise ImportError('not the pinned one')\n")
     theirs = SOMEBODY_ELSES | {"PYTHONPATH": f"{ROOT}{os.pathsep}{elsewhere.parent}"}
     try:
-        processes = [place.start(*BUGGY_ALONE), place.start(*BUGGY_ALONE, **theirs)]
+        processes = [sandbox.start(*BUGGY_ALONE), sandbox.start(*BUGGY_ALONE, **theirs)]
         for done in [ended(process) for process in processes]:
             assert done.code == ExitCode.AS_EXPECTED, done
-        outcomes = [trial(folder)["outcome"] for folder in place.runs.iterdir()]
+        outcomes = [trial(folder)["outcome"] for folder in sandbox.runs.iterdir()]
         assert outcomes == ["symptom", "symptom"]
-        place.assert_nothing_left()
+        sandbox.assert_nothing_left()
     finally:
-        place.end()
+        sandbox.end()

@@ -1,4 +1,4 @@
-"""Grading, on a recorded run and on what may befall one."""
+"""Grading of a recorded run, undamaged and changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from harness.errors import Inconclusive
 from harness.results import TrialResult
 from harness.spec import Finding, Outcome, Verdict
 from harness.trial.grade import grade, judge
-from harness.trial.records import HOUSE, RUN_FILE
+from harness.trial.recorder import HARNESS_KINDS
+from harness.trial.records import RUN_FILE
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
@@ -21,7 +22,7 @@ STORED = recorded()
 
 
 @pytest.mark.parametrize("scenario", STORED)
-def test_a_stored_run_is_graded_as_it_was_when_it_ran(scenario: str) -> None:
+def test_a_recorded_run_is_graded_as_when_it_ran(scenario: str) -> None:
     stored = stored_verdict(STORED[scenario])
     graded = json.loads(json.dumps(grade(STORED[scenario]).to_json()))
     assert graded == stored
@@ -29,13 +30,13 @@ def test_a_stored_run_is_graded_as_it_was_when_it_ran(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", STORED)
-def test_a_variant_is_triggered_where_it_is_meant_to_be_whatever_came_of_it(scenario: str) -> None:
+def test_a_variant_is_triggered_exactly_if_it_should_be(scenario: str) -> None:
     for name, variant in catalog.scenario(scenario).variants.items():
         exercise = catalog.load(scenario).exercised(recorded_trial(scenario, name))
         assert exercise.met is variant.triggers, name
 
 
-def test_a_trial_that_is_inconclusive_makes_the_run_so_and_names_the_rank_that_failed_first(
+def test_an_inconclusive_trial_makes_the_run_inconclusive_and_names_the_failed_rank(
     recording: Recording,
 ) -> None:
     failure = {"rank": 1, "message": "RuntimeError: out of luck"}
@@ -72,41 +73,36 @@ def test_drift_alone_is_not_the_documented_symptom(recording: Recording) -> None
 
 
 def show_as(recording: Recording, variant: str, source: str) -> None:
-    """Let the ranks of a variant record what those of another one recorded of the bug."""
+    """Replace the scenario's records of a variant by those of another one."""
     for rank in (0, 1):
         shown = [
-            r for r in read(RECORDED / source / f"rank_{rank}.jsonl") if r["kind"] not in HOUSE
+            r
+            for r in read(RECORDED / source / f"rank_{rank}.jsonl")
+            if r["kind"] not in HARNESS_KINDS
         ]
         with recording.records(variant, rank) as records:
-            own = [record for record in records if record["kind"] in HOUSE]
+            own = [record for record in records if record["kind"] in HARNESS_KINDS]
             records[:] = [*own[:2], *shown, *own[2:]]
 
 
-def test_a_symptom_of_the_fixed_variant_is_no_reproduction(recording: Recording) -> None:
-    show_as(recording, "fixed", "buggy")
+@pytest.mark.parametrize(
+    ("variant", "shown", "reason"),
+    [
+        ("fixed", "buggy", "fixed: symptom, expected clean"),
+        ("buggy", "fixed", "buggy: clean, expected symptom"),
+    ],
+)
+def test_an_outcome_depends_on_the_records_and_must_be_the_expected_one(
+    recording: Recording, variant: str, shown: str, reason: str
+) -> None:
+    show_as(recording, variant, shown)
     result = recording.grade()
     assert result.verdict is Verdict.NOT_REPRODUCED
     assert result.exit_code == 1
-    assert "fixed: symptom, expected clean" in result.reasons
+    assert reason in result.reasons
 
 
-def test_a_clean_buggy_variant_is_no_reproduction(recording: Recording) -> None:
-    show_as(recording, "buggy", "fixed")
-    result = recording.grade()
-    assert result.verdict is Verdict.NOT_REPRODUCED
-    assert result.exit_code == 1
-    assert result.reasons == ("buggy: clean, expected symptom",)
-
-
-def test_an_outcome_does_not_depend_on_the_name_of_the_variant(recording: Recording) -> None:
-    show_as(recording, "fixed", "buggy")
-    show_as(recording, "buggy", "fixed")
-    outcomes = {trial.variant: trial.outcome for trial in recording.grade().trials}
-    assert outcomes["buggy"] is Outcome.CLEAN
-    assert outcomes["fixed"] is Outcome.SYMPTOM
-
-
-def test_a_fixed_release_that_trains_unlike_one_rank_is_no_reproduction(
+def test_a_fixed_variant_that_trains_unlike_one_rank_is_not_reproduced(
     recording: Recording,
 ) -> None:
     with recording.record("reference", "step") as step:
@@ -123,10 +119,10 @@ def test_a_control_whose_trigger_was_on_is_inconclusive(recording: Recording) ->
     assert recording.trial("control").outcome is Outcome.INCONCLUSIVE
 
 
-def test_a_control_with_the_symptom_spoils_the_reproduction() -> None:
-    seen = {"buggy": Outcome.SYMPTOM, "fixed": Outcome.CLEAN, "control": Outcome.SYMPTOM}
-    meant = {**seen, "control": Outcome.CLEAN}
-    trials = [TrialResult(v, outcome, meant[v], "") for v, outcome in seen.items()]
+def test_a_control_with_the_symptom_is_not_reproduced() -> None:
+    outcomes = {"buggy": Outcome.SYMPTOM, "fixed": Outcome.CLEAN, "control": Outcome.SYMPTOM}
+    expected = {**outcomes, "control": Outcome.CLEAN}
+    trials = [TrialResult(v, outcome, expected[v], "") for v, outcome in outcomes.items()]
     assert judge(trials, list) == (Verdict.NOT_REPRODUCED, ("control: symptom, expected clean",))
     assert judge(trials[:2], list) == (Verdict.REPRODUCED, ())
 
@@ -152,7 +148,7 @@ def test_trials_that_cannot_be_compared_are_inconclusive(recording: Recording) -
         ("insufficient_checks", AssertionError()),
     ],
 )
-def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(
+def test_an_exception_in_a_scenario_is_inconclusive_and_names_the_function(
     name: str, fault: Exception, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -165,20 +161,20 @@ def test_an_exception_of_a_scenario_is_inconclusive_and_names_the_function(
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "said"),
+    ("name", "result", "message"),
     [
-        ("detect", "wrong", "detect answered 'wrong', and no Finding"),
-        ("exercised", True, "exercised answered True, and no Exercise"),
+        ("detect", "wrong", "detect returned 'wrong', expected a Finding"),
+        ("exercised", True, "exercised returned True, expected an Exercise"),
         ("detect", Finding("far", magnitude=float("nan")), "the finding's magnitude is nan"),
     ],
 )
-def test_an_answer_that_is_none_is_inconclusive(
-    name: str, answer: object, said: str, recording: Recording, monkeypatch: pytest.MonkeyPatch
+def test_a_result_of_another_type_is_inconclusive(
+    name: str, result: object, message: str, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog.load("bf16_clip"), name, lambda _: answer)
+    monkeypatch.setattr(catalog.load("bf16_clip"), name, lambda _: result)
     trial = recording.trial("fixed")
     assert trial.outcome is Outcome.INCONCLUSIVE
-    assert said in trial.reason
+    assert message in trial.reason
 
 
 def test_an_unsupported_trial_makes_the_run_unsupported(recording: Recording) -> None:
@@ -192,11 +188,11 @@ def test_an_unsupported_trial_makes_the_run_unsupported(recording: Recording) ->
     assert result.reasons == ("fixed: needs 2 GPUs, and this machine has 0",)
 
 
-@pytest.mark.parametrize(("seen", "code"), [("buggy", 0), ("fixed", 1)])
-def test_a_variant_alone_is_not_judged_but_held_to_its_expectation(
-    recording: Recording, seen: str, code: int
+@pytest.mark.parametrize(("shown", "code"), [("buggy", 0), ("fixed", 1)])
+def test_a_single_variant_is_unjudged_but_must_have_the_expected_outcome(
+    recording: Recording, shown: str, code: int
 ) -> None:
-    show_as(recording, "buggy", seen)
+    show_as(recording, "buggy", shown)
     with recording.run() as run:
         run["trials"] = {"buggy": run["trials"]["buggy"]}
     result = recording.grade()
@@ -204,13 +200,13 @@ def test_a_variant_alone_is_not_judged_but_held_to_its_expectation(
     assert result.exit_code == code
 
 
-def test_the_records_may_have_been_moved(recording: Recording, tmp_path: Path) -> None:
+def test_a_run_folder_may_be_moved(recording: Recording, tmp_path: Path) -> None:
     moved = recording.folder.rename(tmp_path / "moved")
     assert grade(moved).verdict is Verdict.REPRODUCED
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"scenario": "bf16_clip"}'])
-def test_a_folder_without_the_record_of_a_run_is_inconclusive(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["[]", '{"scenario": "bf16_clip"}'])
+def test_a_folder_without_a_valid_run_json_is_inconclusive(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN_FILE).write_text(text)
     with pytest.raises(Inconclusive):
         grade(tmp_path)

@@ -1,4 +1,4 @@
-"""How a launch ends, with a stand-in for torchrun: no torch, and faults to the moment."""
+"""How a launch ends, with a stand-in for torchrun: no torch, and faults at exact moments."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from harness.trial.records import EXIT_FILE, Identity
 from harness.trial.server_pool import Pool
 from harness.trial.servers import OverlayServer
 from tests.sandbox import PATIENCE
-from tests.stand_in import around, wanted
-from tests.stand_in import stand_in as stand_in_for_torchrun
+from tests.stand_in import settings, wanted
+from tests.stand_in import stand_in as make_stand_in
 
 OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
 
 
 @dataclass
 class StandIn:
-    """Launches a Python script in torchrun's place: a package called torch, which is none."""
+    """Launches a Python script instead of torchrun."""
 
     folder: Path
     site: Path
@@ -43,7 +43,7 @@ class StandIn:
         (self.folder / "buggy").mkdir()
         (self.folder / "buggy" / "script.py").write_text(script)
         launching.launch(
-            self.folder, OF, around(self.site), timeout=timeout, tick=tick, server=self.server
+            self.folder, OF, settings(self.site), timeout=timeout, tick=tick, server=self.server
         )
         return self.exit()
 
@@ -55,7 +55,7 @@ class StandIn:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("overlay") / "site-packages"
-    stand_in_for_torchrun(site)
+    make_stand_in(site)
     return site
 
 
@@ -73,8 +73,8 @@ def stand_in(request: pytest.FixtureRequest, runs: Path, site: Path, pool: Pool)
     return StandIn(runs, site, pool.server(wanted(site, HARNESS_RUNS="")))
 
 
-in_one_kind = pytest.mark.parametrize("stand_in", ["warm"], indirect=True)
-"""For what is read after a launch: a warm one and a cold one leave the same."""
+only_warm = pytest.mark.parametrize("stand_in", ["warm"], indirect=True)
+"""For tests of what is read after a launch: warm and cold launches leave the same files."""
 
 ERROR_FILE = """
 import json, os, pathlib, sys, time
@@ -87,7 +87,7 @@ def error_file(rank, message, at):
 """
 
 ROOT_CAUSE = """\
-TorchServer Cause (first observed failure):
+Root Cause (first observed failure):
 [0]:
   time      : 2026-11-21_02:57:10
   host      : localhost
@@ -97,28 +97,11 @@ TorchServer Cause (first observed failure):
 """
 
 
-@in_one_kind
-def test_a_killed_rank_goes_before_its_neighbours_complaint(stand_in: StandIn) -> None:
-    said = ERROR_FILE + 'error_file(0, "Connection reset by peer", time.time())\n'
-    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-9)!r})\nsys.exit(1)")
-    assert done["failure"] == {"rank": 1, "message": "was ended by SIGKILL"}
-
-
-@in_one_kind
-def test_a_rank_that_torchrun_itself_ended_does_not_hide_the_error_of_another(
-    stand_in: StandIn,
-) -> None:
-    said = ERROR_FILE + 'error_file(0, "ValueError: wrong", time.time())\n'
-    done = stand_in.launch(f"{said}print({ROOT_CAUSE.format(code=-15)!r})\nsys.exit(1)")
-    assert done["failure"]["rank"] == 0
-    assert done["failure"]["message"] == "ValueError: wrong"
-
-
 LOGGED = "E1122 05:28:20.674000 9459 torch/distributed/elastic/multiprocessing/api.py:836] "
 SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal: 15"
 
 
-@in_one_kind
+@only_warm
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
@@ -136,21 +119,15 @@ SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal
         ("no reason", ""),
     ],
 )
-def test_why_torchrun_itself_failed_is_in_its_log(log: str, reason: str, stand_in: StandIn) -> None:
+def test_the_reason_of_a_failure_is_read_from_torchruns_log(
+    log: str, reason: str, stand_in: StandIn
+) -> None:
     done = stand_in.launch(f"import sys\nprint({log!r})\nsys.exit(1)")
     assert (done["reason"], done["failure"]) == (reason, None)
 
 
-@in_one_kind
-def test_a_rank_that_left_no_error_has_the_reason_of_torchruns_log(stand_in: StandIn) -> None:
-    said = f"{LOGGED}OSError: [Errno 24] Too many open files\n{ROOT_CAUSE.format(code=1)}"
-    done = stand_in.launch(f"import sys\nprint({said!r})\nsys.exit(1)")
-    why = "left with exit code 1: OSError: [Errno 24] Too many open files"
-    assert done["failure"] == {"rank": 1, "message": why}
-
-
-@in_one_kind
-def test_a_low_limit_of_open_files_is_told_with_the_reason(
+@only_warm
+def test_a_low_limit_of_open_files_is_part_of_the_reason(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
@@ -158,26 +135,63 @@ def test_a_low_limit_of_open_files_is_told_with_the_reason(
     assert done["reason"].endswith("uv loop; a process may open 24 files here (ulimit -n)")
 
 
-@in_one_kind
-def test_of_two_errors_in_one_second_the_first_is_named(stand_in: StandIn) -> None:
-    later = 'error_file(0, "Connection closed by peer", 1000.5)\n'
-    done = stand_in.launch(f'{ERROR_FILE}{later}error_file(1, "ValueError: wrong", 1000.2)\n')
-    assert done["failure"]["rank"] == 1
-    assert done["failure"]["message"] == "ValueError: wrong"
+CUT_OFF = 'open("elastic/id/attempt_0/1/error.json", "w").close()'
+TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
 
 
-@in_one_kind
-def test_an_error_file_that_is_cut_off_does_not_stop_the_harness(stand_in: StandIn) -> None:
-    cut = 'open("elastic/id/attempt_0/1/error.json", "w").close()\nsys.exit(1)'
-    done = stand_in.launch(f'{ERROR_FILE}error_file(1, "", time.time())\n{cut}')
+@only_warm
+@pytest.mark.parametrize(
+    ("errors", "log", "rank", "message"),
+    [
+        pytest.param(
+            'error_file(0, "Connection reset by peer", 1000)',
+            ROOT_CAUSE.format(code=-9),
+            1,
+            "was ended by SIGKILL",
+            id="a killed rank, before its neighbour's error",
+        ),
+        pytest.param(
+            'error_file(0, "ValueError: wrong", 1000)',
+            ROOT_CAUSE.format(code=-15),
+            0,
+            "ValueError: wrong",
+            id="a rank with an error, before one that torchrun ended",
+        ),
+        pytest.param(
+            "",
+            f"{LOGGED}{TOO_MANY_FILES}\n{ROOT_CAUSE.format(code=1)}",
+            1,
+            f"left with exit code 1: {TOO_MANY_FILES}",
+            id="a rank without an error file, with the reason in torchrun's log",
+        ),
+        pytest.param(
+            'error_file(0, "closed by peer", 1000.5); error_file(1, "ValueError: wrong", 1000.2)',
+            "",
+            1,
+            "ValueError: wrong",
+            id="the earlier of two errors within one second",
+        ),
+        pytest.param(
+            f'error_file(1, "", 1000); {CUT_OFF}',
+            "",
+            1,
+            "its error file is cut off",
+            id="a rank whose error file is cut off",
+        ),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(
+    stand_in: StandIn, errors: str, log: str, rank: int, message: str
+) -> None:
+    done = stand_in.launch(f"{ERROR_FILE}{errors}\nprint({log!r})\nsys.exit(1)")
     assert done["code"] == 1
-    assert done["failure"]["rank"] == 1
+    assert (done["failure"]["rank"], done["failure"]["message"]) == (rank, message)
 
 
-def test_a_second_ctrl_c_does_not_stop_the_first_from_ending_everything(
+def test_a_second_ctrl_c_does_not_stop_the_clean_up(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes while the stacks are waited for: of a rank that cannot write its own."""
+    """The second one comes while the harness waits for the stack of a rank that cannot dump it."""
     script = """
 import pathlib, subprocess, sys, time
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
@@ -201,7 +215,7 @@ time.sleep(1000)
     assert stand_in.exit()["interrupted"]
 
 
-def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_trial(
+def test_setting_the_clock_does_not_change_the_deadline(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = now = time.time()
@@ -231,7 +245,7 @@ time.sleep(1000)
 """
 
 
-def test_a_folder_that_is_taken_away_ends_the_trial_and_its_processes(
+def test_removing_the_folder_ends_the_trial_and_its_processes(
     stand_in: StandIn, tmp_path: Path
 ) -> None:
     pid = tmp_path / "sleeper.pid"
@@ -240,13 +254,13 @@ def test_a_folder_that_is_taken_away_ends_the_trial_and_its_processes(
         if pid.exists() and pid.read_text().endswith("\n"):
             shutil.rmtree(stand_in.folder)
 
-    with pytest.raises(Inconclusive, match="buggy was taken away while its trial ran"):
+    with pytest.raises(Inconclusive, match="buggy was removed while its trial ran"):
         stand_in.launch(SLEEPER.replace("{pid}", str(pid)), tick)
     assert not _lives(int(pid.read_text()))
     assert not stand_in.folder.exists()
 
 
-def test_what_fails_after_a_trial_does_not_spare_its_processes(
+def test_processes_end_even_if_the_clean_up_fails(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = tmp_path / "sleeper.pid"
@@ -254,7 +268,7 @@ def test_what_fails_after_a_trial_does_not_spare_its_processes(
     def fail(*_: object) -> None:
         raise OSError("no descriptors are left")
 
-    monkeypatch.setattr(launching, "_ask_for_stacks", fail)
+    monkeypatch.setattr(launching, "_dump_stacks", fail)
 
     def tick() -> None:
         if pid.exists() and pid.read_text().endswith("\n"):

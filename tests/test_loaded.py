@@ -1,4 +1,4 @@
-"""What of an overlay a process has loaded, and whether it is as it was made."""
+"""Which files of an overlay a process has loaded, and whether they are as they were made."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def made(tmp_path: Path) -> Path:
 
 
 def as_made(found: Mapping[str, str], site: Path) -> dict[str, str]:
-    """What the overlay that ``site`` is of says of the same files."""
-    told = json.loads((site.parent / overlay.MANIFEST).read_text())
-    files = overlay.files_of(site.parent, told)
+    """The same files as the overlay's manifest has them."""
+    manifest = json.loads((site.parent / overlay.MANIFEST).read_text())
+    files = overlay.files_of(site.parent, manifest)
     return overlay.Overlay(site.parent.name, site, "", "", files=files).as_made(found)
 
 
 def in_a_process(site: Path, *names: str) -> dict[str, str]:
-    """What a process that imports these has loaded from ``site``."""
+    """The files that a process has loaded from ``site`` once it has imported these modules."""
     code = PROBE.format(root=str(ROOT))
     done = subprocess.run(
         [sys.executable, "-c", code, str(site), *names], capture_output=True, text=True, check=True
@@ -72,7 +72,7 @@ def rewritten(file: Path, before: bytes, after: bytes) -> None:
     file.write_bytes(content.replace(before, after))
 
 
-def test_what_was_loaded_is_told_with_its_bytecode_and_no_more(made: Path) -> None:
+def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> None:
     found = in_a_process(made, "up.other")
     sources = {"up/__init__.py", "up/watched.py", "up/other.py"}
     compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
@@ -82,7 +82,7 @@ def test_what_was_loaded_is_told_with_its_bytecode_and_no_more(made: Path) -> No
 
 
 @pytest.mark.parametrize("file", ["watched.py", "other.py"])
-def test_a_source_that_was_changed_in_place_is_seen_and_runs(made: Path, file: str) -> None:
+def test_a_source_that_was_changed_in_place_is_noticed(made: Path, file: str) -> None:
     rewritten(made / "up" / file, b"1", b"2")
     found = in_a_process(made, "up.other")
     expected = as_made(found, made)
@@ -92,8 +92,8 @@ def test_a_source_that_was_changed_in_place_is_seen_and_runs(made: Path, file: s
     assert subprocess.run([sys.executable, "-B", "-c", code], check=False).returncode == 2
 
 
-def test_bytecode_with_another_constant_is_seen(made: Path) -> None:
-    """Its header says that it is of the source as it is, and Python believes that."""
+def test_changed_bytecode_is_noticed(made: Path) -> None:
+    """Its header matches the source, and Python trusts the header."""
     source = made / "up" / "other.py"
     compiled = bytecode.of(source)
     content = compiled.read_bytes()
@@ -111,13 +111,13 @@ def test_bytecode_with_another_constant_is_seen(made: Path) -> None:
     assert [file for file in found if found[file] != expected[file]] == [name]
 
 
-def test_a_file_that_came_later_was_never_made(made: Path) -> None:
+def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
     (made / "later.py").write_text("")
     found = in_a_process(made, "later")
     assert as_made(found, made) == {"later.py": ""} != found
 
 
-def test_a_file_that_is_gone_is_not_forgotten(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_file_that_is_gone_is_listed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("ghost")
     module.__file__ = str(made / "ghost.py")
     monkeypatch.setitem(sys.modules, "ghost", module)
@@ -126,7 +126,7 @@ def test_a_file_that_is_gone_is_not_forgotten(made: Path, monkeypatch: pytest.Mo
     assert found != as_made(found, made)
 
 
-def test_a_library_that_is_mapped_alone_is_seen(
+def test_a_library_that_is_only_mapped_is_listed(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (made / "up.libs").mkdir()
@@ -141,22 +141,22 @@ def test_a_library_that_is_mapped_alone_is_seen(
 
 
 class Lazy(ModuleType):
-    """Imports more as soon as anything is asked of it."""
+    """Would import more modules at any access."""
 
     def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"asked for {name}")
+        raise AssertionError(f"accessed {name}")
 
 
 class Slotted:
-    """No module at all; people put such things into sys.modules."""
+    """Not a module, but sys.modules may contain such objects."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"asked for {name}")
+        raise AssertionError(f"accessed {name}")
 
 
-def test_odd_modules_are_left_in_peace(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_modules_are_not_touched(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strange: dict[str, Any] = {"lazy": Lazy("lazy"), "slotted": Slotted(), "none": None}
     nameless = ModuleType("nameless")
     nameless.__file__ = None
@@ -180,7 +180,7 @@ import inside, outside
 """
 
 
-def test_bytecode_is_kept_of_everything_but_an_overlay(tmp_path: Path) -> None:
+def test_bytecode_is_written_for_everything_except_an_overlay(tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site-packages", tmp_path / "site-packages-of-torch"
     for folder, name in ((site, "inside"), (elsewhere, "outside")):
         folder.mkdir()

@@ -12,7 +12,7 @@ from harness.facts.numbers import finite, named, near
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None, "1", True, [1.0]])
-def test_what_is_no_finite_number_is_near_nothing(odd: Any) -> None:
+def test_nan_infinity_and_other_types_are_near_nothing(odd: Any) -> None:
     assert not finite(odd)
     assert not near(odd, 1.0, within=1e9)
     assert not near(1.0, odd, within=1e9, share=1e9)
@@ -20,7 +20,7 @@ def test_what_is_no_finite_number_is_near_nothing(odd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "other", "how", "answer"),
+    ("value", "other", "tolerance", "expected"),
     [
         (1.0, 1.0, {}, True),
         (1.0, 1.1, {}, False),
@@ -33,15 +33,15 @@ def test_what_is_no_finite_number_is_near_nothing(odd: Any) -> None:
     ],
 )
 def test_finite_numbers_are_near_within_a_distance_or_a_share(
-    value: float, other: float, how: dict[str, float], answer: bool
+    value: float, other: float, tolerance: dict[str, float], expected: bool
 ) -> None:
-    assert near(value, other, **how) is answer
+    assert near(value, other, **tolerance) is expected
 
 
 @pytest.mark.parametrize("value", [1.5, math.inf, -math.inf])
-def test_a_number_comes_back_by_its_name(value: float) -> None:
+def test_a_number_is_read_back_from_its_name(value: float) -> None:
     assert float(json.loads(json.dumps(named(value), allow_nan=False))) == value
 
 
-def test_nan_comes_back_by_its_name() -> None:
+def test_nan_is_read_back_from_its_name() -> None:
     assert math.isnan(float(named(math.nan)))

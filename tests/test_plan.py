@@ -1,4 +1,4 @@
-"""Plans: what is promised comes, each once and in its order, and nothing else."""
+"""Plans: a rank writes each planned record once, in order, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, each, refuse_unlike, to_json
+from harness.facts.plan import BrokenPlan, Checklist, Kind, Plan, check_alike, each
 from harness.facts.shapes import NUMBER, TEXT, alike, exactly, optional
 
 PLAN = {
@@ -27,11 +27,11 @@ def step(number: Any) -> dict[str, Any]:
 SETUP, RAISED = record("setup"), record("exception", 2, text="too far")
 
 
-def book(*records: dict[str, Any]) -> None:
-    ledger = Ledger(PLAN)
-    for each_ in records:
-        ledger.take(each_)
-    ledger.close()
+def check(*records: dict[str, Any], plan: Plan = PLAN) -> None:
+    checklist = Checklist(plan)
+    for one in records:
+        checklist.check(one)
+    checklist.close()
 
 
 @pytest.mark.parametrize(
@@ -42,48 +42,40 @@ def book(*records: dict[str, Any]) -> None:
         (SETUP, step(1), step(2), RAISED),
     ],
 )
-def test_what_was_promised_is_accepted(records: tuple[dict[str, Any], ...]) -> None:
-    book(*records)
+def test_planned_records_are_accepted(records: tuple[dict[str, Any], ...]) -> None:
+    check(*records)
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "message"),
     [
-        ((), "'setup' was promised, and never came"),
-        ((SETUP, step(1), step(2)), "step 3 of 'step' was promised, and never came"),
-        ((SETUP, step(1), step(3)), "step 3 of 'step', where step 2 of 'step' is due"),
-        ((SETUP, step(1), step(1)), "step 1 of 'step', where step 2 of 'step' is due"),
+        ((), "'setup' is planned, but missing"),
+        ((SETUP, step(1), step(2)), "step 3 of 'step' is planned, but missing"),
+        ((SETUP, step(1), step(3)), "step 3 of 'step', but the plan has step 2 of 'step' next"),
+        ((SETUP, step(1), step(1)), "step 1 of 'step', but the plan has step 2 of 'step' next"),
         ((SETUP, step(True)), "step True of 'step'"),
-        ((SETUP, step(None)), "'step', where step 1"),
-        ((SETUP, SETUP), "'setup' is one more than was promised"),
+        ((SETUP, step(None)), "'step', but the plan has step 1"),
+        ((SETUP, SETUP), "'setup' is one more than planned"),
         ((SETUP, step(1), step(2), step(3), step(4)), "step 4 of 'step' is one more"),
-        ((record("other"),), "a record of kind 'other' that was not promised"),
-        ((SETUP, step(1), RAISED), "step 2 of 'step' was promised, and never came"),
+        ((record("other"),), "a record of kind 'other', which is not planned"),
+        ((SETUP, step(1), RAISED), "step 2 of 'step' is planned, but missing"),
         ((SETUP, step(1), step(2), RAISED, step(3)), "step 3 of 'step' after the end at step 2"),
-        ((SETUP, step(1), step(2), RAISED, RAISED), "step 2 of 'exception' was not promised"),
-        ((record("exception", 9, text=""),), "step 9 of 'exception' was not promised"),
+        ((SETUP, step(1), step(2), RAISED, RAISED), "step 2 of 'exception' is not planned"),
+        ((record("exception", 9, text=""),), "step 9 of 'exception' is not planned"),
         ((SETUP, record("step", 1)), "step 1 of 'step': loss is missing"),
-        ((SETUP, record("step", 1, loss="low")), "step 1 of 'step': loss is 'low', and no number"),
+        ((SETUP, record("step", 1, loss="low")), "step 1 of 'step': loss is 'low', expected a"),
     ],
 )
-def test_anything_else_is_not(records: tuple[dict[str, Any], ...], said: str) -> None:
-    with pytest.raises(BrokenPromise, match=said):
-        book(*records)
+def test_other_records_are_refused(records: tuple[dict[str, Any], ...], message: str) -> None:
+    with pytest.raises(BrokenPlan, match=message):
+        check(*records)
 
 
-def test_records_of_a_kind_may_have_facts_of_their_own() -> None:
+def test_each_record_of_a_kind_may_have_its_own_facts() -> None:
     moments = [{"when": exactly("before")}, {"when": exactly("after")}]
-    ledger = Ledger({"cell": Kind(moments, [1, 1])})
-    ledger.take(record("cell", 1, when="before"))
-    with pytest.raises(BrokenPromise, match="when is 'before', and not 'after'"):
-        ledger.take(record("cell", 1, when="before"))
-
-
-def test_a_plan_is_written_down_by_its_steps() -> None:
-    assert to_json(PLAN) == {
-        "steps": {"setup": [None], "step": [1, 2, 3], "exception": [1, 2, 3]},
-        "ends": ["exception"],
-    }
+    first = record("cell", 1, when="before")
+    with pytest.raises(BrokenPlan, match="when is 'before', expected 'after'"):
+        check(first, first, plan={"cell": Kind(moments, [1, 1])})
 
 
 NORMED = {
@@ -92,12 +84,9 @@ NORMED = {
 }
 
 
-def ranks(*by_rank: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    return dict(enumerate(by_rank))
-
-
-def compare(first: list[dict[str, Any]], other: list[dict[str, Any]], plan: Plan = NORMED) -> None:
-    refuse_unlike({0: NORMED, 1: plan}, ranks(first, other))
+def compare(other: list[dict[str, Any]], plan: Plan = NORMED) -> None:
+    """Compare rank 0, which wrote two usual steps, with rank 1."""
+    check_alike({0: NORMED, 1: plan}, {0: [normed(1), normed(2)], 1: other})
 
 
 def normed(number: int, **facts: Any) -> dict[str, Any]:
@@ -113,25 +102,23 @@ def normed(number: int, **facts: Any) -> dict[str, Any]:
         [],
     ],
 )
-def test_what_ranks_should_have_alike_is_compared_and_nothing_else(
-    other: list[dict[str, Any]],
-) -> None:
-    compare([normed(1), normed(2)], other)
+def test_other_facts_may_differ_between_ranks(other: list[dict[str, Any]]) -> None:
+    compare(other)
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
-        ([normed(1), normed(2, norm=2.5)], "step 2 of 'step': norm is not alike on ranks 0 and 1"),
-        ([normed(1, lr=0.1), normed(2)], "step 1 of 'step': lr is not alike on ranks 0 and 1"),
+        ([normed(1), normed(2, norm=2.5)], "step 2 of 'step': norm differs between ranks 0 and 1"),
+        ([normed(1, lr=0.1), normed(2)], "step 1 of 'step': lr differs between ranks 0 and 1"),
     ],
 )
-def test_ranks_that_have_it_otherwise_are_refused(other: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(BrokenPromise, match=said):
-        compare([normed(1), normed(2)], other)
+def test_facts_that_are_alike_must_not_differ(other: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(BrokenPlan, match=message):
+        compare(other)
 
 
-def test_a_rank_that_plans_it_otherwise_is_not_compared() -> None:
+def test_facts_that_another_rank_does_not_plan_as_alike_may_differ() -> None:
     alone = {"step": Kind({"loss": NUMBER, "norm": NUMBER}, each(2))}
-    compare([normed(1), normed(2)], [normed(1, norm=3.0), normed(2)], alone)
-    compare([normed(1), normed(2)], [], {})
+    compare([normed(1, norm=3.0), normed(2)], alone)
+    compare([], {})

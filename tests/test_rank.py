@@ -1,4 +1,4 @@
-"""What a rank says of the files that a defect is in."""
+"""What a rank records about the files that a defect edits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.trial import rank
 @pytest.mark.parametrize(
     ("file", "module"), [("upp/__init__.py", "upp"), ("upp/inner.py", "upp.inner")]
 )
-def test_a_file_is_found_by_the_module_that_it_was_loaded_as(
+def test_a_watched_file_is_found_by_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, module: str
 ) -> None:
     (tmp_path / "upp").mkdir()

@@ -1,9 +1,7 @@
-"""The run folder: written whole, read with suspicion."""
+"""The run folder: written completely or not at all, and checked when it is read."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,14 @@ from typing import Any
 import pytest
 
 from harness.errors import Inconclusive
-from harness.facts.plan import BrokenPromise, Kind, each
+from harness.facts.plan import BrokenPlan, Kind, each
 from harness.facts.shapes import NUMBER
 from harness.spec import Records
-from harness.trial import records
+from harness.trial.recorder import HARNESS_KINDS, Recorder
 from harness.trial.records import (
-    HOUSE,
     RUN_FILE,
     Exit,
     Identity,
-    Recorder,
     create_run_folder,
     digest,
     last_record,
@@ -28,7 +24,6 @@ from harness.trial.records import (
     read_json,
     read_records,
     write_exit,
-    write_json,
 )
 from harness.trial.validation import merged
 
@@ -38,7 +33,7 @@ RUN: dict[str, Any] = {
 }
 
 
-HOUSE_FACTS: dict[str, dict[str, Any]] = {
+HARNESS_FACTS: dict[str, dict[str, Any]] = {
     "start": {"python": "3.11.7", "torch": "2.13.0", "threads": 1},
     "upstream": {"modules": {}, "files": {}, "loaded": "0", "apex": "not installed"},
     "shims": {"uses": {}},
@@ -54,12 +49,12 @@ def write_rank(folder: Path, rank: int, *losses: float) -> None:
     writing = recorder(folder, rank, len(losses))
     for step, loss in enumerate(losses, start=1):
         writing.record("step", step, loss=loss)
-    for kind, facts in HOUSE_FACTS.items():
+    for kind, facts in HARNESS_FACTS.items():
         writing.record(kind, **facts)
     writing.close()
 
 
-def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
+def test_records_are_read_by_rank_and_in_order(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, 3.0)
     write_rank(tmp_path, 0, 1.0, 2.0)
     read = read_records(tmp_path, 2)
@@ -72,7 +67,7 @@ def test_records_come_back_by_rank_and_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_the_only_record_of_a_kind_is_one_or_none(tmp_path: Path) -> None:
+def test_one_returns_the_only_record_of_a_kind_or_none(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, 1.0, 2.0)
     read = read_records(tmp_path, 1)
     assert read.one("checkpoint") is None
@@ -80,7 +75,7 @@ def test_the_only_record_of_a_kind_is_one_or_none(tmp_path: Path) -> None:
         read.one("step")
 
 
-def test_progress_ignores_the_line_that_is_being_written(tmp_path: Path) -> None:
+def test_the_last_record_is_a_complete_line(tmp_path: Path) -> None:
     assert last_record(tmp_path, 0) is None
     writing = recorder(tmp_path, 0, 7)
     assert (last_record(tmp_path, 0) or {})["kind"] == "begin"
@@ -92,67 +87,51 @@ def test_progress_ignores_the_line_that_is_being_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), "low", None])
-def test_what_was_not_promised_is_refused_as_it_is_recorded(tmp_path: Path, odd: Any) -> None:
-    with pytest.raises(BrokenPromise, match="step 1 of 'step': loss is"):
+def test_a_fact_of_another_shape_cannot_be_recorded(tmp_path: Path, odd: Any) -> None:
+    with pytest.raises(BrokenPlan, match="step 1 of 'step': loss is"):
         recorder(tmp_path, 0, 1).record("step", 1, loss=odd)
 
 
-def test_a_rank_that_leaves_something_out_has_no_records(tmp_path: Path) -> None:
+def test_a_rank_that_skips_a_planned_record_leaves_no_records(tmp_path: Path) -> None:
     writing = recorder(tmp_path, 0, 2)
     writing.record("step", 1, loss=1.0)
-    with pytest.raises(BrokenPromise, match="promised, and never came"):
+    with pytest.raises(BrokenPlan, match="planned, but missing"):
         writing.close()
     assert not writing.final.exists()
 
 
-@pytest.mark.parametrize("kind", HOUSE)
-def test_a_plan_may_not_name_a_record_of_the_harness(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(BrokenPromise, match=f"'{kind}' is a record of the harness's own"):
+@pytest.mark.parametrize("kind", HARNESS_KINDS)
+def test_a_plan_must_not_contain_a_record_of_the_harness(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(BrokenPlan, match=f"'{kind}' is a record of the harness"):
         Recorder(tmp_path, 0, OF, {kind: Kind({})})
 
 
-def test_an_exit_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
     ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
     write_exit(tmp_path, ended, OF)
     assert Exit.read(tmp_path) == read_exit(tmp_path, OF) == ended
 
 
-def test_a_digest_is_of_the_content(tmp_path: Path) -> None:
+def test_a_digest_depends_only_on_the_content() -> None:
     assert digest({"a": 1, "b": [2.0]}) == digest({"b": [2.0], "a": 1})
     assert digest({"a": 1}) != digest({"a": 1.5}) != digest({"a": True})
 
 
-def test_a_run_folder_has_its_record_and_a_folder_for_each_trial(tmp_path: Path) -> None:
+def test_a_run_folder_has_run_json_and_a_folder_for_each_trial(tmp_path: Path) -> None:
     folder = create_run_folder(tmp_path / "runs", "name", RUN)
     assert folder == tmp_path / "runs" / "name"
     assert sorted(os.listdir(folder)) == ["buggy", "fixed", RUN_FILE]
     assert read_json(folder / RUN_FILE) == RUN
 
 
-@pytest.mark.parametrize(
-    ("number", "said"), [(errno.ENOSPC, "no room on the disk"), (errno.EROFS, "cannot write")]
-)
-def test_a_run_folder_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
-) -> None:
-    def fail(path: Path, text: str) -> None:
-        path.write_text(text[:3])
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(records, "write_whole", fail)
-    with pytest.raises(Inconclusive, match=said):
-        create_run_folder(tmp_path, "name", RUN)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_run_folder_needs_a_folder_to_be_in(tmp_path: Path) -> None:
+def test_a_run_folder_cannot_be_made_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Inconclusive, match="cannot write"):
         create_run_folder(tmp_path / "file", "name", RUN)
 
 
 @pytest.mark.parametrize("text", [None, "", '{"half":', "\udcff"])
-def test_a_file_that_is_no_json_is_inconclusive(tmp_path: Path, text: str | None) -> None:
+def test_a_file_that_is_not_json_is_inconclusive(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "file.json"
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -160,16 +139,7 @@ def test_a_file_that_is_no_json_is_inconclusive(tmp_path: Path, text: str | None
         read_json(file)
 
 
-def test_json_is_replaced_whole(tmp_path: Path) -> None:
-    file = tmp_path / "file.json"
-    data: list[dict[str, Any]] = [{"old": 1}, {"new": 2}]
-    for content in data:
-        write_json(file, content)
-    assert json.loads(file.read_text()) == {"new": 2}
-    assert os.listdir(tmp_path) == ["file.json"]
-
-
-def test_the_acts_of_a_trial_are_read_as_one_in_their_order() -> None:
+def test_the_records_of_launches_are_merged_in_order() -> None:
     saved = Records({0: [{"kind": "norm", "step": 5}], 1: [{"kind": "norm", "step": 6}]})
     loaded = Records({0: [{"kind": "norm", "step": 7}], 1: []})
     both = merged({"save": saved, "load": loaded}, None)

@@ -1,5 +1,4 @@
-"""Processes that have imported once, with stand-ins for torch and upstream: what they serve, and
-when they had better not."""
+"""Servers, with stand-ins for torch and upstream: what they share, and must not import."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.trial.processes import TOKEN, bear, end_all, hearing, members, new_token
+from harness.trial.processes import TOKEN, end_all, handling, members, new_token, set_token
 from harness.trial.server_pool import Pool
 from harness.trial.servers import ForkedLaunch, Wanted
 from tests.sandbox import PATIENCE, within
 from tests.stand_in import compiled, stand_in, wanted
 
-TELL = "import json, os, sys\njson.dump({told}, open('told.json', 'w'))\n"
-"""A trial that says something of the process it finds itself in."""
+DUMP = "import json, os, sys\njson.dump({value}, open('dump.json', 'w'))\n"
+"""A launch that writes down facts about its process."""
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def trial(pool: Pool, want: Wanted, folder: Path, script: str) -> ForkedLaunch:
+def launch(pool: Pool, want: Wanted, folder: Path, script: str) -> ForkedLaunch:
     folder.mkdir()
     (folder / "script.py").write_text(script)
     environment = {**want.environment, TOKEN: new_token(), "EXTRA": "1"}
@@ -47,21 +46,21 @@ def trial(pool: Pool, want: Wanted, folder: Path, script: str) -> ForkedLaunch:
         return pool.server(want).start(folder, environment, [], log)
 
 
-def told(folder: Path) -> Any:
-    return json.loads((folder / "told.json").read_text())
+def dumped(folder: Path) -> Any:
+    return json.loads((folder / "dump.json").read_text())
 
 
-def test_trials_share_what_was_imported_and_nothing_else(
+def test_launches_share_the_imports_and_nothing_else(
     pool: Pool, site: Path, tmp_path: Path
 ) -> None:
     (site / "up.py").write_text("import os\nIMPORTED_BY = os.getpid()\nprint('hello of up')\n")
     facts = "[sys.modules['up'].IMPORTED_BY, os.getsid(0), os.getcwd(), os.environ['EXTRA']]"
-    script = TELL.replace("{told}", facts)
+    script = DUMP.replace("{value}", facts)
     want = wanted(site, "up")
-    both = [trial(pool, want, tmp_path / name, script) for name in "ab"]
+    both = [launch(pool, want, tmp_path / name, script) for name in "ab"]
     assert [each.wait(PATIENCE) for each in both] == [0, 0]
-    by, session, where, extra = told(tmp_path / "a")
-    by_too, session_too, where_too, _ = told(tmp_path / "b")
+    by, session, where, extra = dumped(tmp_path / "a")
+    by_too, session_too, where_too, _ = dumped(tmp_path / "b")
     assert by == by_too
     assert session != session_too
     assert (where, where_too, extra) == (str(tmp_path / "a"), str(tmp_path / "b"), "1")
@@ -70,7 +69,7 @@ def test_trials_share_what_was_imported_and_nothing_else(
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_an_overlay_shares_torch_with_another_if_it_has_the_same(
+def test_two_overlays_with_the_same_torch_share_it(
     pool: Pool, site: Path, tmp_path: Path, changed: bool
 ) -> None:
     other = tmp_path / "other" / "site-packages"
@@ -81,12 +80,12 @@ def test_an_overlay_shares_torch_with_another_if_it_has_the_same(
     if changed:
         (other / "torch" / "distributed" / "__init__.py").write_text("# another\n")
     facts = "[sys.modules['torch'].IMPORTED_BY, sys.modules['torch'].__file__, sys.path]"
-    script = TELL.replace("{told}", facts)
+    script = DUMP.replace("{value}", facts)
     for name, each in (("first", site), ("second", other)):
-        ran = trial(pool, wanted(each, "up"), tmp_path / name, script)
+        ran = launch(pool, wanted(each, "up"), tmp_path / name, script)
         assert ran.wait(PATIENCE) == 0
         assert set(ran.seconds) == {"torch", "upstream"}
-    first, second = told(tmp_path / "first"), told(tmp_path / "second")
+    first, second = dumped(tmp_path / "first"), dumped(tmp_path / "second")
     assert (first[0] != second[0]) is changed
     assert second[1] == str(other / "torch" / "__init__.py")
     assert str(other) in second[2]
@@ -99,31 +98,28 @@ THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,
 @pytest.mark.parametrize(
     ("imported", "why"),
     [
-        (
-            THREAD,
-            "threads were started (forkserver) by an import: each rank has to do it by itself",
-        ),
+        (THREAD, "an import started threads (forkserver): each rank has to import by itself"),
         ("raise ImportError('not here')", "ImportError: not here"),
         ("import os; os._exit(0)", ""),
     ],
 )
-def test_what_must_not_be_forked_after_its_import_is_left_to_the_ranks(
+def test_an_import_that_prevents_forks_is_left_to_the_ranks(
     pool: Pool, site: Path, tmp_path: Path, imported: str, why: str
 ) -> None:
     (site / "up.py").write_text(imported)
-    script = TELL.replace("{told}", "'up' in sys.modules")
-    ran = trial(pool, wanted(site, "up"), tmp_path / "trial", script)
+    script = DUMP.replace("{value}", "'up' in sys.modules")
+    ran = launch(pool, wanted(site, "up"), tmp_path / "trial", script)
     assert ran.wait(PATIENCE) == 0
-    assert told(tmp_path / "trial") is False
+    assert dumped(tmp_path / "trial") is False
     assert set(ran.seconds) == {"torch"}
     assert why in (tmp_path / "trial" / "torchrun.log").read_text()
 
 
-def test_how_a_trial_ends_is_reported(pool: Pool, site: Path, tmp_path: Path) -> None:
+def test_the_exit_code_of_a_launch_is_reported(pool: Pool, site: Path, tmp_path: Path) -> None:
     ends = {7: "sys.exit(7)", 1: "raise ValueError", -9: "os.kill(os.getpid(), 9)", 0: "pass"}
     for code, end in ends.items():
         folder = tmp_path / str(code)
-        ran = trial(pool, wanted(site), folder, f"import os, sys\n{end}\n")
+        ran = launch(pool, wanted(site), folder, f"import os, sys\n{end}\n")
         assert ran.wait(PATIENCE) == code
         assert ran.poll() == code
         assert ("ValueError" in (folder / "torchrun.log").read_text()) is (code == 1)
@@ -132,11 +128,9 @@ def test_how_a_trial_ends_is_reported(pool: Pool, site: Path, tmp_path: Path) ->
 SLEEP = "import time\nopen('begun', 'w').close()\ntime.sleep(1e6)\n"
 
 
-def test_with_its_server_a_trial_ends_and_is_told_so(
-    pool: Pool, site: Path, tmp_path: Path
-) -> None:
-    ran = trial(pool, wanted(site), tmp_path / "trial", SLEEP)
-    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the trial")
+def test_a_launch_ends_with_its_server(pool: Pool, site: Path, tmp_path: Path) -> None:
+    ran = launch(pool, wanted(site), tmp_path / "trial", SLEEP)
+    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
     assert ran.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         ran.wait(0)
@@ -144,22 +138,22 @@ def test_with_its_server_a_trial_ends_and_is_told_so(
     ran.server.kill()
     assert ran.wait(PATIENCE) == -signal.SIGKILL
     assert psutil.wait_procs(processes, PATIENCE)[1] == []
-    again = trial(pool, wanted(site), tmp_path / "again", "")
+    again = launch(pool, wanted(site), tmp_path / "again", "")
     assert again.server is not ran.server
     assert again.wait(PATIENCE) == 0
 
 
-def test_a_trial_that_its_server_never_came_to_is_given_up(
+def test_a_launch_that_has_not_started_can_be_cancelled(
     pool: Pool, site: Path, tmp_path: Path
 ) -> None:
     (site / "up.py").write_text("import time\ntime.sleep(1e6)\n")
-    ran = trial(pool, wanted(site, "up"), tmp_path / "trial", SLEEP)
-    ran.give_up()
+    ran = launch(pool, wanted(site, "up"), tmp_path / "trial", SLEEP)
+    ran.cancel()
     assert ran.wait(PATIENCE) == -signal.SIGKILL
-    assert not ran.server.lives
+    assert not ran.server.alive
 
 
-def test_a_trial_is_found_by_its_mark_and_so_is_what_it_starts(
+def test_a_launch_and_what_it_starts_are_found_by_their_token(
     pool: Pool, site: Path, tmp_path: Path
 ) -> None:
     starts = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
@@ -169,87 +163,85 @@ def test_a_trial_is_found_by_its_mark_and_so_is_what_it_starts(
     want = wanted(site)
     with (folder / "torchrun.log").open("w") as log:
         ran = pool.server(want).start(folder, {**want.environment, TOKEN: token}, [], log)
-    within(PATIENCE, (folder / "begun").exists, "the trial")
-    within(PATIENCE, lambda: "sleep" in [p.name() for p in members(token)], "what it starts")
+    within(PATIENCE, (folder / "begun").exists, "the launch")
+    within(PATIENCE, lambda: "sleep" in [p.name() for p in members(token)], "its child")
     assert sorted(p.name() for p in members(token)) == ["keeper", "sleep", "torchrun"]
     assert ran.poll() is None
     server = psutil.Process(psutil.Process(ran.pid).ppid())
-    assert server.name() == "forkserver"  # which is no member
+    assert server.name() == "forkserver"  # it has no token
     assert end_all(token) == ()
     assert members(token) == []
     assert ran.wait(PATIENCE) == -signal.SIGKILL
-    assert ran.server.lives
+    assert ran.server.alive
 
 
-def test_a_mark_is_put_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN, "somebody's")
-    with pytest.raises(ValueError, match="was set already"):
-        bear(new_token())
+def test_a_token_is_set_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "another")
+    with pytest.raises(ValueError, match="is already set"):
+        set_token(new_token())
 
 
-def test_only_who_has_a_handler_hears_a_signal() -> None:
+def test_only_processes_with_a_handler_are_signalled() -> None:
     token = new_token()
-    deaf = "import time; print(flush=True); time.sleep(1000)"
-    hears = f"import signal; signal.signal(signal.SIGUSR1, print); {deaf}"
+    plain = "import time; print(flush=True); time.sleep(1000)"
+    handles = f"import signal; signal.signal(signal.SIGUSR1, print); {plain}"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code], env={**os.environ, TOKEN: token}, stdout=subprocess.PIPE
         )
-        for code in (deaf, hears)
+        for code in (plain, handles)
     ]
     try:
         for process in started:
             assert process.stdout
             process.stdout.readline()
-        assert [p.pid for p in hearing(token, signal.SIGUSR1)] == [started[1].pid]
+        assert [p.pid for p in handling(token, signal.SIGUSR1)] == [started[1].pid]
     finally:
         for process in started:
             process.kill()
             process.communicate()
 
 
-def test_a_pool_keeps_the_servers_that_were_used_last(site: Path) -> None:
+def test_a_pool_keeps_the_most_recently_used_servers(site: Path) -> None:
     with Pool(most=2) as pool:
         wants = [wanted(site, NUMBER=str(n)) for n in range(3)]
         first, second = pool.server(wants[0]), pool.server(wants[1])
         assert pool.server(wants[0]) is first
         third = pool.server(wants[2])
-        assert (first.lives, second.lives, third.lives) == (True, False, True)
-    assert (first.lives, third.lives) == (False, False)
+        assert (first.alive, second.alive, third.alive) == (True, False, True)
+    assert (first.alive, third.alive) == (False, False)
 
 
-def test_a_pool_keeps_a_server_whose_trial_runs(site: Path, tmp_path: Path) -> None:
+def test_a_pool_keeps_a_server_whose_launch_runs(site: Path, tmp_path: Path) -> None:
     with Pool(most=1) as pool:
-        ran = trial(pool, wanted(site), tmp_path / "trial", SLEEP)
-        within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the trial")
+        ran = launch(pool, wanted(site), tmp_path / "trial", SLEEP)
+        within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
         pool.server(wanted(site, NUMBER="2"))
         assert ran.poll() is None
     assert ran.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_is_gone_without_a_word_is_missed(
+def test_a_rank_that_disappears_is_noticed(
     pool: Pool, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("harness.trial.servers.DESERTED", 0.5)
+    monkeypatch.setattr("harness.trial.servers.LOST_AFTER", 0.5)
     one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
-    ran = trial(pool, wanted(site), tmp_path / "trial", one + SLEEP)
-    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the trial")
+    ran = launch(pool, wanted(site), tmp_path / "trial", one + SLEEP)
+    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
     ran.poll()
     if ranks == 1:
-        assert not any(_looked(ran, ranks) for _ in range(3))
+        assert not any(_checked(ran, ranks) for _ in range(3))
     else:
-        within(PATIENCE, lambda: _looked(ran, ranks), "the end of its patience")
+        within(PATIENCE, lambda: _checked(ran, ranks), "the lost rank")
 
 
-def _looked(ran: ForkedLaunch, ranks: int) -> bool:
-    ran._next_look = 0
-    return ran.deserted(ranks)
+def _checked(ran: ForkedLaunch, ranks: int) -> bool:
+    ran._next_check = 0
+    return ran.lost_a_rank(ranks)
 
 
-def test_a_harness_that_is_killed_takes_its_servers_and_trials_along(
-    site: Path, tmp_path: Path
-) -> None:
+def test_servers_and_launches_end_with_a_harness_that_is_killed(site: Path, tmp_path: Path) -> None:
     (tmp_path / "trial").mkdir()
     (tmp_path / "trial" / "script.py").write_text(SLEEP)
     token = new_token()
@@ -259,14 +251,14 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tests.test_server_pool import wanted, Pool, TOKEN
 want, folder = wanted(Path({str(site)!r})), Path({str(tmp_path / "trial")!r})
-marked = {{**want.environment, TOKEN: {token!r}}}
+environment = {{**want.environment, TOKEN: {token!r}}}
 with Pool() as pool, (folder / "torchrun.log").open("w") as log:
-    pool.server(want).start(folder, marked, [], log).wait(1e6)
+    pool.server(want).start(folder, environment, [], log).wait(1e6)
 """
     harness = subprocess.Popen([sys.executable, "-c", code])
-    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the trial")
+    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
     below = psutil.Process(harness.pid).children(recursive=True)
-    assert len(below) >= 4  # the server, what has imported upstream, the keeper, the agent
+    assert len(below) >= 4  # two servers, the keeper, the agent
     assert members(token)
     harness.kill()
     harness.wait()

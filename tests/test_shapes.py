@@ -1,4 +1,4 @@
-"""Shapes: what a recorded value must be, to be believed."""
+"""Shapes: what a recorded value must be so that grading believes it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from harness.facts.shapes import (
     by_name,
     exactly,
     held,
+    is_alike,
     many,
     matching,
     maybe,
     one_of,
     optional,
-    told_alike,
 )
 
 STEP = held({"loss": NUMBER, "drift": by_name(SIZE), "left": optional(maybe(FLAG))})
@@ -60,59 +60,59 @@ RIGHT: list[tuple[Shape, Any]] = [
 WRONG: list[tuple[Shape, Any, str]] = [
     (NUMBER, math.nan, "is nan: the training diverged"),
     (NUMBER, -math.inf, "is -inf: the training diverged"),
-    (NUMBER, True, "is True, and no number"),
-    (NUMBER, "1", "is '1', and no number"),
+    (NUMBER, True, "is True, expected a number"),
+    (NUMBER, "1", "is '1', expected a number"),
     (NUMBER, 10**400, "is too large"),
-    (SIZE, -0.5, "is -0.5, and below 0"),
-    (WHOLE, 1.0, "is 1.0, and no whole number"),
-    (COUNT, True, "is True, and no whole number"),
-    (COUNT, -1, "is -1, and below 0"),
-    (TEXT, None, "is None, and no text"),
-    (FLAG, 0, "is 0, and neither true nor false"),
-    (MAY_OVERFLOW, "NaN", "is 'NaN', and no number"),
+    (SIZE, -0.5, "is -0.5, expected at least 0"),
+    (WHOLE, 1.0, "is 1.0, expected a whole number"),
+    (COUNT, True, "is True, expected a whole number"),
+    (COUNT, -1, "is -1, expected at least 0"),
+    (TEXT, None, "is None, expected text"),
+    (FLAG, 0, "is 0, expected true or false"),
+    (MAY_OVERFLOW, "NaN", "is 'NaN', expected a number"),
     (MAY_OVERFLOW, math.nan, "is nan"),
-    (one_of("a", "b"), "c", "is 'c', and not a or b"),
-    (many(NUMBER), {}, "is {}, and no list"),
-    (many(NUMBER, 2), [1], "has 1 entries, and not 2"),
+    (one_of("a", "b"), "c", "is 'c', expected a or b"),
+    (many(NUMBER), {}, "is {}, expected a list"),
+    (many(NUMBER, 2), [1], "has 1 entry, expected 2"),
     (many(COUNT), [0, -1], r"\[1\] is -1"),
-    (by_name(SIZE), [], r"is \[\], and nothing by name"),
+    (by_name(SIZE), [], r"is \[\], expected an object"),
     (by_name(SIZE), {"w": -1}, "w is -1"),
-    (exactly(1), True, "is True, and not 1"),
-    (exactly("bf16"), "fp16", "is 'fp16', and not 'bf16'"),
-    (LINE, "", "is '', and no line of text"),
-    (LINE, " ", "is ' ', and no line of text"),
-    (LINE, "a\nb", "and no line of text"),
-    (LINE, "\x1b[2J", "and no line of text"),
-    (LINE, 1, "is 1, and no line of text"),
-    (matching("a|b", "choice"), "ab", "is 'ab', and no choice"),
-    (matching(r"\d", "digit"), "1\n", "and no digit"),
-    (matching(r"\d", "digit"), "\u0663", "and no digit"),
-    (matching(r"\d", "digit"), 1, "is 1, and no digit"),
-    (many(COUNT, least=1), [], "has 0 entries, and not 1 or more"),
-    (by_name(COUNT, least=1), {}, "has 0 names, and not 1 or more"),
-    (by_name(COUNT), {"\x1b": 1}, "which is no line of text"),
-    (alike(SIZE), -1.0, "is -1.0, and below 0"),
+    (exactly(1), True, "is True, expected 1"),
+    (exactly("bf16"), "fp16", "is 'fp16', expected 'bf16'"),
+    (LINE, "", "is '', expected one line of text"),
+    (LINE, " ", "is ' ', expected one line of text"),
+    (LINE, "a\nb", "expected one line of text"),
+    (LINE, "\x1b[2J", "expected one line of text"),
+    (LINE, 1, "is 1, expected one line of text"),
+    (matching("a|b", "choice"), "ab", "is 'ab', expected choice"),
+    (matching(r"\d", "digit"), "1\n", "expected digit"),
+    (matching(r"\d", "digit"), "\u0663", "expected digit"),
+    (matching(r"\d", "digit"), 1, "is 1, expected digit"),
+    (many(COUNT, least=1), [], "has 0 entries, expected at least 1"),
+    (by_name(COUNT, least=1), {}, "has 0 names, expected at least 1"),
+    (by_name(COUNT), {"\x1b": 1}, "expected one line of text"),
+    (alike(SIZE), -1.0, "is -1.0, expected at least 0"),
     (STEP, {"loss": 1.0}, "drift is missing"),
-    (STEP, {"loss": 1.0, "drift": {}, "norm": 1}, "norm was not promised"),
+    (STEP, {"loss": 1.0, "drift": {}, "norm": 1}, "norm is not expected"),
     (STEP, {"loss": 1.0, "drift": {"w": math.nan}}, "drift w is nan"),
-    (STEP, [], r"is \[\], and nothing by name"),
-    (TEXT, list(range(1000)), r"is \[0, 1, .*\.\.\., and no text"),
+    (STEP, [], r"is \[\], expected an object"),
+    (TEXT, list(range(1000)), r"is \[0, 1, .*\.\.\., expected text"),
 ]
 
 
 @pytest.mark.parametrize(("shape", "value"), RIGHT)
-def test_a_value_of_the_shape_is_believed(shape: Shape, value: Any) -> None:
+def test_a_value_of_the_shape_is_accepted(shape: Shape, value: Any) -> None:
     assert shape(value) == ""
 
 
-@pytest.mark.parametrize(("shape", "value", "said"), WRONG)
-def test_any_other_is_not_and_the_reason_is_said(shape: Shape, value: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("shape", "value", "message"), WRONG)
+def test_another_value_is_refused_with_the_reason(shape: Shape, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         raise ValueError(shape(value))
 
 
-def test_a_fact_that_may_be_left_out_may_be_alike_on_all_ranks() -> None:
-    assert told_alike(alike(SIZE))
-    assert told_alike(optional(alike(SIZE)))
-    assert not told_alike(SIZE)
-    assert not told_alike(optional(SIZE))
+def test_an_optional_fact_may_be_alike() -> None:
+    assert is_alike(alike(SIZE))
+    assert is_alike(optional(alike(SIZE)))
+    assert not is_alike(SIZE)
+    assert not is_alike(optional(SIZE))

@@ -1,4 +1,4 @@
-"""Nobody is left, ever: what a harness started ends with it, and what it left half-made is removed.
+"""No process outlives the harness, and the next run removes unfinished files.
 
 No torch here: stand-ins for the harness, torchrun and a rank start each other as the real ones do.
 """
@@ -19,7 +19,7 @@ from harness.trial import leftovers, supervisor
 from harness.trial.processes import TOKEN, members
 from tests.sandbox import PATIENCE, ROOT, within
 
-linux = pytest.mark.skipif(not supervisor.LINUX, reason="Linux alone tells of a parent's death")
+linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")
 
 HARNESS = """
 import os, subprocess, sys
@@ -46,7 +46,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def token(tmp_path: Path) -> Iterator[str]:
-    """The value of an environment variable that everything a test starts carries."""
+    """The token of all processes that a test starts."""
     yield str(tmp_path)
     for process in members(str(tmp_path)):
         process.kill()
@@ -62,7 +62,7 @@ def start(token: str, *scripts: str) -> subprocess.Popen[str]:
 
 
 def trial(token: str) -> subprocess.Popen[str]:
-    """A harness, whose rank has started three processes of its own: 7 with the keeper."""
+    """A harness whose rank has started three processes: 7 with the keeper."""
     process = start(token, HARNESS, TORCHRUN, RANK)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
@@ -71,24 +71,24 @@ def trial(token: str) -> subprocess.Popen[str]:
 
 
 def named(token: str, script: str) -> list[psutil.Process]:
-    """The processes that run a script, the oldest first: of torchrun's, the first is the keeper."""
+    """The processes that run a script, oldest first; the first with TORCHRUN is the keeper."""
     found = [p for p in members(token) if p.cmdline()[2:3] == [script]]
     return sorted(found, key=lambda process: process.create_time())
 
 
-def lives(process: psutil.Process) -> bool:
+def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @linux
 @pytest.mark.parametrize("who", [HARNESS, TORCHRUN, RANK], ids=["harness", "keeper", "rank"])
-def test_everything_below_ends_with_the_one_that_is_killed(token: str, who: str) -> None:
+def test_everything_below_a_killed_process_ends(token: str, who: str) -> None:
     process = trial(token)
     killed = named(token, who)[0]
     below = killed.children(recursive=True) if who is not RANK else []
     killed.kill()
-    within(PATIENCE, lambda: not any(map(lives, below[:2])), "the end of those below")
-    if who is not TORCHRUN:  # of a keeper that is killed, what ranks started is left to the harness
+    within(PATIENCE, lambda: not any(map(alive, below[:2])), "the end of the children")
+    if who is not TORCHRUN:  # after the keeper, what ranks started is left to end_all
         within(PATIENCE, lambda: not members(token), "the end of all")
     process.kill()
     process.wait()
@@ -96,7 +96,7 @@ def test_everything_below_ends_with_the_one_that_is_killed(token: str, who: str)
 
 @linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_keeper_leaves_as_torchrun_did_with_nothing_left_below(
+def test_everything_ends_with_torchrun_and_the_keeper_reports_it(
     token: str, number: signal.Signals
 ) -> None:
     process = trial(token)
@@ -108,18 +108,18 @@ def test_the_keeper_leaves_as_torchrun_did_with_nothing_left_below(
 
 @linux
 @pytest.mark.parametrize("code", [0, 137])
-def test_an_exit_code_comes_through_the_keeper(token: str, code: int) -> None:
+def test_the_keeper_passes_on_the_exit_code(token: str, code: int) -> None:
     assert start(token, HARNESS, TORCHRUN, f"raise SystemExit({code})").wait(PATIENCE) == code
 
 
 @linux
-def test_a_signal_comes_through_the_keeper(token: str) -> None:
+def test_the_keeper_passes_on_a_signal(token: str) -> None:
     dies = "import os; from harness.trial import supervisor; supervisor.keep(); os.abort()"
     assert start(token, dies).wait(PATIENCE) == -signal.SIGABRT
 
 
 @linux
-def test_one_whose_parent_died_before_it_could_ask_ends_at_once(token: str) -> None:
+def test_a_process_whose_parent_is_already_dead_ends_at_once(token: str) -> None:
     late = "from harness.trial import supervisor; supervisor.end_with_parent(); print('lives')"
     script = f"import os; os.environ['{supervisor.PARENT}'] = '1'\n{late}"
     process = start(token, script)
@@ -127,22 +127,22 @@ def test_one_whose_parent_died_before_it_could_ask_ends_at_once(token: str) -> N
     assert process.returncode == -signal.SIGKILL
 
 
-def test_without_a_harness_above_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_harness_no_signal_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(supervisor.PARENT, raising=False)
     monkeypatch.setattr(supervisor, "_prctl", None)
     supervisor.end_with_parent()
 
 
-# What killed runs leave in the folder of the runs
+# What killed runs leave in the folder of all runs
 
 RUN = "20261121-033325-bf16_clip-ce3e10"
 
 
 @pytest.fixture
-def half_made(tmp_path: Path) -> list[Path]:
-    """What a run that was killed can leave; beside it lies what nobody may touch."""
+def unfinished(tmp_path: Path) -> list[Path]:
+    """Files that a killed run can leave; beside them files that must stay."""
     other = "20261121-033325-bf16_clip-000000"
-    made = [
+    ours = [
         f".{RUN}.ab12_x9z/run.json",
         f"{RUN}/.verdict.json.ab12_x9z",
         f"{RUN}/buggy/.exit.json.ab12_x9z",
@@ -157,38 +157,36 @@ def half_made(tmp_path: Path) -> list[Path]:
         f"{other}/verdict.json",
         "20261121/.verdict.json.x",
     ]
-    for name in made + theirs:
+    for name in ours + theirs:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    return [tmp_path / name for name in made]
+    return [tmp_path / name for name in ours]
 
 
 def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_next_run_removes_what_a_killed_one_left_half_made(
-    tmp_path: Path, half_made: list[Path]
-) -> None:
+def test_the_next_run_removes_unfinished_files(tmp_path: Path, unfinished: list[Path]) -> None:
     before = files(tmp_path)
     with leftovers.shared(tmp_path):
-        assert before - files(tmp_path) == set(half_made)
+        assert before - files(tmp_path) == set(unfinished)
     assert not (tmp_path / f".{RUN}.ab12_x9z").exists()
 
 
-def test_nothing_is_removed_while_another_run_lives(tmp_path: Path, half_made: list[Path]) -> None:
+def test_nothing_is_removed_while_another_run_lives(tmp_path: Path, unfinished: list[Path]) -> None:
     with leftovers.shared(tmp_path):
-        for path in half_made:
+        for path in unfinished:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         before = files(tmp_path)
         with leftovers.shared(tmp_path):
             assert files(tmp_path) == before
     with leftovers.shared(tmp_path):
-        assert not any(path.exists() for path in half_made)
+        assert not any(path.exists() for path in unfinished)
 
 
-def test_a_folder_that_cannot_be_made_is_left_to_who_needs_it(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with leftovers.shared(tmp_path / "file" / "runs"):
         pass

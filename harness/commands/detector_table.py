@@ -124,9 +124,9 @@ def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
     lines += [
         "",
         "*Fires in*: the buggy variants in which it fires, and when. *False alarms*: variants of",
-        "these scenarios in which it fires although nothing is wrong. `headroom` is an early warning:",
-        "there, a false alarm is a variant in which no watched tensor passed 65504 later. The",
-        "scenarios' pages name checks that miss the bugs, with figures.",
+        "these scenarios in which it fires although nothing is wrong. `headroom` warns early:",
+        "a false alarm is a variant in which no watched tensor passed 65504 later. The scenarios'",
+        "pages name checks that miss the bugs, with figures.",
     ]
     return "\n".join(lines)
 

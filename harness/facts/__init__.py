@@ -1,1 +1,1 @@
-"""What a rank records: what it promises beforehand, the shapes of facts, numbers compared."""
+"""What a rank records: the plan that it declares, the shapes of facts, how numbers are compared."""

@@ -1,6 +1,7 @@
-"""The one way to compare numbers of records: NaN and infinity are near nothing.
+"""The one way to compare recorded numbers: NaN and infinity are near nothing.
 
-``abs(a - b) > tolerance`` is false of NaN, and so would call it equal. Standard library only.
+``abs(a - b) > tolerance`` is false for NaN, so that comparison would treat NaN as equal. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def finite(value: Any) -> bool:
 
 
 def near(value: Any, other: Any, *, within: float = 0.0, share: float = 0.0) -> bool:
-    """Whether two finite numbers are at most ``within`` apart, or that ``share`` of the other.
+    """Whether two numbers differ by at most ``within``, or by at most ``share`` of the other.
 
-    False where either is NaN, infinite or no number at all.
+    False if one of them is not a finite number.
     """
     if not (finite(value) and finite(other)):
         return False
@@ -26,5 +27,5 @@ def near(value: Any, other: Any, *, within: float = 0.0, share: float = 0.0) -> 
 
 
 def named(value: float) -> float | str:
-    """A number as JSON can hold it: NaN and infinity by their names, as ``float`` reads them."""
+    """A number that JSON can contain: NaN and infinity as names that ``float`` reads."""
     return value if math.isfinite(value) else str(value)

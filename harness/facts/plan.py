@@ -1,13 +1,13 @@
-"""What a rank is going to record: told before it runs, and held against what came.
+"""The plan of a rank: which records it writes, at which steps, and with which facts.
 
     STEP = {"loss": NUMBER, "differing": by_name(SIZE)}
 
     def plan(at: Position) -> Plan:
         return {"step": Kind(STEP, each(at.params.steps)), "checkpoint": Kind(CHECK)}
 
-Each rank asks its scenario's ``plan`` and writes the answer down first; grading asks once more, and
-finds exactly that: every record once, in its order, each fact of its shape. Standard library only:
-ranks import this, with an old upstream's dependencies before ours.
+A rank checks each record against its plan as it writes the record. Grading computes the plan again
+and requires exactly these records: each once, in order, each fact of its shape. Standard library
+only: ranks import this module while an old upstream's dependencies shadow ours.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.facts.shapes import Facts, held, told_alike
+from harness.facts.shapes import Facts, held, is_alike
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The records of one kind that a rank is going to write."""
+    """The planned records of one kind."""
 
     facts: Facts | Sequence[Facts]
-    """Those of every record; or those of each, where they are not alike."""
+    """The facts of every record; or one entry for each record, where they differ."""
     steps: Sequence[int | None] = (None,)
-    """The step of each, in their order; a step occurs twice where it has two records."""
+    """The step of each record, in order. A step that has two records occurs twice."""
     ends: bool = False
-    """Whether it is not owed: one, at any of the steps, after which nothing more is owed of the
-    steps that follow. It is for the documented exception that ends a training."""
+    """Whether the record ends the training: it is optional, may come at any one of the steps, and
+    no later step has records. Meant for a documented exception."""
 
-    def of(self, place: int) -> Facts:
-        """The facts of a record, by its place among those of its kind, from 0."""
-        return self.facts if isinstance(self.facts, Mapping) else self.facts[place]
+    def facts_of(self, number: int) -> Facts:
+        """The facts of the record with this number within its kind, from 0."""
+        return self.facts if isinstance(self.facts, Mapping) else self.facts[number]
 
 
 Plan = Mapping[str, Kind]
-"""By kind, what a rank is going to record."""
+"""The planned records by kind."""
 
 
-class BrokenPromise(ValueError):
-    """What was recorded is not what was going to be."""
+class BrokenPlan(ValueError):
+    """A record is missing, or differs from its plan."""
 
 
 def each(steps: int) -> range:
@@ -49,92 +49,90 @@ def each(steps: int) -> range:
     return range(1, steps + 1)
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as it is written down: by kind its steps, and which kind ends them."""
-    ends = [name for name, kind in plan.items() if kind.ends]
-    return {"steps": {n: list(k.steps) for n, k in plan.items()}, "ends": ends}
-
-
 @dataclass
-class Ledger:
-    """How much of a plan has come: for the rank that writes, and for whoever reads."""
+class Checklist:
+    """Checks the records of one rank against its plan, one after another."""
 
     plan: Plan
-    come: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """The number of records so far, by kind."""
     ended: int | None = None
-    """The step that an ending kind was recorded at."""
+    """The step of the record that ended the training."""
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Book the next record; raises BrokenPromise, naming what is odd about it."""
+    def check(self, record: Mapping[str, Any]) -> None:
+        """Check the next record; raises BrokenPlan with the reason."""
         name, step = record["kind"], record["step"]
         kind = self.plan.get(name)
         if kind is None:
-            raise BrokenPromise(f"a record of kind '{name}' that was not promised")
+            raise BrokenPlan(f"a record of kind '{name}', which is not planned")
         if self.ended is not None and step is not None and step > self.ended:
-            raise BrokenPromise(f"step {step} of '{name}' after the end at step {self.ended}")
+            raise BrokenPlan(f"step {step} of '{name}' after the end at step {self.ended}")
         if kind.ends:
             self._end(name, kind, step)
         else:
             self._next(name, kind, step)
-        wrong = wrong_facts(kind.of(self.come.get(name, 1) - 1), record)
+        wrong = wrong_facts(kind.facts_of(self.counts.get(name, 1) - 1), record)
         if wrong:
-            raise BrokenPromise(f"{told(name, step)}: {wrong}")
+            raise BrokenPlan(f"{describe(name, step)}: {wrong}")
 
     def _next(self, name: str, kind: Kind, step: int | None) -> None:
-        place = self.come.get(name, 0)
-        if place == len(kind.steps):
-            raise BrokenPromise(f"{told(name, step)} is one more than was promised")
-        if step != kind.steps[place] or isinstance(step, bool):
-            raise BrokenPromise(f"{told(name, step)}, where {told(name, kind.steps[place])} is due")
-        self.come[name] = place + 1
+        number = self.counts.get(name, 0)
+        if number == len(kind.steps):
+            raise BrokenPlan(f"{describe(name, step)} is one more than planned")
+        if step != kind.steps[number] or isinstance(step, bool):
+            planned = describe(name, kind.steps[number])
+            raise BrokenPlan(f"{describe(name, step)}, but the plan has {planned} next")
+        self.counts[name] = number + 1
 
     def _end(self, name: str, kind: Kind, step: int | None) -> None:
         if self.ended is not None or step is None or step not in kind.steps:
-            raise BrokenPromise(f"{told(name, step)} was not promised, or came before")
+            raise BrokenPlan(f"{describe(name, step)} is not planned, or is there twice")
         self.ended = step
 
     def close(self) -> None:
-        """Raises BrokenPromise, naming the first record that is still owed."""
+        """Raise BrokenPlan if a planned record is missing, naming the first one."""
         for name, kind in self.plan.items():
-            owed = () if kind.ends else kind.steps[self.come.get(name, 0) :]
-            for step in owed:
+            missing = () if kind.ends else kind.steps[self.counts.get(name, 0) :]
+            for step in missing:
                 if self.ended is None or step is None or step <= self.ended:
-                    raise BrokenPromise(f"{told(name, step)} was promised, and never came")
+                    raise BrokenPlan(f"{describe(name, step)} is planned, but missing")
 
 
-def refuse_unlike(
+def check_alike(
     plans: Mapping[int, Plan], records: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raises BrokenPromise, naming the first fact that ranks of a launch should have alike, and do
-    not. By rank, what each recorded is as it was planned."""
+    """Raise BrokenPlan if a fact that is ``alike`` differs between ranks, naming the first one.
+
+    ``plans`` and ``records`` are by rank; each rank's records have passed its ``Checklist``.
+    """
     for name in dict.fromkeys(name for plan in plans.values() for name in plan):
         first, *others = (rank for rank, plan in plans.items() if name in plan)
-        ours = list(_alike(plans[first], name, records[first]))
+        ours = list(_alike_facts(plans[first], name, records[first]))
         for other in others:
-            theirs = _alike(plans[other], name, records[other])
-            for (step, one), (_, its) in zip(ours, theirs, strict=False):  # one may have ended
-                odd = [fact for fact in one if fact in its and one[fact] != its[fact]]
+            theirs = _alike_facts(plans[other], name, records[other])
+            for (step, mine), (_, its) in zip(ours, theirs, strict=False):  # one may end earlier
+                odd = [fact for fact in mine if fact in its and mine[fact] != its[fact]]
                 if odd:
-                    where = f"ranks {first} and {other}"
-                    raise BrokenPromise(f"{told(name, step)}: {odd[0]} is not alike on {where}")
+                    record, ranks = describe(name, step), f"ranks {first} and {other}"
+                    raise BrokenPlan(f"{record}: {odd[0]} differs between {ranks}")
 
 
-def _alike(
+def _alike_facts(
     plan: Plan, name: str, records: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Of a rank's records of one kind, the step and the facts that all ranks have alike."""
-    for place, record in enumerate(each for each in records if each["kind"] == name):
-        facts = plan[name].of(place)
-        yield record["step"], {n: record.get(n) for n in facts if told_alike(facts[n])}
+    """For each record of one kind: its step, and the facts that all ranks share."""
+    for number, record in enumerate(each for each in records if each["kind"] == name):
+        facts = plan[name].facts_of(number)
+        yield record["step"], {n: record.get(n) for n in facts if is_alike(facts[n])}
 
 
-def told(name: str, step: int | None) -> str:
+def describe(name: str, step: int | None) -> str:
     """A record in words: ``step 3 of 'rate'``."""
     return f"'{name}'" if step is None else f"step {step} of '{name}'"
 
 
 KEYS = ("kind", "rank", "step")
-"""What every record has besides its facts."""
+"""What every record contains besides its facts."""
 
 
 def wrong_facts(facts: Facts, record: Mapping[str, Any]) -> str:

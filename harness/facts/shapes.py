@@ -1,8 +1,8 @@
-"""Shapes of recorded facts: what a value must be, to be believed.
+"""Shapes of recorded facts: what a value must be so that grading believes it.
 
     STEP = {"loss": NUMBER, "differing": by_name(SIZE), "grad_norm": alike(maybe(SIZE))}
 
-A shape is a function that says what is wrong with a value. Standard library only.
+A shape is a function that returns what is wrong with a value. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,132 +14,130 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Shape = Callable[[Any], str]
-"""Says what is wrong with a value, to be read after its name: ``is nan``. Empty if nothing is."""
+"""Returns what is wrong with a value, as text that follows its name (``is nan``); empty if nothing
+is."""
 
 Facts = Mapping[str, Shape]
-"""The facts of a record by name. All must be there and nothing else, but for ``optional`` ones."""
+"""The facts of a record by name. All must be present, except ``optional`` ones, and no others."""
 
 
 def NUMBER(value: Any) -> str:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"is {_short(value)}, and no number"
+        return _unlike(value, "a number")
     if isinstance(value, float) and not math.isfinite(value):
         return f"is {value}: the training diverged, and that is not the documented symptom"
     return "" if abs(value) <= sys.float_info.max else "is too large for a number"
 
 
 def SIZE(value: Any) -> str:
-    """A finite number, not below 0: a norm, a distance, a rate."""
-    return NUMBER(value) or ("" if value >= 0 else f"is {value}, and below 0")
+    """A finite number of at least 0: a norm, a distance, a rate."""
+    return NUMBER(value) or _at_least_0(value)
 
 
 def WHOLE(value: Any) -> str:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
-        return f"is {_short(value)}, and no whole number"
+        return _unlike(value, "a whole number")
     return NUMBER(value)
 
 
 def COUNT(value: Any) -> str:
-    """A whole number, not below 0."""
-    return WHOLE(value) or ("" if value >= 0 else f"is {value}, and below 0")
+    """A whole number of at least 0."""
+    return WHOLE(value) or _at_least_0(value)
 
 
 def TEXT(value: Any) -> str:
-    """A text."""
-    return "" if isinstance(value, str) else f"is {_short(value)}, and no text"
+    """Text."""
+    return "" if isinstance(value, str) else _unlike(value, "text")
 
 
 def LINE(value: Any) -> str:
-    """A text on one line, and not an empty one: a name, a host."""
+    """One line of text that is not empty: a name, a host."""
     fits = isinstance(value, str) and value.strip() and value.isprintable()
-    return "" if fits else f"is {_short(value)}, and no line of text"
+    return "" if fits else _unlike(value, "one line of text")
 
 
 def FLAG(value: Any) -> str:
     """True or false."""
-    return "" if isinstance(value, bool) else f"is {_short(value)}, and neither true nor false"
+    return "" if isinstance(value, bool) else _unlike(value, "true or false")
 
 
 def MAY_OVERFLOW(value: Any) -> str:
-    """A number that may be NaN or infinite, and is then written by its name: ``nan``, ``-inf``."""
+    """A number that may be NaN or infinite, and is then recorded as ``nan``, ``inf``, ``-inf``."""
     return "" if value in ("nan", "inf", "-inf") and isinstance(value, str) else NUMBER(value)
 
 
 def ANYTHING(_: Any) -> str:
-    """Whatever JSON can hold: what somebody else looks at."""
+    """Any JSON value: something else checks it."""
     return ""
 
 
 def one_of(*choices: str) -> Shape:
     """One of these texts."""
-
-    def check(value: Any) -> str:
-        return "" if value in choices else f"is {_short(value)}, and not {' or '.join(choices)}"
-
-    return check
+    return lambda value: "" if value in choices else _unlike(value, " or ".join(choices))
 
 
 def matching(form: str, what: str) -> Shape:
-    """A text that is ``what``: of this form, a regular expression, from its start to its end."""
+    """Text that matches a regular expression from start to end; ``what`` names it in messages."""
     found = re.compile(form, re.ASCII)
 
     def check(value: Any) -> str:
         fits = isinstance(value, str) and found.fullmatch(value)
-        return "" if fits else f"is {_short(value)}, and no {what}"
+        return "" if fits else _unlike(value, what)
 
     return check
 
 
 def exactly(expected: Any) -> Shape:
-    """This and nothing else: a knob that is recorded, or the moment that something was seen at."""
+    """This value: a parameter that is recorded, or the moment of an observation."""
 
     def check(value: Any) -> str:
         same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
-        return "" if same else f"is {_short(value)}, and not {_short(expected)}"
+        return "" if same else _unlike(value, _short(expected))
 
     return check
 
 
 def maybe(shape: Shape) -> Shape:
-    """This, or null."""
+    """A value of this shape, or null."""
     return lambda value: "" if value is None else shape(value)
 
 
 def many(shape: Shape, count: int | None = None, *, least: int = 0) -> Shape:
-    """A list of these, of so many where that is known, or of at least so many."""
+    """A list of values of this shape: exactly ``count`` if given, and at least ``least``."""
 
     def check(value: Any) -> str:
         if not isinstance(value, list):
-            return f"is {_short(value)}, and no list"
+            return _unlike(value, "a list")
+        entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
         if count is not None and len(value) != count:
-            return f"has {len(value)} entries, and not {count}"
+            return f"has {entries}, expected {count}"
         if len(value) < least:
-            return f"has {len(value)} entries, and not {least} or more"
+            return f"has {entries}, expected at least {least}"
         return next((f"[{n}] {wrong}" for n, one in enumerate(value) if (wrong := shape(one))), "")
 
     return check
 
 
 def by_name(shape: Shape, *, least: int = 0) -> Shape:
-    """These, by name; at least so many."""
+    """An object whose values have this shape, under at least ``least`` names."""
 
     def check(value: Any) -> str:
         if not isinstance(value, dict):
-            return f"is {_short(value)}, and nothing by name"
+            return _unlike(value, "an object")
         if len(value) < least:
-            return f"has {len(value)} names, and not {least} or more"
+            return f"has {len(value)} names, expected at least {least}"
         odd = next((name for name in value if LINE(name)), None)
         if odd is not None:
-            return f"has the name {_short(odd)}, which is no line of text"
+            return f"has the name {_short(odd)}, expected one line of text"
         return next((f"{n} {wrong}" for n, one in value.items() if (wrong := shape(one))), "")
 
     return check
 
 
 class optional:
-    """A fact that may be left out."""
+    """A fact that may be missing."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -157,24 +155,24 @@ class _Alike:
 
 
 def alike(shape: Shape) -> Shape:
-    """A fact of this shape that all ranks of a launch have alike, record by record."""
+    """A fact of this shape that is the same on all ranks of a launch, record by record."""
     return _Alike(shape)
 
 
-def told_alike(shape: Shape) -> bool:
-    """Whether a fact of this shape, where it is not left out, is ``alike`` on all ranks."""
+def is_alike(shape: Shape) -> bool:
+    """Whether a fact of this shape, if it is recorded, must be the same on all ranks."""
     return isinstance(shape.shape if isinstance(shape, optional) else shape, _Alike)
 
 
 def held(shapes: Facts) -> Shape:
-    """All of these, and nothing else."""
+    """An object with exactly these fields."""
 
     def check(value: Any) -> str:
         if not isinstance(value, dict):
-            return f"is {_short(value)}, and nothing by name"
+            return _unlike(value, "an object")
         odd = [name for name in value if name not in shapes]
         if odd:
-            return f"{odd[0]} was not promised"
+            return f"{odd[0]} is not expected"
         for name, shape in shapes.items():
             if name not in value:
                 if not isinstance(shape, optional):
@@ -184,6 +182,14 @@ def held(shapes: Facts) -> Shape:
         return ""
 
     return check
+
+
+def _at_least_0(value: float) -> str:
+    return "" if value >= 0 else _unlike(value, "at least 0")
+
+
+def _unlike(value: Any, expected: str) -> str:
+    return f"is {_short(value)}, expected {expected}"
 
 
 def _short(value: Any, most: int = 40) -> str:

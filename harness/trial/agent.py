@@ -12,7 +12,7 @@ from harness.trial import supervisor
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Return in a child of this process, when torchrun has ended in it."""
+    """Run torchrun in a child of this process; returns in that child, once torchrun has ended."""
     supervisor.keep()
 
     from torch.distributed.run import main as torchrun

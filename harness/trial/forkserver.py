@@ -1,14 +1,16 @@
-"""Processes that have imported once, and are forked for each overlay and for each trial.
+"""The servers themselves: processes that import once, and are forked for overlays and launches.
 
-``python -m harness.trial.forkserver`` imports torch and torch's own elastic agent. For an overlay
-it is forked: the child imports upstream, and is forked for each trial of that overlay. What comes
-of that is an agent, which is torchrun (see ``agent``) and forks the ranks.
+``python -m harness.trial.forkserver`` imports torch and torch's elastic agent. It is forked for
+each overlay: the child imports upstream. That child is forked for each launch: its child is an
+agent, which runs torchrun (see ``agent``) and forks the ranks.
 
-A step that leaves a process which must not be forked is undone: it is taken in a child, and where
-that has started a thread or begun CUDA, its parent serves without it. It is started with the
-environment and the path of ranks, as torch takes numpy from an overlay; another overlay is served
-only if it has the same (see ``rebase``), else by an interpreter of its own. So ranks get the same
-files as in a cold launch. Linux only; ``servers`` speaks to it.
+Each import is done in a child first. If the import has started a thread or initialised CUDA, the
+child must not be forked, and its parent serves without the import.
+
+The first server runs with the environment and path of ranks, as torch imports numpy from an
+overlay. It serves another overlay only if that contains the same files (see ``rebase``); otherwise
+the child becomes a new interpreter. So ranks load the same files as in a cold launch. Linux only;
+``servers`` is the harness's side.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.trial import agent, imports, supervisor
-from harness.trial.processes import bear
+from harness.trial.processes import set_token
 from harness.upstream import bytecode, loaded, rebase
 
 MOST = 1 << 16
@@ -44,16 +46,15 @@ BEFORE_UPSTREAM = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "harness.trial.rank",
 )
-"""What torchrun and our own ranks import, some of it only once they are under way."""
+"""What torchrun and our own ranks import, some of it only when they run."""
 
 LATER = "torch._dynamo"
-"""What torch itself imports when the first optimizer is made: that takes half a second."""
+"""What torch imports when the first optimizer is constructed: that takes half a second."""
 
-HUNG_UP = 9
-"""The exit code of one that has served until the harness hung up: no import leaves with it."""
+SERVED = 9
+"""The exit code of a child that has served until the harness closed its socket."""
 
-CUDA_NOT_BEGUN = 3
-"""What CUDA's driver answers as long as nobody has initialised it (CUDA_ERROR_NOT_INITIALIZED)."""
+CUDA_ERROR_NOT_INITIALIZED = 3
 
 
 @dataclass
@@ -61,10 +62,10 @@ class Base:
     """What a process has imported before it serves."""
 
     site: Path
-    """The overlay that comes first on its path."""
+    """The site-packages of the overlay that comes first on its path."""
     listener: rebase.Listener = field(default_factory=rebase.listen)
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long it took, by ``torch`` and ``upstream``."""
+    """The import times: ``torch`` and ``upstream``."""
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -74,8 +75,8 @@ class Base:
 
 
 def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
-    """Import torch, and serve all overlays that are asked for, or the one that is wanted, until the
-    harness hangs up."""
+    """Import torch, then serve all overlays, or only ``wanted``, until the harness closes its
+    socket."""
     base = Base(_site())
     bytecode.keep(base.site)
     _import_torch(base)
@@ -84,9 +85,9 @@ def main(harness: socket.socket, wanted: dict[str, Any] | None = None) -> None:
         if wanted is None:
             _serve_overlays(harness, base)
         else:
-            _serve_trials(harness, wanted, base)
+            _serve_launches(harness, wanted, base)
 
-    _further(lambda: _import_later(base), serve)
+    _serve_after(lambda: _import_later(base), serve)
 
 
 def _site() -> Path:
@@ -99,26 +100,34 @@ def _import_torch(base: Base) -> None:
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
-    imports.set_aside()
+    imports.freeze()
 
 
-def _further(step: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Have a child go one step further and serve; where that must not be, serve here."""
-    child = os.fork()
+def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
+    """Serve in a child after this step; if the step makes the child unfit for forks, serve here."""
+    child = _fork()
     if not child:
-        os.environ[supervisor.PARENT] = str(os.getppid())
-        supervisor.end_with_parent()
         if _fit_after(step):
             serve()
-            os._exit(HUNG_UP)
+            os._exit(SERVED)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    if status != HUNG_UP << 8:  # the ranks will meet what it has met, and say so where it belongs
+    if status != SERVED << 8:  # the ranks will fail in the same way, and report it
         serve()
 
 
+def _fork() -> int:
+    """Fork; the child ends with this process, from its first moment on (see ``supervisor``)."""
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.environ[supervisor.PARENT] = str(parent)
+        supervisor.end_with_parent()
+    return child
+
+
 def _fit_after(step: Callable[[], None]) -> bool:
-    """Take a step; whether this process may be forked after it, and if not, why is printed."""
+    """Run a step; returns whether this process may be forked afterwards, and prints why not."""
     threads = _threads()
     try:
         step()
@@ -126,88 +135,90 @@ def _fit_after(step: Callable[[], None]) -> bool:
         traceback.print_exc()
         return False
     started = _threads() - threads
-    if started or _cuda_begun():
-        what = "CUDA was begun" if _cuda_begun() else f"threads were started ({', '.join(started)})"
-        print(f"harness: {what} by an import: each rank has to do it by itself", flush=True)
-        return False
-    imports.set_aside()
-    return True
+    if _cuda_initialised():
+        effect = "initialised CUDA"
+    elif started:
+        effect = f"started threads ({', '.join(started)})"
+    else:
+        imports.freeze()
+        return True
+    print(f"harness: an import {effect}: each rank has to import by itself", flush=True)
+    return False
 
 
 def _threads() -> Counter[str]:
-    """The threads of this process by their names, those that Python does not know of included."""
+    """The threads of this process by name, including those that Python does not know."""
     return Counter(file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm"))
 
 
-def _cuda_begun() -> bool:
-    """Whether CUDA was initialised in this process: then no child of it can use a GPU."""
+def _cuda_initialised() -> bool:
+    """Whether CUDA is initialised in this process: its children could not use a GPU."""
     if "/libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
         return False
     context = ctypes.c_void_p()
     found = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
-    return bool(found != CUDA_NOT_BEGUN)
+    return bool(found != CUDA_ERROR_NOT_INITIALIZED)
 
 
 def _import_later(base: Base) -> None:
     with base.timed("torch"):
-        if find_spec(LATER):  # torch 1 has none
+        if find_spec(LATER):  # torch 1 does not have it
             importlib.import_module(LATER)
 
 
-def _serve_overlays(asked: socket.socket, base: Base) -> None:
-    """Fork a server for each overlay that is asked for, until the harness hangs up."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+def _serve_overlays(harness: socket.socket, base: Base) -> None:
+    """Fork a server for each request, until the harness closes its socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
     while True:
-        message, handles, _, _ = socket.recv_fds(asked, MOST, 3)
+        message, handles, _, _ = socket.recv_fds(harness, MOST, 3)
         if not message:
             return
-        if not os.fork():
-            asked.close()
+        if not _fork():
+            harness.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _be_the_overlays(base, *handles)
+            _become_overlay_server(base, *handles)
         for handle in handles:
             os.close(handle)
 
 
-def _be_the_overlays(base: Base, handle: int, said: int, told: int) -> NoReturn:
-    """Be the server of an overlay, in a session of its own."""
+def _become_overlay_server(base: Base, handle: int, output: int, request: int) -> NoReturn:
+    """Serve one overlay, in a session of its own. ``output`` and ``request`` are open files."""
     os.setsid()
-    wanted = json.loads(os.pread(told, os.fstat(told).st_size, 0))
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.environ.update(wanted["environment"])
-    os.environ[supervisor.PARENT] = str(os.getppid())
-    supervisor.end_with_parent()
     site, files = _site(), wanted["files"]
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
         served.send(str(os.getpid()).encode())
         if site != base.site and not rebase.same(base.site, site, base.listener.asked, files):
-            _anew(served, wanted)
+            _restart(served, wanted)
         if site != base.site:
             rebase.rebase(base.site, site)
-        _serve_trials(served, wanted, base)
+        _serve_launches(served, wanted, base)
     os._exit(0)
 
 
-def _anew(served: socket.socket, wanted: dict[str, Any]) -> NoReturn:
-    """Serve an overlay by an interpreter of its own: this process, started anew."""
+def _restart(served: socket.socket, wanted: dict[str, Any]) -> NoReturn:
+    """Replace this process by a new interpreter that serves the overlay."""
     served.set_inheritable(True)
-    told = json.dumps({**wanted, "files": {}})
-    command = [sys.executable, "-m", "harness.trial.forkserver", str(served.fileno()), told]
+    request = json.dumps({**wanted, "files": {}})
+    command = [sys.executable, "-m", "harness.trial.forkserver", str(served.fileno()), request]
     os.execve(sys.executable, command, os.environ)
 
 
-def _serve_trials(served: socket.socket, wanted: dict[str, Any], base: Base) -> None:
-    """Import upstream, and serve its trials until the harness hangs up."""
-    _further(lambda: _import_upstream(wanted, base), lambda: Server(served, base.seconds).serve())
+def _serve_launches(served: socket.socket, wanted: dict[str, Any], base: Base) -> None:
+    """Import upstream, and serve its launches until the harness closes its socket."""
+    server = Server(served, base.seconds)
+    _serve_after(lambda: _import_upstream(wanted, base), server.serve)
 
 
 def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
     with base.timed("upstream"):
         imports.upstream(tuple(wanted["shims"]), tuple(wanted["modules"]))
         importlib.import_module(wanted["scenario"])
-        loaded.files(_site())  # each rank will be asked for their hashes
+        loaded.files(_site())  # caches their hashes, which each rank records
 
 
 @dataclass
@@ -216,70 +227,69 @@ class Server:
 
     served: socket.socket
     seconds: dict[str, float]
-    """What it took to import what is there already."""
+    """The import times: ``torch`` and ``upstream``."""
     reports: dict[int, int] = field(default_factory=dict)
-    """By the process id of an agent's keeper, where to say how it ended."""
+    """By the process id of a keeper, the pipe that gets its exit code."""
 
     def serve(self) -> None:
-        """Serve until the harness hangs up; what still runs then ends with this process."""
-        heard, wakes = socket.socketpair()
+        """Serve until the harness closes its socket. Launches that still run then end as well."""
+        woken, wakes = socket.socketpair()
         wakes.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes.fileno())
         with selectors.DefaultSelector() as ready:
             ready.register(self.served, selectors.EVENT_READ)
-            ready.register(heard, selectors.EVENT_READ)
+            ready.register(woken, selectors.EVENT_READ)
             while True:
                 for key, _ in ready.select():
-                    if key.fileobj is heard:
-                        heard.recv(MOST)
+                    if key.fileobj is woken:
+                        woken.recv(MOST)
                         self._reap()
                     elif not self._take():
                         return
 
     def _take(self) -> bool:
-        """Take one request; False if the harness has hung up."""
+        """Take one request; returns False if the harness has closed its socket."""
         message, handles, _, _ = socket.recv_fds(self.served, MOST, 2)
         if not message:
             return False
         log, report = handles
-        child = os.fork()
+        child = _fork()
         if not child:
             for handle in (self.served.fileno(), report, *self.reports.values()):
-                os.close(handle)  # who waits for them must see when this process is gone
-            _become(json.loads(message), log)
+                os.close(handle)  # their readers must notice when this server ends
+            _become_agent(json.loads(message), log)
         os.close(log)
         self.reports[child] = report
-        self._say(child, {"pid": child, "seconds": self.seconds})
+        self._report(child, {"pid": child, "seconds": self.seconds})
         return True
 
     def _reap(self) -> None:
         for child in list(self.reports):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                self._say(child, {"code": os.waitstatus_to_exitcode(status)})
+                self._report(child, {"code": os.waitstatus_to_exitcode(status)})
                 os.close(self.reports.pop(child))
 
-    def _say(self, child: int, what: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+    def _report(self, child: int, what: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # nobody waits for it now
             os.write(self.reports[child], json.dumps(what).encode() + b"\n")
 
 
-def _become(asked: dict[str, Any], log: int) -> NoReturn:
-    """Be the agent of a trial: in a session, a folder and an environment of its own."""
+def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
+    """Run torchrun, in a session, folder and environment of its own."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    _keep_what_imports_said(log)
+    _copy_output_of_imports(log)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.chdir(asked["folder"])
-    bear(asked["token"])
-    os.environ.update(asked["environment"])
-    os.environ[supervisor.PARENT] = str(os.getppid())
+    os.chdir(request["folder"])
+    set_token(request["token"])
+    os.environ.update(request["environment"])
     code = 1
     try:
-        agent.main(asked["arguments"])
+        agent.main(request["arguments"])
         code = 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
@@ -289,14 +299,14 @@ def _become(asked: dict[str, Any], log: int) -> NoReturn:
         os._exit(code)
 
 
-def _keep_what_imports_said(log: int) -> None:
-    """What was said while importing went to a file of ours: it belongs to each trial's log."""
+def _copy_output_of_imports(log: int) -> None:
+    """Copy what the imports printed, from this server's output file to the log of the launch."""
     os.write(log, os.pread(1, os.fstat(1).st_size, 0))
 
 
 if __name__ == "__main__":
     supervisor.end_with_parent()
-    supervisor.go_by("forkserver")
+    supervisor.set_name("forkserver")
     with socket.socket(fileno=int(sys.argv[1])) as harness:
         main(harness, *map(json.loads, sys.argv[2:]))
-    os._exit(0)  # torch's teardown takes longer than a fork
+    os._exit(0)  # without torch's slow teardown

@@ -1,7 +1,7 @@
-"""Records and exits -> outcomes -> verdict. Reads a run folder, launches nothing.
+"""Grading: from the records and exits in a run folder to outcomes and a verdict.
 
-An old run can be graded again at any time. What a trial showed is never looked up by its
-variant's name: ``detect`` gets records alone, and run.json says what was expected.
+Launches nothing: a run can be graded again at any time. An outcome never depends on the name of the
+variant: ``detect`` gets only records, and run.json contains what was expected.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from harness.results import RunResult, TrialResult
 from harness.spec import BUGGY, FIXED, Exercise, Finding, Outcome, Records, Verdict
 from harness.trial import run_schema
 from harness.trial.records import FORMAT, RUN_FILE, Exit, read_json
-from harness.trial.validation import asked, proven
+from harness.trial.validation import call, validated
 
 
 def grade(run_folder: Path) -> RunResult:
-    """The result of a run folder, from what is in it alone.
+    """The result of a run folder.
 
-    Raises Inconclusive where it is none, of an older format, or not of this catalogue.
+    Raises Inconclusive if it is not a run folder, has an older format, or is from another
+    catalogue.
     """
     return graded(run_folder)[0]
 
 
 def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
-    """The result of a run folder, and the records of the trials that are proof of anything.
+    """The result of a run folder, and the records of the trials that count, by variant.
 
     Raises Inconclusive as ``grade`` does.
     """
@@ -38,21 +39,21 @@ def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
     module = catalog.load(run["scenario"])
     trials = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
     results = [result for result, _ in trials]
-    whole = {result.variant: records for result, records in trials if records is not None}
-    verdict, reasons = judge(results, lambda: _disagreements(module, whole))
-    return RunResult(run["scenario"], verdict, reasons, tuple(results)), whole
+    valid = {result.variant: records for result, records in trials if records is not None}
+    verdict, reasons = judge(results, lambda: _disagreements(module, valid))
+    return RunResult(run["scenario"], verdict, reasons, tuple(results)), valid
 
 
 def run_of(run_folder: Path) -> dict[str, Any]:
-    """The content of run.json, if it is that of a run of this catalogue; else Inconclusive."""
+    """The content of run.json; raises Inconclusive if it is not a run of this catalogue."""
     run = read_json(run_folder / RUN_FILE)
-    form = run.get("format") if isinstance(run, dict) else None
-    if not isinstance(form, int) or isinstance(form, bool):
+    number = run.get("format") if isinstance(run, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool):
         raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run")
-    if form < FORMAT:
+    if number < FORMAT:
         raise Inconclusive(f"{run_folder} has an older format")
-    if form > FORMAT:
-        raise Inconclusive(f"{run_folder} has format {form}, and this version reads {FORMAT}")
+    if number > FORMAT:
+        raise Inconclusive(f"{run_folder} has format {number}, and this version reads {FORMAT}")
     run_schema.check(run)
     return dict(run)
 
@@ -60,9 +61,9 @@ def run_of(run_folder: Path) -> dict[str, Any]:
 def grade_trial(
     run: Mapping[str, Any], run_folder: Path, variant: str, module: ModuleType | None = None
 ) -> tuple[TrialResult, Records | None]:
-    """One trial's result, and its records where they are proof of anything.
+    """The result of one trial, and its records if the trial counts.
 
-    ``module`` is asked instead of the scenario's own, where one is given.
+    ``module`` replaces the scenario's own module.
     """
     trial, module = run["trials"][variant], module or catalog.load(run["scenario"])
     expected = Outcome(trial["expect"]) if trial["expect"] else None
@@ -70,11 +71,11 @@ def grade_trial(
         return TrialResult(variant, Outcome.UNSUPPORTED, expected, trial["unsupported"]), None
     exits: list[Exit] = []
     try:
-        records = proven(run, run_folder / variant, variant, exits)
+        records = validated(run, run_folder / variant, variant, exits)
         outcome, reason, finding = _detected(module, records, trial)
-        fired = _wrong_detectors(module, records)
+        fired = _insufficient_checks(module, records)
     except HarnessError as error:
-        lost = TrialResult(
+        result = TrialResult(
             variant,
             Outcome.INCONCLUSIVE,
             expected,
@@ -82,7 +83,7 @@ def grade_trial(
             seconds=sum(e.seconds for e in exits),
             failure=exits[-1].failure if exits else None,
         )
-        return lost, None
+        return result, None
     result = TrialResult(
         variant,
         outcome,
@@ -101,15 +102,15 @@ def grade_trial(
 def _detected(
     module: ModuleType, records: Records, trial: Mapping[str, Any]
 ) -> tuple[Outcome, str, Finding | None]:
-    """The outcome of a trial that is known to have run to its end, and on the right code."""
-    finding = asked(module, "detect", records)
+    """The outcome of a trial whose records are valid, the reason, and the finding."""
+    finding = call(module, "detect", records)
     if finding is None:
-        exercise = asked(module, "exercised", records)
+        exercise = call(module, "exercised", records)
         if not isinstance(exercise, Exercise):
-            raise Inconclusive(f"exercised answered {exercise!r}, and no Exercise")
-        return *_unfound(exercise, trial["triggers"]), None
+            raise Inconclusive(f"exercised returned {exercise!r}, expected an Exercise")
+        return *_without_finding(exercise, trial["triggers"]), None
     if not isinstance(finding, Finding):
-        raise Inconclusive(f"detect answered {finding!r}, and no Finding")
+        raise Inconclusive(f"detect returned {finding!r}, expected a Finding or None")
     if finding.magnitude is not None and not finite(finding.magnitude):
         raise Inconclusive(f"the finding's magnitude is {finding.magnitude}: {finding.message}")
     if not finding.documented:
@@ -117,15 +118,15 @@ def _detected(
     return Outcome.SYMPTOM, finding.message, finding
 
 
-def _unfound(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
-    """What a trial in which nothing was found is, by whether its trigger was exercised."""
+def _without_finding(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
+    """The outcome of a trial without a finding: it depends on whether the trigger occurred."""
     if triggers and exercise.met:
         return Outcome.CLEAN, f"nothing found; {exercise.text}"
     if triggers:
         why = f"nothing found, but the trigger was not exercised: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
     if exercise.met:
-        why = f"this control was to leave the trigger off, but: {exercise.text}"
+        why = f"this control should leave the trigger off, but: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
     return Outcome.CLEAN, f"nothing found; the trigger was off, as is meant here: {exercise.text}"
 
@@ -135,13 +136,13 @@ def judge(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict of a scenario, and why it is not ``reproduced``.
 
-    Whether trials disagree is asked once each of them has said something.
+    ``disagreements`` compares the trials; it is called only if every trial has an outcome.
     """
     by_variant = {result.variant: result for result in results}
-    for lost in (Outcome.UNSUPPORTED, Outcome.INCONCLUSIVE):
-        reasons = tuple(f"{r.variant}: {r.reason}" for r in results if r.outcome is lost)
+    for outcome in (Outcome.UNSUPPORTED, Outcome.INCONCLUSIVE):
+        reasons = tuple(f"{r.variant}: {r.reason}" for r in results if r.outcome is outcome)
         if reasons:
-            return Verdict(lost.value), reasons
+            return Verdict(outcome.value), reasons
     wrong = [
         f"{r.variant}: {r.outcome}, expected {r.expected}" for r in results if not r.as_expected
     ]
@@ -160,15 +161,15 @@ def judge(
 def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[str]:
     if not hasattr(module, "agree"):
         return []
-    found: list[str] = asked(module, "agree", trials, kind=list)
-    return found
+    reasons: list[str] = call(module, "agree", trials, kind=list)
+    return reasons
 
 
-def _wrong_detectors(module: ModuleType, records: Records) -> dict[str, bool]:
+def _insufficient_checks(module: ModuleType, records: Records) -> dict[str, bool]:
     if not hasattr(module, "insufficient_checks"):
         return {}
-    shown: dict[str, bool] = asked(module, "insufficient_checks", records, kind=dict)
-    return {name: bool(fired) for name, fired in shown.items()}
+    checks: dict[str, bool] = call(module, "insufficient_checks", records, kind=dict)
+    return {name: bool(fired) for name, fired in checks.items()}
 
 
 def _shim_uses(records: Records) -> dict[str, int]:
@@ -181,13 +182,13 @@ def _shim_uses(records: Records) -> dict[str, int]:
 
 def _environment(records: Records) -> dict[str, Any]:
     start = next(iter(records.of("start", 0)), {})
-    seen = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "launch", "pid")}
-    proof = next(iter(records.of("upstream", 0)), {})
-    return {**seen, "apex": proof["apex"]} if "apex" in proof else seen
+    facts = {k: v for k, v in start.items() if k not in ("kind", "rank", "step", "launch", "pid")}
+    upstream = next(iter(records.of("upstream", 0)), {})
+    return {**facts, "apex": upstream["apex"]} if "apex" in upstream else facts
 
 
 def _phases(records: Records) -> dict[str, float]:
-    """The slowest rank's seconds for each phase, over all launches."""
+    """For each phase the seconds of the slowest rank, summed over all launches."""
     slowest: dict[str, float] = {}
     for rank in records.ranks:
         taken: dict[str, float] = {}

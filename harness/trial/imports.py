@@ -1,4 +1,4 @@
-"""Upstream's import, once a process: also by one that is forked for ranks later."""
+"""Imports upstream once per process; a process that forks ranks can do it for all of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from harness.upstream import shims
 
 @cache
 def upstream(points: tuple[str, ...], modules: tuple[str, ...]) -> Counter[str]:
-    """Install these shims and import these modules; the counter goes on counting the shims' uses.
+    """Install these shims and import these modules. The counter counts the uses of each shim.
 
-    Where a process above has done so before it was forked, nothing is left to do.
+    Does nothing in a process that was forked after the same call.
     """
     uses = shims.install(points)
     for module in modules:
         importlib.import_module(module)
-    set_aside()
+    freeze()
     return uses
 
 
-def set_aside() -> None:
-    """Have garbage collection leave alone what was imported: none of it ever dies.
+def freeze() -> None:
+    """Exclude everything imported so far from garbage collection: none of it is ever freed.
 
-    DeepSpeed collects four times while it initialises, each time through every module; and a forked
-    process need not copy the memory that nobody looks at.
+    DeepSpeed collects four times while it initialises, each time through every module. A forked
+    process also need not copy memory that the collector does not visit.
     """
     gc.collect()
     gc.freeze()

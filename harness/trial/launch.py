@@ -1,8 +1,8 @@
-"""Launching: torchrun in a process group of its own, under a deadline, with a log per rank.
+"""Launching: torchrun in a session of its own, under a deadline, with a log for each rank.
 
-No verdicts here: what comes back is how the processes ended. Whatever happens, every process that
-was started is gone afterwards, and that is looked up, not assumed; should the harness itself be
-killed, see ``orphans``.
+The result says how the processes ended; outcomes are not decided here. Afterwards none of the
+processes is left, whatever happened: ``processes`` looks for them and kills them. If the harness
+itself is killed, ``supervisor`` ends them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.errors import Inconclusive
 from harness.files import ROOT
 from harness.spec import Lane
 from harness.trial import supervisor
-from harness.trial.processes import TOKEN, end_all, hearing, new_token
+from harness.trial.processes import TOKEN, end_all, handling, new_token
 from harness.trial.records import Exit, Identity, write_exit
 from harness.trial.servers import ForkedLaunch, OverlayServer
 
@@ -40,32 +40,32 @@ NOT_INHERITED = re.compile(
     r"PYTHON(?!UTF8|IOENCODING)|TORCHELASTIC_|PET_|TORCH_NCCL_ASYNC|DS_|"
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
-"""What would change how upstream runs, or says that this is a rank of somebody else's job.
-``PET_NNODES`` and the like are torchrun's own options, as a cluster's operator sets them: with two
-nodes in it, a trial waited for the second until its deadline."""
+"""Environment variables that would change how upstream runs, or describe a rank of another job.
+``PET_NNODES`` and the like are torchrun's own options, which a cluster's operator may set: with two
+nodes, a trial waits for the second until its deadline."""
 
 OWN_DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that end a rank for a reason of its own. torchrun sends SIGTERM to those that are left,
-and NCCL's watchdog aborts a rank when another is gone."""
+"""Signals that end a rank for its own reasons. After a failure torchrun sends SIGTERM to the other
+ranks, and NCCL's watchdog aborts a rank when another is gone."""
 
 REASON = re.compile(
     r"^(?:\[?[EWI]\d{4} [^]]*\] ?(?:\[c10d\] )?)?"  # as torch's logging begins a line
     r"((?!\S*SignalException)[\w.]+(?:Error|Exception): \S.*|.*Too many open files.*)$",
     re.MULTILINE,
 )
-"""A line of torchrun's log that says why it failed. The signal that ends it is no reason."""
+"""A line of torchrun's log that says why it failed. A signal from outside is not a reason."""
 
 FEW_FILES = 256
-"""Files that a process may open at least, for nobody to think of that limit."""
+"""Below this limit of open files, a failure message mentions the limit."""
 
 STACK_SECONDS = 2.0
 POLL_SECONDS = 0.05
 MONITOR_SECONDS = 0.02
-"""How often torchrun looks at its ranks."""
+"""The interval at which torchrun checks its ranks."""
 
 
 class Process(Protocol):
-    """A trial's torchrun, as far as a launch has to do with it."""
+    """The torchrun of a launch."""
 
     def poll(self) -> int | None: ...
 
@@ -73,64 +73,65 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Where a trial's processes run: what they see of the machine, and what they may use of it."""
+class RankSettings:
+    """What the ranks of a launch use of the machine."""
 
     lane: Lane
     site: Path
     """The overlay's site-packages."""
     extensions: Path
-    """Where ranks keep what they compile."""
+    """The folder for what ranks compile."""
     threads: int
     devices: tuple[str, ...] = ()
-    """The numbers of the GPUs, in the order of the PCI bus; none: those that are visible."""
+    """The numbers of the GPUs in PCI bus order; empty: all visible ones."""
 
 
 def launch(
     run_folder: Path,
-    of: Identity,
-    around: Surroundings,
+    identity: Identity,
+    settings: RankSettings,
     *,
     timeout: float,
     tick: Callable[[], None] = lambda: None,
     server: OverlayServer | None = None,
 ) -> Exit:
-    """Run a launch of a trial to its end and write its exit.json.
+    """Run one launch of a trial to its end and write its exit.json.
 
-    ``timeout`` is in seconds; ``tick`` is called about twenty times a second meanwhile. With a
-    server the trial is forked from it, else it is a torchrun of its own. Raises KeyboardInterrupt
-    through, after everything was ended, and Inconclusive where the trial's folder was taken away.
+    ``timeout`` is in seconds; ``tick`` is called about twenty times a second. The processes are
+    forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter. Raises
+    KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
+    cases after all processes have ended.
     """
-    folder, token = run_folder / of.variant / of.launch, new_token()
-    environment = {**rank_environment(around), TOKEN: token}
-    arguments = torchrun(run_folder, of, forked=server is not None)
+    folder, token = run_folder / identity.variant / identity.launch, new_token()
+    environment = {**rank_environment(settings), TOKEN: token}
+    arguments = torchrun_arguments(run_folder, identity, forked=server is not None)
     started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            start = server.start if server else cold
+            start = server.start if server else start_cold
             process = start(folder, environment, arguments, log)
-        code = _wait(process, started + timeout, folder, of.world_size, tick)
+        code = _wait(process, started + timeout, folder, identity.world_size, tick)
         ended = replace(
             ended, interrupted=False, timed_out=code is None, code=-9 if code is None else code
         )
     finally:
-        with _undisturbed():
+        with _signals_deferred():
             if isinstance(process, ForkedLaunch):
-                process.give_up()
+                process.cancel()
                 ended = replace(ended, preloaded=process.seconds)
             ended = _cleaned_up(ended, token, folder)
             ended = replace(ended, seconds=time.monotonic() - started)
             if folder.is_dir():
-                write_exit(folder, ended, of)
+                write_exit(folder, ended, identity)
     return ended
 
 
-def cold(
+def start_cold(
     folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
 ) -> subprocess.Popen[bytes]:
-    """Start a torchrun of a trial's own, in an interpreter of its own."""
+    """Start torchrun in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, "-m", "harness.trial.agent", *arguments],
         env=environment,
@@ -142,34 +143,34 @@ def cold(
     )
 
 
-def torchrun(run_folder: Path, of: Identity, *, forked: bool = False) -> list[str]:
-    """The arguments of torchrun for a launch of a trial.
+def torchrun_arguments(run_folder: Path, identity: Identity, *, forked: bool = False) -> list[str]:
+    """The arguments of torchrun for a launch.
 
-    Forked ranks run our module as a function, as torchrun does with ``--run-path``; those of a cold
-    launch are interpreters of their own.
+    Forked ranks run our module as a function (``--run-path``); each rank of a cold launch is a new
+    interpreter.
     """
-    logs = run_folder / of.variant / of.launch / "elastic"
+    logs = run_folder / identity.variant / identity.launch / "elastic"
     how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
         "--standalone",
-        "--local-addr=127.0.0.1",  # not by its host's name, which may be nobody's
-        f"--nproc-per-node={of.world_size}",
+        "--local-addr=127.0.0.1",  # the host may not know its own name
+        f"--nproc-per-node={identity.world_size}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
         f"--log-dir={logs}",
         "--redirects=3",
         *how,
         str(run_folder),
-        of.variant,
-        of.launch,
+        identity.variant,
+        identity.launch,
     ]
 
 
 def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
-    """End what is left of a trial, and bring its logs and the first failure together."""
+    """Kill what is left of a launch, flatten its logs, and find the first failure."""
     try:
         if ended.timed_out or ended.interrupted:
-            _ask_for_stacks(token, folder)
+            _dump_stacks(token, folder)
     finally:
         survivors = end_all(token)
     _flatten_logs(folder)
@@ -177,36 +178,35 @@ def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
-def rank_environment(around: Surroundings) -> dict[str, str]:
+def rank_environment(settings: RankSettings) -> dict[str, str]:
     """The environment of torchrun and its ranks; the Python path is built here, not inherited."""
-    kept = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
-    made = {
-        "PYTHONPATH": os.pathsep.join([str(around.site), str(ROOT)]),
+    inherited = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
+    ours = {
+        "PYTHONPATH": os.pathsep.join([str(settings.site), str(ROOT)]),
         "PYTHONDONTWRITEBYTECODE": "1",  # an overlay is immutable
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "OMP_NUM_THREADS": str(around.threads),
-        "USE_FLAX": "0",  # transformers imports the JAX and TensorFlow that it finds installed
+        "OMP_NUM_THREADS": str(settings.threads),
+        "USE_FLAX": "0",  # transformers would import an installed JAX or TensorFlow
         "USE_TF": "0",
-        "DS_ACCELERATOR": "cuda" if around.lane is Lane.GPU else "cpu",
-        "TORCH_EXTENSIONS_DIR": str(around.extensions),
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to count GPUs must not begin CUDA: it bears no fork
-        "TORCH_WARM_POOL": "0",  # a process and a thread that compile, for who only imports torch
+        "DS_ACCELERATOR": "cuda" if settings.lane is Lane.GPU else "cpu",
+        "TORCH_EXTENSIONS_DIR": str(settings.extensions),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # count GPUs without CUDA, which breaks forks
+        "TORCH_WARM_POOL": "0",  # importing torch must start no process or thread
         "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
         supervisor.PARENT: str(os.getpid()),
     }
-    if around.lane is Lane.CPU or around.devices:
-        made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # Numbers, not UUIDs: DeepSpeed 0.19 reads this variable, and takes nothing else.
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(around.devices)
-    return kept | made
+    if settings.lane is Lane.CPU or settings.devices:
+        ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # Numbers, not UUIDs: DeepSpeed 0.19 reads this variable and accepts only numbers.
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(settings.devices)
+    return inherited | ours
 
 
 def _wait(
     process: Process, deadline: float, folder: Path, ranks: int, tick: Callable[[], None]
 ) -> int | None:
-    """Wait for torchrun; its exit code, or None if the deadline came first: the clock's is one that
-    nobody sets."""
+    """Wait for torchrun; returns its exit code, or None at the deadline, in monotonic seconds."""
     while time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_SECONDS)
@@ -214,28 +214,28 @@ def _wait(
         if (
             isinstance(process, ForkedLaunch)
             and _started(folder) == ranks
-            and process.deserted(ranks)
+            and process.lost_a_rank(ranks)
         ):
-            return 0  # what they left behind says whether they were done
-        if not folder.is_dir():  # what is written there proves nothing any more
-            raise Inconclusive(f"{folder} was taken away while its trial ran")
+            return 0  # the records show whether the ranks were done
+        if not folder.is_dir():
+            raise Inconclusive(f"{folder} was removed while its trial ran")
     return process.poll()
 
 
 def _started(folder: Path) -> int:
-    """How many ranks torchrun has made a folder for, which it does right before it starts them."""
+    """The number of ranks that have a folder, which torchrun makes right before it starts them."""
     return len(list(folder.glob("elastic/*/attempt_0/*")))
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Have Ctrl-C and its like wait: a second one must not stop what the first one asked for."""
+def _signals_deferred() -> Iterator[None]:
+    """Defer Ctrl-C and the like: a second one must not stop the clean-up after the first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     late: list[int] = []
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [n for n in asked if callable(signal.getsignal(n))]
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [n for n in ending if callable(signal.getsignal(n))]
     before = {n: signal.signal(n, lambda number, _: late.append(number)) for n in numbers}
     try:
         yield
@@ -246,13 +246,13 @@ def _undisturbed() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _ask_for_stacks(token: str, folder: Path) -> None:
-    """Have every rank that set up its handler dump its stack, and give it time to."""
+def _dump_stacks(token: str, folder: Path) -> None:
+    """Let every rank that has its handler dump its stack, and wait for that."""
     waiting = set(folder.glob("stack_rank_*.txt"))
     if not waiting:
         return
-    for process in hearing(token, signal.SIGUSR1):
-        with suppress(psutil.Error):  # it went by itself
+    for process in handling(token, signal.SIGUSR1):
+        with suppress(psutil.Error):  # it has ended
             process.send_signal(signal.SIGUSR1)
     deadline = time.monotonic() + STACK_SECONDS
     while waiting and time.monotonic() < deadline:
@@ -261,7 +261,7 @@ def _ask_for_stacks(token: str, folder: Path) -> None:
 
 
 def _flatten_logs(folder: Path) -> None:
-    """Bring torchrun's ``elastic/ID/attempt_0/RANK/*`` to ``logs/rank_RANK/*``."""
+    """Move torchrun's ``elastic/ID/attempt_0/RANK/*`` to ``logs/rank_RANK/*``."""
     for rank in folder.glob("elastic/*/attempt_0/*"):
         if rank.is_dir():
             target = folder / "logs" / f"rank_{rank.name}"
@@ -274,8 +274,8 @@ def _flatten_logs(folder: Path) -> None:
 
 
 def _failure(folder: Path) -> dict[str, Any] | None:
-    """The rank that failed first. One that was killed leaves no error file, but its neighbours'
-    "connection reset" does: so its death, in torchrun's log, goes before what they say."""
+    """The rank that failed first. A killed rank leaves no error file, but its neighbours do
+    ("connection reset"): so a death in torchrun's log takes precedence over error files."""
     exits = _exits(folder / "torchrun.log")
     killed = [(rank, code) for rank, code in exits if -code in OWN_DEATHS]
     errors = [_error(path) for path in folder.glob("logs/rank_*/error.json")]
@@ -288,9 +288,10 @@ def _failure(folder: Path) -> dict[str, Any] | None:
 
 
 def _reason(log: Path) -> str:
-    """Why torchrun itself failed, in its own words; empty where its log does not say.
+    """Why torchrun itself failed, from its log; empty if the log has no reason.
 
-    They may be "Failed to init uv loop", where all that is wrong is the limit of open files.
+    With a low limit of open files, the limit is added: torchrun may only report "Failed to init uv
+    loop".
     """
     found = REASON.search(log.read_text(errors="replace")) if log.is_file() else None
     few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -299,7 +300,7 @@ def _reason(log: Path) -> str:
 
 
 def _exits(log: Path) -> list[tuple[int, int]]:
-    """Rank and exit code of every rank that torchrun's log says failed."""
+    """Rank and exit code of every failed rank in torchrun's log."""
     if not log.is_file():
         return []
     found = re.findall(
@@ -311,7 +312,7 @@ def _exits(log: Path) -> list[tuple[int, int]]:
 
 
 def _error(path: Path) -> dict[str, Any]:
-    """What a rank's error file says; ``at`` is the file's own time, as its content has seconds."""
+    """A rank's error file. ``at`` is the file's own time, as its content has only whole seconds."""
     rank = int(path.parent.name.removeprefix("rank_"))
     try:
         message = json.loads(path.read_text())["message"]

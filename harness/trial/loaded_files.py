@@ -1,9 +1,9 @@
-"""The upstream files that ranks have loaded, beside what the overlay's manifest says of them.
+"""The upstream files that ranks have loaded, compared with the overlay's manifest.
 
-A rank keeps the list of what it loaded under its digest, ``RUN/loaded/DIGEST.json``: ranks that
-loaded the same share one. The harness writes ``made.json`` into the launch's folder: for each rank
-the digest of a list of the same files as they were made. Where the two digests are one, nothing
-was changed; where they are not, the lists tell which file.
+A rank stores the list of the files that it loaded under the list's digest,
+``RUN/loaded/DIGEST.json``; ranks that loaded the same files share one list. The harness writes
+``made.json`` into the launch's folder: for each rank the digest of a list of the same files as the
+overlay was made. If the two digests are equal, no file was changed; otherwise the lists show which.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ Files = Mapping[str, str]
 
 
 def keep(run_folder: Path, loaded: Files) -> str:
-    """Keep a list of files in the run folder, and return its digest."""
-    named = digest(loaded)
-    place = run_folder / LISTS / f"{named}.json"
-    place.parent.mkdir(exist_ok=True)
-    if not place.exists():
-        write_json(place, dict(sorted(loaded.items())))
-    return named
+    """Store a list of files in the run folder; returns its digest."""
+    name = digest(loaded)
+    path = run_folder / LISTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        write_json(path, dict(sorted(loaded.items())))
+    return name
 
 
-def note(run_folder: Path, of: Identity, as_made: Callable[[Files], Files]) -> None:
-    """Write down what ``as_made`` says of the files that each rank of a launch has loaded.
+def write_made(run_folder: Path, identity: Identity, as_made: Callable[[Files], Files]) -> None:
+    """Write made.json: ``as_made`` returns the given files as the overlay was made.
 
-    A rank without whole records has nothing to compare: grading says so.
+    Writes nothing if a rank's records are incomplete: grading reports that.
     """
-    folder = run_folder / of.variant / of.launch
+    folder = run_folder / identity.variant / identity.launch
     try:
-        records = read_records(folder, of.world_size)
+        records = read_records(folder, identity.world_size)
     except HarnessError:
         return
     made = {
-        str(proof["rank"]): keep(run_folder, as_made(files(run_folder, proof["loaded"])))
-        for proof in records.of("upstream")
+        str(record["rank"]): keep(run_folder, as_made(files(run_folder, record["loaded"])))
+        for record in records.of("upstream")
     }
-    write_json(folder / MADE_FILE, {"of": asdict(of), "loaded": made})
+    write_json(folder / MADE_FILE, {"of": asdict(identity), "loaded": made})
 
 
-def made(folder: Path, of: Identity) -> dict[int, str]:
-    """By rank, the digest of its files as they were made; raises Inconclusive without one."""
-    found = read_json(folder / MADE_FILE)
-    wrong = _MADE(found)
+def made(folder: Path, identity: Identity) -> dict[int, str]:
+    """By rank, the digest of its list of files as made; raises Inconclusive without a made.json."""
+    content = read_json(folder / MADE_FILE)
+    wrong = _MADE(content)
     if wrong:
         raise Inconclusive(f"{folder / MADE_FILE} is not what it should be: {wrong}")
-    elsewhere = of.unlike(found["of"])
-    if elsewhere:
-        raise Inconclusive(f"{MADE_FILE} is of {elsewhere}")
-    return {int(rank): named for rank, named in found["loaded"].items() if rank.isdecimal()}
+    difference = identity.unlike(content["of"])
+    if difference:
+        raise Inconclusive(f"{MADE_FILE} is from {difference}")
+    return {int(rank): name for rank, name in content["loaded"].items() if rank.isdecimal()}
 
 
 def changed(run_folder: Path, loaded: str, as_made: str | None) -> str:
-    """The first file that is not as it was made, by the digests of the two lists, in words."""
+    """The first file in which two lists, named by their digests, differ; in words."""
     try:
         ours, theirs = files(run_folder, loaded), files(run_folder, str(as_made))
     except HarnessError:
@@ -75,12 +75,11 @@ def changed(run_folder: Path, loaded: str, as_made: str | None) -> str:
     return f"{odd[0]}, one of {len(odd)}," if len(odd) > 1 else odd[0] if odd else "a file"
 
 
-def files(run_folder: Path, named: str) -> dict[str, str]:
-    """A list of files by its digest; raises Inconclusive where it is not as it was written."""
-    if len(named) != len(digest({})) or not named.isalnum():
-        raise Inconclusive(f"{named!r} names no list of files")
-    found = read_json(run_folder / LISTS / f"{named}.json")
-    if _LIST(found) or digest(found) != named:
-        raise Inconclusive(f"{LISTS}/{named}.json is not what it was when it was written")
-    kept: dict[str, str] = found
-    return kept
+def files(run_folder: Path, name: str) -> dict[str, str]:
+    """The list of files with this digest; raises Inconclusive if it was changed or is missing."""
+    if len(name) != len(digest({})) or not name.isalnum():
+        raise Inconclusive(f"{name!r} is not the digest of a list of files")
+    content: dict[str, str] = read_json(run_folder / LISTS / f"{name}.json")
+    if _LIST(content) or digest(content) != name:
+        raise Inconclusive(f"{LISTS}/{name}.json was changed since it was written")
+    return content

@@ -1,6 +1,6 @@
-"""What the next runs of a command need, prepared while another run is under way.
+"""Prepares the next runs of a command while another run is under way.
 
-What hinders the preparation, the run itself meets again and reports.
+Errors are ignored here: the run itself meets them again and reports them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Prepare = Callable[[RunConfig], object]
 
 @contextmanager
 def ahead(pool: Pool) -> Iterator[Prepare]:
-    """Give out a function that has a run's overlays made, and the processes that it will be forked
-    from importing, in a thread of its own, one run after another.
+    """Yield a function that prepares a run: it makes the overlays and starts the servers in
+    ``pool``. The runs are prepared one after another, in a thread.
 
-    Leaving the context gives up what is not done.
+    Leaving the context cancels what is not done.
     """
     with ThreadPoolExecutor(1, "ahead") as worker:
         try:
@@ -35,14 +35,14 @@ def ahead(pool: Pool) -> Iterator[Prepare]:
 
 @contextmanager
 def overlays_ahead(configs: Sequence[RunConfig]) -> Iterator[None]:
-    """Have the overlays of several runs made meanwhile, in the order of the runs.
+    """Make the overlays of several runs in the background, in the order of the runs.
 
-    Leaving the context gives up what is not done.
+    Leaving the context cancels what is not done.
     """
     cache = cache_folder()
     with overlay.makers() as makers:
         for config in configs:
-            if config.params is None or config.installed:  # a broken scenario; nothing to make
+            if config.params is None or config.installed:  # a broken scenario; no overlay needed
                 continue
             for variant in config.variants:
                 makers.submit(make_overlay, config, variant, cache)

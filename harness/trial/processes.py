@@ -1,7 +1,14 @@
-"""The processes of a trial: found by a mark in their environment, and ended.
+"""The processes of a launch: found by a token in their environment, and killed.
 
-torchrun gives each rank a session of its own, so that ending its process group alone leaves them;
-the mark finds them whoever their parent is.
+Two mechanisms end processes, because each covers a case that the other does not:
+
+- ``end_all`` here, while the harness lives. It finds every process with the token, whatever its
+  parent, session or process group is: ranks whose torchrun was killed or stopped, and what ranks
+  started themselves.
+- ``supervisor``, when the harness is killed and can no longer search. The kernel signals each child
+  of a process that dies, down to the ranks; above torchrun, a keeper also ends what ranks started.
+
+Servers have no token, as they outlive a launch; the kernel ends them with their parents.
 """
 
 from __future__ import annotations
@@ -16,34 +23,34 @@ from pathlib import Path
 import psutil
 
 TOKEN = "HARNESS_TRIAL"
-"""The environment variable with a trial's mark."""
+"""The environment variable with the token of a launch."""
 
 
 def new_token() -> str:
-    """A mark that no other trial has."""
+    """A token that no other launch has."""
     return uuid.uuid4().hex
 
 
-NOBODYS = "0" * len(new_token())
-"""The mark of a process that belongs to no trial yet: one as long is put in its place."""
+NO_TOKEN = "0" * len(new_token())
+"""The token of a process that belongs to no launch yet. It has the length of a token."""
 
 
-def bear(token: str) -> None:
-    """Put a trial's mark on this process, which was started with NOBODYS, and on its children.
+def set_token(token: str) -> None:
+    """Set the token of this process, which was started with NO_TOKEN, and of its children.
 
-    What others see of a process's environment (``/proc/PID/environ``) is the memory that it was
-    started with, and no variable that was set later: so the mark is written there, over the other.
+    ``/proc/PID/environ`` shows the memory that a process was started with, not variables that it
+    sets later. So the token is written over that memory.
     """
-    if os.environ.get(TOKEN) != NOBODYS:
-        raise ValueError(f"{TOKEN} was set already")
+    if os.environ.get(TOKEN) != NO_TOKEN:
+        raise ValueError(f"{TOKEN} is already set")
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
-    ctypes.memmove(getenv(TOKEN.encode()), token.encode(), len(NOBODYS))
+    ctypes.memmove(getenv(TOKEN.encode()), token.encode(), len(NO_TOKEN))
     os.environ[TOKEN] = token
 
 
 def members(token: str) -> list[psutil.Process]:
-    """Every living process of a trial."""
+    """Every living process with this token."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -51,31 +58,31 @@ def members(token: str) -> list[psutil.Process]:
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
-            continue  # gone meanwhile, or somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 
-def hearing(token: str, number: int) -> Iterator[psutil.Process]:
-    """The processes of a trial that have a handler for a signal; Linux only."""
+def handling(token: str, number: int) -> Iterator[psutil.Process]:
+    """The processes with this token that have a handler for a signal; Linux only."""
     for process in members(token):
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
         except OSError:
-            continue  # gone meanwhile
+            continue  # it has ended
         caught = next((w for w in status.splitlines() if w.startswith("SigCgt:")), "SigCgt: 0")
         if int(caught.split()[1], 16) >> (number - 1) & 1:
             yield process
 
 
 def end_all(token: str) -> tuple[int, ...]:
-    """Kill every process of a trial; the ids of those that are still there five seconds later."""
+    """Kill every process with this token; returns the ids of those that live 5 seconds later."""
     deadline = time.monotonic() + 5
     while living := members(token):
         for process in living:
             try:
                 process.kill()
             except psutil.Error:
-                continue  # it went by itself
+                continue  # it has ended
         psutil.wait_procs(living, timeout=1)
         if time.monotonic() > deadline:
             break

@@ -1,8 +1,8 @@
-"""What one rank does: read run.json, set up, call the scenario, write records, leave.
+"""What one rank does: read run.json, set up, call the scenario, write records, exit.
 
-Started by torchrun: in a cold launch as ``python -m harness.trial.rank RUN VARIANT ACT``, and then
-it imports torch and upstream itself; else as a function, in a process that was forked from one that
-has imported them (see ``forkserver``). It never sees Hydra.
+torchrun starts it. A cold launch runs ``python -m harness.trial.rank RUN VARIANT LAUNCH``, which
+imports torch and upstream itself. A warm launch calls it in a process that was forked from one that
+has imported them (see ``forkserver``). Ranks do not import Hydra.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
 from harness.trial import imports, loaded_files, run_schema, supervisor
-from harness.trial.records import RUN_FILE, Identity, Recorder, read_json, records_file
+from harness.trial.recorder import Recorder
+from harness.trial.records import RUN_FILE, Identity, read_json, records_file
 from harness.upstream import bytecode, loaded
 from harness.upstream.overlay import INSTALLED
 
 STARTED = time.monotonic()
-"""When this process began to run Python, before it imported torch."""
+"""When this process began to run Python, before it imported torch; on the monotonic clock."""
 
 ORPHAN_GRACE = 60
-"""Seconds past the deadline after which a rank ends itself, should its harness be gone."""
+"""Seconds past the deadline after which a rank ends itself, in case the harness is gone."""
 
-FIRST_OF_ALL = 1 << 20
-"""The priority of what is done first when a forked process ends."""
+EXIT_FIRST = 1 << 20
+"""A priority above that of everything else that a forked process does as it exits."""
 
 PEER_GRACE = 10
-"""Seconds a rank waits, before it leaves, for the others to finish their records."""
+"""Seconds that a rank waits for the others to finish their records before it exits."""
 
 
 def main(run_folder: Path, variant: str, launch: str) -> None:
-    """Run one rank of one trial, or of one launch of it, to the end of its records."""
+    """Run one rank of a launch until its records are complete."""
     run = read_json(run_folder / RUN_FILE)
     trial, folder = run["trials"][variant], run_folder / variant / launch
     if trial["overlay"]["key"] != INSTALLED:
         bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
-    place = run_schema.place(run, variant, launch, rank)
-    plan = catalog.load(run["scenario"]).plan(place)
+    position = run_schema.position(run, variant, launch, rank)
+    plan = catalog.load(run["scenario"]).plan(position)
     recorder = Recorder(folder, rank, Identity.of(run, variant, launch), plan)
-    context = Context(**vars(place), folder=run_folder / variant, record=recorder.record)
+    context = Context(**vars(position), folder=run_folder / variant, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
     context.seconds["torch"] = time.monotonic() - STARTED
@@ -69,7 +70,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
 
 
 def _dump_stacks(folder: Path, rank: int, timeout: float) -> None:
-    # The file must stay open for the life of the process: the handler writes to its descriptor.
+    # The file stays open as long as the process lives: the handler writes to its descriptor.
     file = (folder / f"stack_rank_{rank}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     faulthandler.dump_traceback_later(timeout + ORPHAN_GRACE, exit=True, file=file)
@@ -87,10 +88,9 @@ def _set_up_torch(context: Context) -> None:
 
 
 def _seed(seed: int) -> None:
-    """Seed what the training draws from, once all is imported: whatever imports have drawn.
+    """Seed Python's and torch's generators, after all imports, as imports may draw numbers.
 
-    numpy is not ours to seed; but of ranks that were forked, each gets a state of its own, as in
-    interpreters of their own.
+    numpy gets a random state, as in a new interpreter: forked ranks would share one otherwise.
     """
     import torch
 
@@ -116,8 +116,8 @@ def _environment(lane: Lane) -> dict[str, Any]:
 
 
 def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code really ran: the module file and version of every pin, watched files, all
-    files of the overlay that were loaded, and what NVIDIA's apex was to it."""
+    """Which upstream code ran: the file and version of each pinned module, the watched files, the
+    digest of the list of all loaded files, and the state of NVIDIA's apex."""
     modules = {}
     for name, imported in trial["modules"].items():
         module = sys.modules[imported]
@@ -125,14 +125,15 @@ def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
         modules[name] = {"version": metadata.version(name), "file": file}
     files = {file: _watched(file) for file in trial["files"]}
     overlay = trial["overlay"]
-    found = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
-    kept = loaded_files.keep(run_folder, found)
-    return {"modules": modules, "files": files, "loaded": kept, "apex": apex.state()}
+    all_files = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
+    listed = loaded_files.keep(run_folder, all_files)
+    return {"modules": modules, "files": files, "loaded": listed, "apex": apex.state()}
 
 
 def _watched(file: str) -> dict[str, str] | None:
-    named = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    module = sys.modules.get(named)
+    """The path and hash of a file of upstream as this process loaded it; None if it did not."""
+    name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = sys.modules.get(name)
     if module is None or not module.__file__:
         return None
     return {"path": module.__file__, "sha256": sha256(Path(module.__file__))}
@@ -145,11 +146,11 @@ def _finish_kernels(lane: Lane) -> None:
         torch.cuda.synchronize()
 
 
-def leave(folder: Path) -> None:
-    """End this process at once, when all ranks are done.
+def exit_with_peers(folder: Path) -> None:
+    """End this process once all ranks have finished their records, without any teardown.
 
-    Tearing down NCCL and torch's modules takes longer than the training. Until a peer has finished
-    too, though, its kernels may still read this rank's memory.
+    The teardown of NCCL and torch takes longer than the training. But until a peer has finished,
+    its kernels may still read this rank's memory.
     """
     files = [records_file(folder, n) for n in range(int(os.environ["WORLD_SIZE"]))]
     deadline = time.monotonic() + PEER_GRACE
@@ -160,31 +161,30 @@ def leave(folder: Path) -> None:
     os._exit(0)
 
 
-def _leave_when_heard() -> None:
-    """End this process at once, when torchrun has heard from all ranks that they are done.
+def _skip_teardown() -> None:
+    """End this process as soon as it exits, without any teardown.
 
-    A forked rank has a return value to hand over, and torchrun lets it wait for the others.
+    A forked rank returns a value to torchrun, which makes it wait for the other ranks.
     """
-    util.Finalize(None, os._exit, args=(0,), exitpriority=FIRST_OF_ALL)
+    util.Finalize(None, os._exit, args=(0,), exitpriority=EXIT_FIRST)
 
 
-def _be_a_rank() -> None:
-    """Undo what a forked process has inherited from torchrun: here signals end it, as they would
-    an interpreter of its own."""
+def _set_up_process() -> None:
+    """Undo what a forked process has inherited from torchrun: signals end a rank at once."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     supervisor.end_with_parent()
-    supervisor.go_by(f"rank {os.environ['RANK']}")
+    supervisor.set_name(f"rank {os.environ['RANK']}")
 
 
 if __name__ == "__main__":
-    _be_a_rank()
-    if multiprocessing.parent_process():  # forked: torch keeps the error of a function itself
-        with suppress(SystemExit):  # torchrun would wait for the value of a function for ever
+    _set_up_process()
+    if multiprocessing.parent_process():  # forked: torchrun itself records the error of a function
+        with suppress(SystemExit):  # torchrun would wait forever for the function's value
             main(Path(sys.argv[1]), *sys.argv[2:])
-        _leave_when_heard()
+        _skip_teardown()
     else:
         from torch.distributed.elastic.multiprocessing.errors import record
 
         record(main)(Path(sys.argv[1]), *sys.argv[2:])
-        leave(Path(*sys.argv[1:]))
+        exit_with_peers(Path(*sys.argv[1:]))

@@ -1,13 +1,12 @@
-"""The run folder: run.json, what every rank wrote down, how it ended, and the verdict.
+"""The run folder: run.json, the records of each rank, how each launch ended, and the verdict.
 
-``RUN/run.json`` is written before anything is launched and is the one file that crosses the
-process boundary. ``RUN/VARIANT/ACT/rank_N.jsonl`` holds one record a line; a rank writes it as
-``rank_N.jsonl.part`` and renames it when it is complete, so a file under its final name is whole.
+``RUN/run.json`` is written before anything is launched; ranks read nothing else.
+``RUN/VARIANT/LAUNCH/rank_N.jsonl`` contains one record per line. A rank writes
+``rank_N.jsonl.part`` and renames it at its end, so a file with its final name is complete.
 
-A rank's first record says who it is and what it is going to record. Every record ends with its
-``chain``: a digest of itself and of the chain of the record before it, so that a line that was
-replaced, doubled or moved is seen. The first one holds the digest of run.json, and ``exit.json``
-the digests of the ranks' files: they belong together, or nothing of them is believed.
+A rank's first record names the run, the trial and the launch, with the digest of run.json. After
+the processes of a launch have ended, the harness seals it: ``exit.json`` contains the SHA-256 of
+every rank's file. A file that is cut, edited or from elsewhere no longer matches.
 """
 
 from __future__ import annotations
@@ -16,46 +15,40 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
-from harness import apex
 from harness.errors import HarnessError, Inconclusive
-from harness.facts.plan import BrokenPromise, Kind, Ledger, Plan, to_json
 from harness.facts.shapes import (
     COUNT,
     FLAG,
-    LINE,
     NUMBER,
     SIZE,
     TEXT,
     WHOLE,
     Shape,
-    alike,
     by_name,
     held,
     many,
-    matching,
     maybe,
     optional,
 )
 from harness.files import new_folder_beside, read_plain, sha256, unwritten, write_whole
 from harness.spec import Record, Records
 
-FORMAT = 2
-"""Of run.json and what lies beside it; raised when an older grading could not read it."""
+FORMAT = 3
+"""The format of run folders. It rises with every change after which old and new versions cannot
+grade each other's folders."""
 
 RUN_FILE = "run.json"
 EXIT_FILE = "exit.json"
 VERDICT_FILE = "verdict.json"
 BEGIN, END = "begin", "end"
-CHAIN = "chain"
 
 LARGEST = 64 << 20
-"""The most bytes that a file of a run folder may have, to be read: the largest known has 2 MB."""
+"""The most bytes that are read from a file of a run folder; the largest known file has 2 MB."""
 
 IDENTITY = {
     "format": COUNT,
@@ -68,59 +61,15 @@ IDENTITY = {
     "params": TEXT,
     "world_size": COUNT,
 }
-_VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
-ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION}
-"""What ``start`` has on the lane of GPUs, and on no other."""
-HOUSE: Mapping[str, Kind] = {
-    BEGIN: Kind(
-        {
-            **IDENTITY,
-            "pid": COUNT,
-            "host": alike(LINE),
-            "promised": held({"steps": by_name(many(maybe(WHOLE))), "ends": many(TEXT)}),
-        }
-    ),
-    "start": Kind(
-        {
-            "python": _VERSION,
-            "torch": _VERSION,
-            "threads": alike(COUNT),
-            **{name: optional(shape) for name, shape in ON_GPU.items()},
-        }
-    ),
-    "upstream": Kind(
-        {
-            "modules": by_name(held({"version": TEXT, "file": TEXT})),
-            "files": by_name(maybe(held({"path": TEXT, "sha256": TEXT}))),
-            "loaded": TEXT,
-            "apex": alike(matching(apex.STATES, "state of apex")),
-        }
-    ),
-    "shims": Kind({"uses": by_name(COUNT)}),
-    "phases": Kind({"seconds": by_name(NUMBER), "ended": NUMBER}),
-    END: Kind({"records": COUNT}),
-}
-"""What every rank records besides what its scenario has planned."""
-
-FIRST, LAST = (BEGIN, "start"), ("upstream", "shims", "phases", END)
-"""The records of the harness that come before those of the scenario, and those that come after."""
 
 
 class BrokenRecords(HarnessError):
-    """A rank's records are missing, cut short or not what they claim to be."""
-
-
-def whole_plan(plan: Plan) -> Plan:
-    """All that a rank is going to record, by its scenario's plan."""
-    odd = set(plan) & set(HOUSE)
-    if odd:
-        raise BrokenPromise(f"'{odd.pop()}' is a record of the harness's own: name it otherwise")
-    return {**HOUSE, **plan}
+    """A rank's records are missing, cut off, or not those of this launch."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which launch of which trial of which run something belongs to."""
+    """The launch, trial and run that a file belongs to."""
 
     run: str
     run_json: str
@@ -136,7 +85,7 @@ class Identity:
 
     @staticmethod
     def of(run: Mapping[str, Any], variant: str, launch: str) -> Identity:
-        """Of a launch, by run.json."""
+        """The identity of a launch of the run with this run.json."""
         trial = run["trials"][variant]
         return Identity(
             run["run"],
@@ -150,41 +99,35 @@ class Identity:
         )
 
     def unlike(self, found: Mapping[str, Any]) -> str:
-        """In what something that was found belongs elsewhere, in words; empty if in nothing."""
+        """The first difference to a stored identity, in words; empty if there is none."""
         for name, mine in asdict(self).items():
             if found[name] != mine:
-                return _ELSEWHERE.get(name, f"another {name}").format(found[name], mine)
+                return _DIFFERENCES.get(name, f"another {name}").format(found[name], mine)
         return ""
 
 
-_ELSEWHERE = {
-    "format": "format {}, where this one is {}",
+_DIFFERENCES = {
+    "format": "format {}, not {}",
     "run": "another run",
     "run_json": "another run.json: one of the two was changed",
-    "scenario": "the scenario {}, and not of {}",
-    "variant": "the variant {}, and not of {}",
-    "launch": "the launch '{}', and not of '{}'",
-    "seed": "a run with the seed {}, and not {}",
+    "scenario": "the scenario {}, not {}",
+    "variant": "the variant {}, not {}",
+    "launch": "the launch '{}', not '{}'",
+    "seed": "a run with the seed {}, not {}",
     "params": "a trial with other parameters",
-    "world_size": "a trial on {} ranks, and not {}",
+    "world_size": "a trial on {} ranks, not {}",
 }
 
 
 def digest(data: Any) -> str:
-    """A digest of JSON data, whatever the order of its names and its white space."""
+    """A digest of JSON data that does not depend on the order of keys, nor on white space."""
     text = json.dumps(data, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def link(before: str, record: Mapping[str, Any]) -> str:
-    """The chain of a record, given that of the record before it."""
-    text = before + json.dumps(record)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How the processes of one trial, or of one launch of it, ended."""
+    """How the processes of a launch ended."""
 
     code: int
     """torchrun's exit code; negative for a signal."""
@@ -192,18 +135,18 @@ class Exit:
     timed_out: bool = False
     interrupted: bool = False
     failure: Mapping[str, Any] | None = None
-    """The first failing rank, its exit code and its error's text, where torchrun knows."""
+    """The rank that failed first and its message, if torchrun knows them."""
     survivors: tuple[int, ...] = ()
-    """Process ids that would not end: always empty, or the machine is in trouble."""
+    """Ids of processes that could not be killed: always empty on a sound machine."""
     reason: str = ""
-    """Why torchrun itself failed, by its log, where it left with an exit code or never ended."""
+    """Why torchrun itself failed, from its log, if it did or if it never ended."""
     preloaded: Mapping[str, float] = field(default_factory=dict)
-    """What its processes had imported before they were forked, ``torch`` and ``upstream``, with the
-    wall seconds that took, once for all that were forked there; nothing in a cold launch."""
+    """What was imported before the processes were forked, ``torch`` and ``upstream``, with the wall
+    seconds of the import, which all forked launches share; empty for a cold launch."""
 
     @staticmethod
     def read(folder: Path) -> Exit:
-        """The exit of the trial in ``folder``; raises Inconclusive where it left none."""
+        """The exit of the launch in ``folder``; raises Inconclusive if it has none."""
         return _exit(_exit_json(folder))
 
 
@@ -221,81 +164,43 @@ EXIT: Mapping[str, Shape] = {
 }
 
 
-def write_exit(folder: Path, ended: Exit, of: Identity) -> None:
-    """Write how a launch of a trial ended, with the digests of the files that its ranks left."""
-    files = {str(n): records_file(folder, n) for n in range(of.world_size)}
+def write_exit(folder: Path, ended: Exit, identity: Identity) -> None:
+    """Write exit.json: how a launch ended, and the SHA-256 of each file that its ranks left."""
+    files = {str(n): records_file(folder, n) for n in range(identity.world_size)}
     records = {rank: sha256(file) for rank, file in files.items() if file.is_file()}
-    write_json(folder / EXIT_FILE, {**asdict(ended), "of": asdict(of), "records": records})
+    write_json(folder / EXIT_FILE, {**asdict(ended), "of": asdict(identity), "records": records})
 
 
-def read_exit(folder: Path, of: Identity) -> Exit:
-    """How a launch of a trial ended; raises Inconclusive where exit.json is of something else, or
-    where a rank's file is not the one that there was at the end."""
-    told = _exit_json(folder)
-    elsewhere = of.unlike(told["of"])
-    if elsewhere:
-        raise Inconclusive(f"{EXIT_FILE} is of {elsewhere}")
-    for rank in range(of.world_size):
+def read_exit(folder: Path, identity: Identity) -> Exit:
+    """How a launch ended. Raises Inconclusive if exit.json is from another launch, or if a rank's
+    file differs from the one that was there at the end."""
+    content = _exit_json(folder)
+    difference = identity.unlike(content["of"])
+    if difference:
+        raise Inconclusive(f"{EXIT_FILE} is from {difference}")
+    for rank in range(identity.world_size):
         file = records_file(folder, rank)
-        left = hashlib.sha256(_bytes(file)).hexdigest() if file.exists() else None
-        if told["records"].get(str(rank)) != left:
-            raise Inconclusive(f"rank {rank}: its records are not those that it left at its end")
-    return _exit(told)
+        found = hashlib.sha256(_bytes(file)).hexdigest() if file.exists() else None
+        if content["records"].get(str(rank)) != found:
+            raise Inconclusive(f"rank {rank}: its records were changed after the launch ended")
+    return _exit(content)
 
 
 def _exit_json(folder: Path) -> dict[str, Any]:
     if not os.path.lexists(folder / EXIT_FILE):
         raise Inconclusive(f"this trial never ended: {folder} has no {EXIT_FILE}")
-    told = read_json(folder / EXIT_FILE)
-    wrong = held(EXIT)(told)
+    content: dict[str, Any] = read_json(folder / EXIT_FILE)
+    wrong = held(EXIT)(content)
     if wrong:
         raise Inconclusive(f"{folder / EXIT_FILE} is not the record of an exit: {wrong}")
-    found: dict[str, Any] = told
-    return found
+    return content
 
 
-def _exit(told: Mapping[str, Any]) -> Exit:
-    if not told["code"] and told["failure"]:
-        raise Inconclusive(f"{EXIT_FILE} tells of a failure, and of none")
-    kept = {name: value for name, value in told.items() if name not in ("of", "records")}
-    return Exit(**{**kept, "survivors": tuple(kept["survivors"])})
-
-
-class Recorder:
-    """Writes the records of one rank, as planned, whole or not at all."""
-
-    def __init__(self, folder: Path, rank: int, of: Identity, plan: Plan) -> None:
-        self.rank = rank
-        self.final = records_file(folder, rank)
-        self.part = part_file(folder, rank)
-        self.count = 0
-        self.chain = ""
-        self._ledger = Ledger(whole_plan(plan))
-        self._file: TextIO = self.part.open("w", encoding="utf-8")
-        who = {**asdict(of), "pid": os.getpid(), "host": socket.gethostname()}
-        self.record(BEGIN, None, **who, promised=to_json(plan))
-
-    def record(self, kind: str, step: int | None = None, **facts: Any) -> None:
-        """Append one record. ``step`` counts from 1; None means outside the training steps.
-
-        Raises BrokenPromise where it is not the next one of its kind by the plan, or where a fact
-        has not its shape: a loss that is NaN, unless the kind says that it may be.
-        """
-        told = {"kind": kind, "rank": self.rank, "step": step, **facts}
-        line: Record = json.loads(json.dumps(told))  # as whoever reads it will see it
-        self._ledger.take(line)
-        self.chain = link(self.chain, line)
-        self._file.write(json.dumps({**line, CHAIN: self.chain}, allow_nan=False) + "\n")
-        self._file.flush()
-        self.count += 1
-
-    def close(self) -> None:
-        """Mark the records as complete and give the file its final name."""
-        self.record(END, records=self.count)
-        self._ledger.close()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self.part, self.final)
+def _exit(content: Mapping[str, Any]) -> Exit:
+    if not content["code"] and content["failure"]:
+        raise Inconclusive(f"{EXIT_FILE} contradicts itself: exit code 0, yet a failed rank")
+    fields = {name: value for name, value in content.items() if name not in ("of", "records")}
+    return Exit(**{**fields, "survivors": tuple(fields["survivors"])})
 
 
 def records_file(folder: Path, rank: int) -> Path:
@@ -307,7 +212,7 @@ def part_file(folder: Path, rank: int) -> Path:
 
 
 def last_record(folder: Path, rank: int) -> Record | None:
-    """The newest whole record of a rank that may still be writing; for progress, not for proof."""
+    """The newest complete record of a rank that may still be writing: for progress only."""
     for path in (records_file(folder, rank), part_file(folder, rank)):
         try:
             lines = read_plain(path, LARGEST).decode("utf-8", "replace").splitlines()
@@ -315,30 +220,28 @@ def last_record(folder: Path, rank: int) -> Record | None:
             continue
         for line in reversed(lines):
             try:
-                found: Record = json.loads(line)
-                return found
+                record: Record = json.loads(line)
+                return record
             except ValueError:
-                continue  # the line that is being written just now
+                continue  # the rank is writing this line now
     return None
 
 
 def read_records(folder: Path, ranks: int) -> Records:
-    """The complete records of all ranks, each chained to the one before it.
+    """The complete records of all ranks of a launch.
 
-    Raises BrokenRecords, naming the rank and the defect. What they say is not looked at: for that
-    see ``proof``.
+    Raises BrokenRecords, naming the rank and the defect. ``validation`` checks the content.
     """
     _refuse_others(folder, ranks)
     return Records({rank: _read_rank(folder, rank) for rank in range(ranks)})
 
 
 def _refuse_others(folder: Path, ranks: int) -> None:
-    """No rank but those asked for may have left anything, and none a file that it did not finish
-    beside one that it did."""
-    mine = {records_file(folder, rank).name for rank in range(ranks)}
+    """Raise BrokenRecords for a file of another rank, or one that is finished and unfinished."""
+    expected = {records_file(folder, rank).name for rank in range(ranks)}
     for file in sorted(folder.glob("rank_*.jsonl")):
-        if file.name not in mine:
-            raise BrokenRecords(f"{file.name} is of no rank of this trial, which has {ranks}")
+        if file.name not in expected:
+            raise BrokenRecords(f"{file.name} belongs to no rank of this trial, which has {ranks}")
         if file.with_name(f"{file.name}.part").exists():
             raise BrokenRecords(f"{file.name} is there twice, finished and unfinished")
 
@@ -347,21 +250,10 @@ def _read_rank(folder: Path, rank: int) -> list[Record]:
     path = records_file(folder, rank)
     if not path.exists() and not path.is_symlink():
         raise BrokenRecords(f"rank {rank} left no complete records")
-    text = _bytes(path).decode("utf-8", "replace")
-    records, before = [], ""
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        record = _parse(line, rank, number)
-        chained, before = record.pop(CHAIN, None), link(before, record)
-        if chained != before:
-            raise BrokenRecords(f"rank {rank}: line {number} of its records was not written there")
-        records.append(record)
-    if not records or records[-1]["kind"] != END or not text.endswith("\n"):
+    *lines, rest = _bytes(path).decode("utf-8", "replace").split("\n")
+    records = [_parse(line, rank, number) for number, line in enumerate(lines, start=1)]
+    if rest or not records or records[-1]["kind"] != END:
         raise BrokenRecords(f"rank {rank}: its records are cut off after {len(records)} lines")
-    if records[-1].get("records") != len(records) - 1:
-        raise BrokenRecords(
-            f"rank {rank}: {len(records) - 1} records, where it says it wrote "
-            f"{records[-1].get('records')}"
-        )
     return records
 
 
@@ -379,36 +271,36 @@ def _parse(line: str, rank: int, number: int) -> Record:
         what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
         raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        raise BrokenRecords(f"rank {rank}: line {number} of its records is no record")
+        raise BrokenRecords(f"rank {rank}: line {number} of its records is not a record")
     if record.get("rank") != rank or isinstance(record["rank"], bool) or "step" not in record:
-        raise BrokenRecords(f"rank {rank}: line {number} of its records is not of this rank")
+        raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
     return record
 
 
 def parse(text: str) -> Any:
-    """The data of a JSON text; raises ValueError also where it names NaN, where one object has a
-    key twice, or where it is nested too deep."""
+    """The data of a JSON text. Also raises ValueError for NaN and infinity, for an object with the
+    same key twice, and for data that is nested too deep."""
     try:
-        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise ValueError("is nested too deep") from None
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"holds {name}, which is no number")
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"contains {name}, which is not a number")
 
 
-def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; json itself keeps the last value of a key that occurs twice, and says nothing."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; json itself silently keeps the last value of a key that occurs twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key in content if sum(key == other for other, _ in pairs) > 1)
         raise ValueError(f"has the key {twice!r} twice in one object")
-    return found
+    return content
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file whole; raises Inconclusive, saying why, where that cannot be done."""
+    """Write a complete JSON file; raises Inconclusive with the reason if that is not possible."""
     try:
         write_whole(path, json.dumps(data, indent=2) + "\n")
     except OSError as error:
@@ -416,7 +308,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file of a run folder; raises Inconclusive where there is none."""
+    """The content of a JSON file of a run folder; raises Inconclusive if it cannot be read."""
     try:
         return parse(read_plain(path, LARGEST).decode("utf-8"))
     except (OSError, ValueError) as error:
@@ -425,19 +317,17 @@ def read_json(path: Path) -> Any:
 
 
 def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
-    """Make ``parent/name`` with its run.json and a folder a trial: all of it or nothing."""
-    aside: Path | None = None
+    """Make ``parent/name`` with its run.json and a folder for each launch: all of it or nothing."""
+    unfinished: Path | None = None
     try:
-        aside = new_folder_beside(parent / name)
-        write_json(aside / RUN_FILE, run)
+        unfinished = new_folder_beside(parent / name)
+        write_json(unfinished / RUN_FILE, run)
         for variant, trial in run["trials"].items():
             for launch in trial["launches"]:
-                (aside / variant / launch).mkdir(parents=True)
-        final = parent / name
-        aside.rename(final)
-        return final
+                (unfinished / variant / launch).mkdir(parents=True)
+        return unfinished.rename(parent / name)
     except OSError as error:
         raise unwritten(parent, error, "runs=") from None
     finally:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What run.json says of a trial because the catalogue does: its code, its question, its shape.
+"""What run.json contains: its shape, and for each trial what follows from the catalogue.
 
-``run`` writes it down from here, and grading holds what it finds against the same: a run.json that
-says something else was changed, or is of another catalogue, whose commit it names.
+``run`` writes a trial from here, and grading compares run.json with the same. A run.json that
+differs was changed, or is from another catalogue, whose commit it names.
 """
 
 from __future__ import annotations
@@ -82,33 +82,34 @@ LAUNCHED = held(
 
 
 def trial(scenario: str, variant: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What the catalogue says of a trial: of ``run`` it needs ``params``, ``pins`` (those that the
-    user has chosen), ``installed`` and ``lane``.
+    """What follows for a trial from the catalogue, and from these keys of ``run``: ``params``,
+    ``pins`` (those that the user has chosen), ``installed`` and ``lane``.
 
-    Raises ValueError where these are none that the scenario takes.
+    Raises ValueError if the scenario does not accept the parameters or pins.
     """
-    told = catalog.scenario(scenario)
-    params = {**run["params"], **told.variant(variant).params}
+    spec = catalog.scenario(scenario)
+    of_variant = spec.variant(variant)
+    params = {**run["params"], **of_variant.params}
     catalog.load(scenario).Params(**params)
-    chosen = _pins(told, variant, run)
+    chosen = _pins(spec, variant, run)
     return {
-        "about": told.about(variant),
-        "expect": told.variant(variant).expect,
-        "triggers": told.variant(variant).triggers,
-        "ranks": told.ranks_of(variant),
-        "launches": list(told.launches),
+        "about": spec.about(variant),
+        "expect": of_variant.expect,
+        "triggers": of_variant.triggers,
+        "ranks": spec.ranks_of(variant),
+        "launches": list(spec.launches),
         "params": params,
         "pins": chosen,
         "modules": {name: pins.import_name(name) for name in chosen},
         "shims": [point.name for point in shims.needed(chosen, Lane(run["lane"]))],
-        "defects": {d.name: edit(d) for d in told.variant(variant).defects},
-        "watched": list(told.watched),
+        "defects": {d.name: edit(d) for d in of_variant.defects},
+        "watched": list(spec.watched),
     }
 
 
 @cache
 def edit(defect: Defect) -> str:
-    """A digest of what a defect edits, and how: not of comments or docstrings."""
+    """A digest of a defect's edit, without its comments and docstrings."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(defect.edit)))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -116,74 +117,75 @@ def edit(defect: Defect) -> str:
     return digest([defect.upstream, defect.file, defect.scope, ast.unparse(tree)])
 
 
-def _pins(told: Scenario, variant: str, run: Mapping[str, Any]) -> dict[str, str]:
+def _pins(scenario: Scenario, variant: str, run: Mapping[str, Any]) -> dict[str, str]:
     if run["installed"]:
         return dict(run["pins"])
-    return pins.complete(told, {**run["pins"], **told.pins_of(variant)})
+    return pins.complete(scenario, {**run["pins"], **scenario.pins_of(variant)})
 
 
 def check(run: Mapping[str, Any]) -> None:
-    """Raise Inconclusive where run.json is not what this catalogue has such runs be."""
+    """Raise Inconclusive if this catalogue would not have written this run.json."""
     wrong = SHAPE(run)
     if wrong:
         raise Inconclusive(f"run.json is not the record of a run: {wrong}")
     if run["scenario"] not in catalog.names():
         raise Inconclusive(f"this catalogue has no scenario '{run['scenario']}': {_origin(run)}")
     if not run["trials"]:
-        raise Inconclusive("run.json names no trial")
-    told = catalog.scenario(run["scenario"])
-    if Lane(run["lane"]) not in told.lanes and not _refused(run):
+        raise Inconclusive("run.json has no trial")
+    scenario = catalog.scenario(run["scenario"])
+    if Lane(run["lane"]) not in scenario.lanes and not _refused(run):
         raise Inconclusive(f"run.json: {run['scenario']} does not run on the {run['lane']} lane")
-    for variant, found in run["trials"].items():
-        if variant != RELEASED and variant not in told.variants:
-            raise Inconclusive(f"run.json: this catalogue has no {variant}: {_origin(run)}")
-        _check_trial(run, variant, found)
+    for variant, content in run["trials"].items():
+        if variant != RELEASED and variant not in scenario.variants:
+            raise Inconclusive(
+                f"run.json: this catalogue has no variant '{variant}': {_origin(run)}"
+            )
+        _check_trial(run, variant, content)
 
 
 def _refused(run: Mapping[str, Any]) -> bool:
-    return all("unsupported" in found for found in run["trials"].values())
+    return all("unsupported" in content for content in run["trials"].values())
 
 
-def _check_trial(run: Mapping[str, Any], variant: str, found: Mapping[str, Any]) -> None:
-    wrong = (UNSUPPORTED if "unsupported" in found else LAUNCHED)(dict(found))
+def _check_trial(run: Mapping[str, Any], variant: str, content: Mapping[str, Any]) -> None:
+    wrong = (UNSUPPORTED if "unsupported" in content else LAUNCHED)(dict(content))
     if wrong:
         raise Inconclusive(f"run.json, {variant}: {wrong}")
     try:
         expected = json.loads(json.dumps(trial(run["scenario"], variant, run)))
     except (HarnessError, TypeError, ValueError) as error:
-        why = f"run.json, {variant}: its parameters or pins are none of this catalogue ({error})"
-        raise Inconclusive(f"{why}: {_origin(run)}") from None
+        why = f"this catalogue does not accept its parameters or pins ({error})"
+        raise Inconclusive(f"run.json, {variant}: {why}: {_origin(run)}") from None
     for name, value in expected.items():
-        if name != "about" and found[name] != value:
-            what = f"its {name}: {_short(found[name])}, where the catalogue has {_short(value)}"
+        if name != "about" and content[name] != value:
+            what = f"its {name}: {_short(content[name])}, where the catalogue has {_short(value)}"
             raise Inconclusive(f"run.json, {variant}: {what}; {_origin(run)}")
-    if "overlay" in found and not _in_its_place(run, found["overlay"]):
-        raise Inconclusive(f"run.json, {variant}: its overlay is not where it belongs")
-    if "overlay" in found and found["overlay"]["key"] != INSTALLED:
-        _check_lock(variant, found["overlay"]["lock"], found["pins"])
-    files = set(found.get("files", expected["watched"]))
-    if not files <= set(expected["watched"]) or (
-        variant != RELEASED and files != set(expected["watched"])
-    ):
+    if "overlay" in content:
+        _check_overlay(run, variant, content)
+    files, watched = set(content.get("files", expected["watched"])), set(expected["watched"])
+    if not files <= watched or (variant != RELEASED and files != watched):
         raise Inconclusive(f"run.json, {variant}: not the files with the bug; {_origin(run)}")
 
 
-def _in_its_place(run: Mapping[str, Any], lent: Mapping[str, Any]) -> bool:
-    """An overlay lies in a folder of its key; what is installed has none."""
-    if run["installed"]:
-        return bool(lent["key"] == INSTALLED)
-    return Path(lent["site"]).parts[-2:] == (lent["key"], SITE)
+def _check_overlay(run: Mapping[str, Any], variant: str, content: Mapping[str, Any]) -> None:
+    """The overlay is in the folder that its key names, and its lock file fits the pins."""
+    overlay = content["overlay"]
+    in_its_folder = Path(overlay["site"]).parts[-2:] == (overlay["key"], SITE)
+    if not (overlay["key"] == INSTALLED if run["installed"] else in_its_folder):
+        raise Inconclusive(f"run.json, {variant}: its overlay is not in the folder of its key")
+    if overlay["key"] != INSTALLED:
+        _check_lock(variant, overlay["lock"], content["pins"])
 
 
 def _check_lock(variant: str, lock: Sequence[str], pinned: Mapping[str, str]) -> None:
-    """The lock that the overlay was installed from names each pinned package once, as pinned."""
-    named: dict[str, list[str]] = {}
+    """The overlay's lock file contains each pinned package once, as pinned."""
+    locked: dict[str, list[str]] = {}
     for name, version in locks.entries("\n".join(lock)):
-        named.setdefault(name, []).append(version)
+        locked.setdefault(name, []).append(version)
     for name, version in pinned.items():
-        found = named.get(canonicalize_name(name), [])
-        if found != [version]:
-            has = f"{name} {', '.join(found)}" if found else f"no {name}"
+        versions = locked.get(canonicalize_name(name), [])
+        if versions != [version]:
+            has = f"{name} {', '.join(versions)}" if versions else f"no {name}"
             raise Inconclusive(f"run.json, {variant}: its lock has {has}, and its pins {version}")
 
 
@@ -193,17 +195,17 @@ def _short(value: Any, most: int = 60) -> str:
 
 
 def _origin(run: Mapping[str, Any]) -> str:
-    """Whether run.json is of another catalogue, by the commit that it names."""
+    """Whether run.json is from another catalogue, judged by the commit that it names."""
     theirs, ours = run["source"]["commit"], machine.source()
     if theirs is None:
         return "it names no commit"
     if theirs == ours["commit"] and not (run["source"]["dirty"] or ours["dirty"]):
         return "it was changed since it was written"
-    return f"it is of another catalogue, that of commit {theirs[:12]}, or was changed"
+    return f"it is from another catalogue, that of commit {theirs[:12]}, or was changed"
 
 
-def place(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Position:
-    """Where a rank of a launch stands, by run.json."""
+def position(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Position:
+    """The position of a rank of a launch."""
     trial = run["trials"][variant]
     return Position(
         params(run, variant),
@@ -217,5 +219,5 @@ def place(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Posit
 
 
 def params(run: Mapping[str, Any], variant: str) -> Any:
-    """The scenario's ``Params`` of a trial, by run.json."""
+    """The scenario's ``Params`` for a trial."""
     return catalog.load(run["scenario"]).Params(**run["trials"][variant]["params"])

@@ -1,4 +1,4 @@
-"""The processes that the trials of a command are forked from, kept for those that are to come."""
+"""The servers of a command: launches are forked from them, and later runs use them again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import TracebackType
 from harness.trial.servers import OverlayServer, TorchServer, Wanted
 
 SERVERS_A_RUN = 4
-"""How many overlays the variants of most scenarios have; a server takes 0.3 to 0.7 GB for each."""
+"""The most overlays that the variants of most scenarios have. A server takes 0.3 to 0.7 GB."""
 
 
 @dataclass
 class Pool:
-    """The servers of a command: those that were used last, at most ``most`` of them.
+    """The most recently used servers of a command, at most ``most`` of them.
 
-    Threads may share one. Leaving its context ends all servers.
+    Threads may share a pool. Leaving its context ends all servers.
     """
 
     most: int = 2 * SERVERS_A_RUN
@@ -27,10 +27,10 @@ class Pool:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def server(self, wanted: Wanted) -> OverlayServer:
-        """The server that has imported what is wanted; started now where there is none yet."""
+        """The server that has imported what is wanted; starts one if there is none yet."""
         with self._lock:
             found = self._servers.pop(wanted.key, None)
-            if found is None or not found.lives:
+            if found is None or not found.alive:
                 found = OverlayServer(self._root(wanted), wanted)
             self._servers[wanted.key] = found
             spare: list[OverlayServer | TorchServer] = list(self._spare_servers(found))
@@ -41,7 +41,7 @@ class Pool:
 
     def _root(self, wanted: Wanted) -> TorchServer:
         found = self._roots.pop(wanted.base, None)
-        if found is None or not found.lives:
+        if found is None or not found.alive:
             found = TorchServer(wanted)
         self._roots[wanted.base] = found
         return found

@@ -1,8 +1,8 @@
-"""Processes that have imported torch and upstream, as the harness has to do with them.
+"""The harness's side of the servers: processes that import once, and fork launches.
 
-A ``TorchServer`` has imported torch. An ``OverlayServer`` was forked from it for an overlay and has
-imported upstream. A ``ForkedLaunch`` is the torchrun of a trial, forked from that. See
-``forkserver``.
+A ``TorchServer`` has imported torch. An ``OverlayServer`` is forked from it for an overlay and has
+imported upstream. A ``ForkedLaunch`` is the torchrun of a launch, forked from an OverlayServer. The
+servers themselves run ``forkserver``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from typing import Any, TextIO
 
 import psutil
 
-from harness.trial.processes import NOBODYS, TOKEN
+from harness.trial import supervisor
+from harness.trial.processes import NO_TOKEN, TOKEN
 
-DESERTED = 5.0
-"""Seconds after which a rank that is gone was not missed by torchrun."""
+LOST_AFTER = 5.0
+"""Seconds after which a rank counts as lost, if it is gone and torchrun still waits for it."""
 
 SHUTDOWN = 5.0
 """Seconds that a server has to end by itself."""
@@ -38,47 +39,47 @@ SHUTDOWN = 5.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a server is to have imported, and the environment in which."""
+    """What a server must have imported, and in which environment."""
 
     environment: Mapping[str, str]
     shims: tuple[str, ...]
     modules: tuple[str, ...]
     scenario: str
-    """The scenario's own module."""
+    """The name of the scenario's own module."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of the overlay's files as they were made; none where there is no overlay."""
+    """The SHA-256 of the overlay's files as they were made; empty without an overlay."""
 
     @property
     def key(self) -> str:
-        """The same for servers that are the same."""
+        """Equal for two that the same server fits."""
         return json.dumps(
-            [self._given("HARNESS_LAUNCHED"), self.shims, self.modules, self.scenario]
+            [self._variables("HARNESS_LAUNCHED"), self.shims, self.modules, self.scenario]
         )
 
     @property
     def base(self) -> str:
-        """The same where torch, imported for one, is probably good for the other; it is held
-        against all that it has loaded before it is used."""
+        """Equal for two that can probably share a torch server. The server checks all files that it
+        has loaded before another overlay uses them."""
         own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
-        torchs = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_TAKES}
-        return json.dumps([self._given(*own), sorted(torchs.items()) or self._given()])
+        shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
+        return json.dumps([self._variables(*own), sorted(shared.items()) or self._variables()])
 
-    def _given(self, *less: str) -> list[tuple[str, str]]:
-        return sorted((k, v) for k, v in self.environment.items() if k not in less)
+    def _variables(self, *excluded: str) -> list[tuple[str, str]]:
+        return sorted((k, v) for k, v in self.environment.items() if k not in excluded)
 
 
-TORCH_TAKES = ("numpy", "pynvml", "tqdm", "typing_extensions.py")
-"""What torch imports of an overlay, as far as is known."""
+TORCH_IMPORTS = ("numpy", "pynvml", "tqdm", "typing_extensions.py")
+"""What torch is known to import from an overlay."""
 
 
 class TorchServer:
-    """A process that has imported torch, or is just importing it, and is forked for overlays."""
+    """A process that has imported torch, or is importing it, and is forked for overlays."""
 
     def __init__(self, wanted: Wanted) -> None:
-        self.environment = {**wanted.environment, TOKEN: NOBODYS}
-        self.asked, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.environment = {**wanted.environment, TOKEN: NO_TOKEN}
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _outliving_this_thread(
+            self._process = _start_in_a_lasting_thread(
                 [sys.executable, "-m", "harness.trial.forkserver", str(theirs.fileno())],
                 env=self.environment,
                 cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
@@ -90,120 +91,121 @@ class TorchServer:
             )
 
     @property
-    def lives(self) -> bool:
+    def alive(self) -> bool:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, by its own will or against it; the servers that it was forked for end with it."""
-        self.asked.close()
+        """Let it end, and kill it if it does not; its overlay servers end with it."""
+        self.socket.close()
         try:
             self._process.wait(SHUTDOWN)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
+        self._process.kill()
         self._process.wait()
 
 
 class OverlayServer:
-    """A process that has imported, or is just importing, what a trial needs."""
+    """A process that has imported, or is importing, what the launches of an overlay need."""
 
     def __init__(self, root: TorchServer, wanted: Wanted) -> None:
         self.root, self.wanted = root, wanted
         self.forked: list[ForkedLaunch] = []
         self._pid = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = {
+        request = {
             "environment": changes(wanted.environment, root.environment),
             "shims": wanted.shims,
             "modules": wanted.modules,
             "scenario": wanted.scenario,
             "files": dict(wanted.files),
         }
-        with theirs, tempfile.TemporaryFile() as said, tempfile.TemporaryFile("w") as told:
-            json.dump(asked, told)
-            told.flush()
-            handles = [theirs.fileno(), said.fileno(), told.fileno()]
-            with suppress(OSError):  # it is gone: so is this one
-                socket.send_fds(root.asked, [b"overlay"], handles)
+        with theirs, tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w") as file:
+            json.dump(request, file)
+            file.flush()
+            handles = [theirs.fileno(), output.fileno(), file.fileno()]
+            with suppress(OSError):  # the root has ended: so has this one
+                socket.send_fds(root.socket, [b"overlay"], handles)
 
     @property
-    def lives(self) -> bool:
-        """Whether it serves, or will."""
+    def alive(self) -> bool:
+        """Whether it serves, or will once it has imported."""
         if self._socket.fileno() >= 0:
-            self._hear(0)
+            self._receive(0)
         return self._socket.fileno() >= 0
 
-    def _hear(self, seconds: float) -> None:
-        """Take what it says in so many seconds: its process id, or nothing more at all."""
+    def _receive(self, seconds: float) -> None:
+        """Wait so long for its process id, or for its end: then the socket is closed."""
         self._socket.settimeout(seconds)
         with suppress(TimeoutError, BlockingIOError):
-            while said := self._said():
-                self._pid = int(said)
+            while message := self._message():
+                self._pid = int(message)
             self._socket.close()
 
-    def _said(self) -> bytes:
-        with suppress(ConnectionError):  # it is gone, and there is something that it has not read
+    def _message(self) -> bytes:
+        with suppress(ConnectionError):  # it ended without reading a request
             return self._socket.recv(64)
         return b""
 
     def start(
         self, folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
     ) -> ForkedLaunch:
-        """Have an agent forked that runs torchrun with these arguments, and its ranks."""
-        heard, report = os.pipe()
-        asked = {
+        """Fork torchrun with these arguments, in ``folder``, with its output in ``log``."""
+        reports, theirs = os.pipe()
+        request = {
             "folder": str(folder),
             "arguments": list(arguments),
             "token": environment[TOKEN],
             "environment": changes(environment, self.wanted.environment),
         }
         try:
-            socket.send_fds(self._socket, [json.dumps(asked).encode()], [log.fileno(), report])
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [log.fileno(), theirs])
         except OSError:
-            pass  # it is gone: the trial ends as soon as somebody waits for it
+            pass  # it has ended: so the launch ends as soon as it is polled
         finally:
-            os.close(report)
-        forked = ForkedLaunch(self, heard)
+            os.close(theirs)
+        forked = ForkedLaunch(self, reports)
         self.forked.append(forked)
         return forked
 
     @property
     def busy(self) -> bool:
-        """Whether something that was forked there still runs."""
+        """Whether a launch that was forked from it still runs."""
         return any(forked.poll() is None for forked in self.forked)
 
     def close(self) -> None:
-        """End it, by its own will or against it, with all that it has forked."""
-        if self.lives:
+        """Let it end, and kill it if it does not, with everything forked from it."""
+        if self.alive:
             self._socket.shutdown(socket.SHUT_WR)
-            self._hear(SHUTDOWN)
+            self._receive(SHUTDOWN)
             self.kill()
 
     def kill(self) -> None:
-        """End it at once, and with it what it has forked."""
-        if not self.lives:
+        """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
+        if not self.alive:
             return
         if self._pid:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
-        else:  # its root has not come to it yet
+                os.kill(self._pid, signal.SIGKILL)
+        else:  # its root has not forked it yet
             self.root.kill()
-        self._hear(SHUTDOWN)
+        self._receive(SHUTDOWN)
 
 
-def changes(environment: Mapping[str, str], since: Mapping[str, str]) -> dict[str, str]:
-    """What an environment has otherwise than another; the mark of a trial is put on otherwise."""
-    return {k: v for k, v in environment.items() if k != TOKEN and since.get(k) != v}
+def changes(environment: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """The variables that differ from ``base``, without those that a forked process sets itself."""
+    own = (TOKEN, supervisor.PARENT)
+    return {k: v for k, v in environment.items() if k not in own and base.get(k) != v}
 
 
-def _outliving_this_thread(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def _start_in_a_lasting_thread(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process from a thread that lives until the process ends.
 
-    The process is sent a signal when the thread ends that has started it (see ``orphans``): the one
-    that asks may end long before it.
+    The kernel signals the process when the thread that started it ends (see ``supervisor``), and
+    the calling thread may end long before.
     """
     process: Future[subprocess.Popen[bytes]] = Future()
 
@@ -220,31 +222,31 @@ def _outliving_this_thread(command: list[str], **options: Any) -> subprocess.Pop
 
 
 class ForkedLaunch:
-    """The agent of a trial that was forked: waited for as for a process of one's own."""
+    """The torchrun of a launch, forked from a server; used like a ``subprocess.Popen``."""
 
-    def __init__(self, server: OverlayServer, heard: int) -> None:
+    def __init__(self, server: OverlayServer, reports: int) -> None:
         self.server = server
         self.seconds: Mapping[str, float] = {}
-        """What it took to import what was there when it was forked."""
+        """The import times of the server: ``torch`` and ``upstream``."""
         self.pid = 0
-        """Of the agent's keeper, as soon as it is there."""
-        self._incomplete = math.inf
-        self._next_look = 0.0
+        """The process id of the keeper, as soon as the server reports it."""
+        self._incomplete_since = math.inf
+        self._next_check = 0.0
         self._code: int | None = None
-        self._heard = heard
-        self._said = b""
-        os.set_blocking(heard, False)
+        self._reports = reports
+        self._rest = b""
+        os.set_blocking(reports, False)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         while self._code is None:
             try:
-                said = os.read(self._heard, 4096)
+                received = os.read(self._reports, 4096)
             except BlockingIOError:
                 return None
-            if not said:  # the server is gone, and all that it has forked
+            if not received:  # the server has ended, with everything that was forked from it
                 self._end(-signal.SIGKILL)
-            *lines, self._said = (self._said + said).split(b"\n")
+            *lines, self._rest = (self._rest + received).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
         return self._code
@@ -254,7 +256,7 @@ class ForkedLaunch:
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as ready:
             if self._code is None:
-                ready.register(self._heard, selectors.EVENT_READ)
+                ready.register(self._reports, selectors.EVENT_READ)
             while (code := self.poll()) is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -262,38 +264,39 @@ class ForkedLaunch:
                 ready.select(left)
         return code
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "code" in told:
-            self._end(told["code"])
+    def _take(self, report: dict[str, Any]) -> None:
+        if "code" in report:
+            self._end(report["code"])
         else:
-            self.pid, self.seconds = told["pid"], told["seconds"]
+            self.pid, self.seconds = report["pid"], report["seconds"]
 
     def _end(self, code: int) -> None:
         self._code = code
-        os.close(self._heard)
+        os.close(self._reports)
 
-    def give_up(self) -> None:
-        """See to it that it is not started any more, where the server has not come to it yet."""
+    def cancel(self) -> None:
+        """Make sure that it does not start later: kill a server that has not forked it yet."""
         self.poll()
         if not self.pid:
             self.server.kill()
 
-    def deserted(self, ranks: int) -> bool:
-        """Whether one of so many ranks, which were all started, has left without a word.
+    def lost_a_rank(self, ranks: int) -> bool:
+        """Whether one of ``ranks`` started ranks has been gone for LOST_AFTER seconds.
 
-        torchrun goes on waiting for what the function of such a rank would have returned.
+        torchrun waits forever for the value that the function of such a rank should return. Checks
+        once a second at most.
         """
         now = time.monotonic()
-        if now < self._next_look or not self.pid:
+        if now < self._next_check or not self.pid:
             return False
-        self._next_look = now + 1
-        living = _grandchildren(self.pid)
-        self._incomplete = math.inf if living >= ranks else min(self._incomplete, now)
-        return now - self._incomplete > DESERTED
+        self._next_check = now + 1
+        complete = _grandchildren(self.pid) >= ranks
+        self._incomplete_since = math.inf if complete else min(self._incomplete_since, now)
+        return now - self._incomplete_since > LOST_AFTER
 
 
 def _grandchildren(pid: int) -> int:
-    """How many processes the children of this one have started, and live."""
+    """The number of living processes that the children of this process have started."""
     try:
         agents = psutil.Process(pid).children()
         found = [rank for agent in agents for rank in agent.children()]

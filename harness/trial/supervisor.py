@@ -1,14 +1,14 @@
-"""Processes that end with the one that started them, also where that one was killed.
+"""Processes that end with their parent, even if the parent is killed.
 
-Linux sends a process a signal when its parent dies (``PR_SET_PDEATHSIG``), so that nothing of a
-trial outlives the harness: harness -> keeper -> torchrun -> ranks. What a rank itself starts asks
-for no signal, so a keeper stands above torchrun: whatever down there loses its parent becomes the
-keeper's own child (``PR_SET_CHILD_SUBREAPER``), and the keeper ends it.
+Linux can signal a process when its parent dies (``PR_SET_PDEATHSIG``). Each process of a launch
+requests that signal, so none outlives the harness: harness -> keeper -> torchrun -> ranks. The
+processes that a rank starts do not request it. The keeper ends them: a process below the keeper
+that loses its parent becomes the keeper's child (``PR_SET_CHILD_SUBREAPER``).
 
-Not covered: where the keeper itself is killed, or stopped, together with the harness, what ranks
-started (a compiler, a data loader's workers) goes on until it is done or misses its rank; and
-elsewhere than on Linux nothing here has an effect: ranks end by themselves some time after their
-deadline. Standard library only: ranks call this before they import anything else.
+Not covered: if the keeper is killed or stopped together with the harness, processes that ranks
+started (a compiler, a data loader's workers) run until they are done or notice that their rank is
+gone. On other systems than Linux nothing here has an effect: ranks end themselves some time after
+their deadline. Standard library only: ranks call this before they import anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 PARENT = "HARNESS_PARENT"
-"""The environment variable with the process id of the one that starts a process of ours."""
+"""The environment variable with the process id of the parent that a process must end with."""
 
 LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -30,73 +30,73 @@ POLL_SECONDS = 0.01
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have this process sent a signal when the thread that started it ends.
+    """Request a signal for this process when the thread that started it ends.
 
-    It is the thread that counts, not its process: one that launches must live until what it
-    launched has ended. The harness's threads do, for they wait for their trials.
+    The kernel watches the thread, not its process: a thread that launches must live until its
+    launch has ended. The harness's threads do, as they wait for their trials.
     """
     parent = os.environ.get(PARENT)
     if not LINUX or parent is None:
         return
     _prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != int(parent):  # it ended before the kernel was told, and no signal comes
+    if os.getppid() != int(parent):  # it ended before the request, so no signal comes
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def go_by(name: str) -> None:
-    """Have ``ps`` and the like call this process so, in at most 15 letters: what was forked has one
-    command line."""
+def set_name(name: str) -> None:
+    """Set the name of this process in ``ps``, at most 15 letters: the command line of all forked
+    processes is the same."""
     if LINUX:
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def keep() -> None:
-    """Return in a child of this process, while this process keeps it: ends what it leaves behind,
-    or all of it when the harness is gone, and then leaves as the child did."""
+    """Fork, and return in the child. This process stays as the keeper: once the child has ended, or
+    the harness is gone, it kills everything below and exits as the child did."""
     if not LINUX:
         return
-    signal.signal(signal.SIGTERM, _alone)
+    signal.signal(signal.SIGTERM, _raise_gone)
     end_with_parent(signal.SIGTERM)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     keeper = os.getpid()
-    go_by("keeper")
+    set_name("keeper")
     child = os.fork()  # no thread has been started yet
     if child:
-        _leave_as(_kept(child))
-    go_by("torchrun")
+        _exit_as(_wait_and_clean_up(child))
+    set_name("torchrun")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[PARENT] = str(keeper)
     end_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for what the child starts
 
 
-class _Alone(BaseException):
-    """The harness is gone, or wants this trial to end."""
+class _HarnessGone(BaseException):
+    """The harness has ended, or wants this launch to end."""
 
 
-def _alone(*_: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it asked for is not to be disturbed
-    raise _Alone
+def _raise_gone(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the clean-up
+    raise _HarnessGone
 
 
-def _kept(child: int) -> int:
-    """Wait for a child; its wait status, once every process that came of it has ended."""
+def _wait_and_clean_up(child: int) -> int:
+    """Wait for the child, then end all its descendants; returns the child's wait status."""
     ended = status = 0
     try:
         while ended != child:
             ended, status = os.wait()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except _Alone:
+    except _HarnessGone:
         status = int(signal.SIGTERM)
     _end_children()
     return status
 
 
 def _end_children() -> None:
-    """Kill every child of this process; a child's own children become ours, and are next."""
+    """Kill the children of this process until it has none: children of a killed one become ours."""
     while True:
         for child in _children():
-            os.kill(child, signal.SIGKILL)  # nobody else reaps them, so the number is still theirs
+            os.kill(child, signal.SIGKILL)  # only we reap them, so the id is still theirs
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -111,14 +111,14 @@ def _children() -> list[int]:
         try:
             parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
         except OSError:
-            continue  # gone meanwhile
+            continue  # it has ended
         if int(parent) == os.getpid():
             found.append(int(stat.parent.name))
     return found
 
 
-def _leave_as(status: int) -> NoReturn:
-    """End this process as another ended: by the same signal, or with the same exit code."""
+def _exit_as(status: int) -> NoReturn:
+    """End this process with the same signal or exit code as the one with this wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -128,5 +128,5 @@ def _leave_as(status: int) -> NoReturn:
 
 
 def _prctl(option: int, value: int) -> None:
-    # Where a sandbox refuses it, ranks end as they do elsewhere than on Linux.
+    # If a sandbox refuses it, ranks end as on other systems than Linux.
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

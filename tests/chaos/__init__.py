@@ -1,7 +1,7 @@
-"""Faults by the hundred: scenarios run through the command line while they are disturbed.
+"""Chaos: runs scenarios through the command line and disturbs them, hundreds of times.
 
     python -m tests.chaos --faults 200 --seed 1 --out FOLDER
 
-Each fault must come out in one of its documented ways: ``kinds`` says which there are, ``case``
-what is asked of all of them.
+Each fault must end in one of its documented ways. ``kinds`` lists the faults; ``case`` checks what
+holds for all of them.
 """

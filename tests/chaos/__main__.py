@@ -1,4 +1,4 @@
-"""The command line of chaos: makes faults, prints a line for each and a table, and judges them."""
+"""The command line of chaos: makes faults, and prints a line for each and a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.chaos.case import Came, Case, finish
+from tests.chaos.case import Case, Result, finish
 from tests.chaos.kinds import KINDS, Kind, Skip, shared_cache
 from tests.overlays import lent
 from tests.sandbox import Sandbox
@@ -27,7 +27,7 @@ SCENARIOS = (
     "tied_grad_reduce",
     "bf16_clip",
 )
-"""The quickest, of three upstreams. Their overlays are made first: the faults need no index."""
+"""The quickest ones. Their overlays are made first, so that the faults need no package index."""
 
 printing = threading.Lock()
 
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same faults")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder for what they leave")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
-    parser.add_argument("--kind", action="append", help="make this kind alone; repeatable")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for the results")
+    parser.add_argument("--jobs", type=int, default=2, help="the number of faults at once")
+    parser.add_argument("--kind", action="append", help="make only this kind; repeatable")
     parser.add_argument(
-        "--scenario", action="append", choices=SCENARIOS, help="disturb this one alone; repeatable"
+        "--scenario", action="append", choices=SCENARIOS, help="only this scenario; repeatable"
     )
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if not options.kind or kind.name in options.kind]
@@ -53,16 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with lent(scenario, "buggy", "fixed"):
             pass
     with ThreadPoolExecutor(options.jobs) as pool:
-        came = list(pool.map(lambda each: make(options.out.absolute(), *each), drawn))
-    done = [one for one in came if one is not None]
+        results = list(pool.map(lambda each: make(options.out.absolute(), *each), drawn))
+    done = [one for one in results if one is not None]
     (options.out / "faults.json").write_text(json.dumps([asdict(o) for o in done], indent=1) + "\n")
     print_table(done)
     return 1 if any(one.wrong for one in done) else 0
 
 
 def _have_commands_hear_signals() -> None:
-    # What a shell puts in the background ignores SIGINT, what nohup starts SIGHUP, and so would
-    # the commands. A handler of our own is not inherited.
+    # A process in the background of a shell ignores SIGINT, one started by nohup SIGHUP, and the
+    # commands would inherit that. They do not inherit a handler.
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -71,7 +71,7 @@ def _have_commands_hear_signals() -> None:
 def draw(
     kinds: Sequence[Kind], faults: int, seed: int, scenarios: Sequence[str] = SCENARIOS
 ) -> Iterator[tuple[int, Kind, str, int]]:
-    """Number, kind, scenario and seed of each fault: every kind once before one comes again."""
+    """Number, kind, scenario and seed of each fault: all kinds come before one is repeated."""
     dice = random.Random(seed)
     for number in range(faults):
         if number % len(kinds) == 0:
@@ -79,30 +79,32 @@ def draw(
         yield number, order[number % len(kinds)], dice.choice(scenarios), dice.getrandbits(32)
 
 
-def make(out: Path, number: int, kind: Kind, scenario: str, seed: int) -> Came | None:
-    """Make one fault and judge how it came out; None where this machine cannot make it."""
+def make(out: Path, number: int, kind: Kind, scenario: str, seed: int) -> Result | None:
+    """Make one fault and check its result; None if this machine cannot make it."""
     folder = out / f"{number:03d}"
     folder.mkdir()
-    place = Sandbox.under(folder, shared_cache())
-    for theirs in ("scenarios", "configs"):  # what a user may have beside: it must not be ours
-        (place.cwd / theirs).mkdir()
-        (place.cwd / theirs / "__init__.py").write_text("raise SystemExit('not ours')\n")
-    case = Case(number, kind.name, scenario, place, random.Random(seed))
+    sandbox = Sandbox.under(folder, shared_cache())
+    for name in ("scenarios", "configs"):  # a user's own folders, which must not be imported
+        (sandbox.cwd / name).mkdir()
+        (sandbox.cwd / name / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    case = Case(number, kind.name, scenario, sandbox, random.Random(seed))
     try:
         kind.disturb(case)
-        came = finish(case, kind.codes)
+        result = finish(case, kind.codes)
     except Skip as why:
         say(f"{number:3} {kind.name}: skipped, {why}")
         return None
     finally:
-        place.end()
+        sandbox.end()
         for undo in case.undo:
             undo()
-    told = f"{came.code} {came.outcome}{' (too late)' if came.late else ''}"
-    say(f"{number:3} {kind.name}, {scenario}: {told}", *(f"    WRONG: {w}" for w in came.wrong))
-    if not came.wrong:
+    summary = f"{result.code} {result.outcome}{' (too late)' if result.late else ''}"
+    say(
+        f"{number:3} {kind.name}, {scenario}: {summary}", *(f"    WRONG: {w}" for w in result.wrong)
+    )
+    if not result.wrong:
         shutil.rmtree(folder)
-    return came
+    return result
 
 
 def say(*lines: str) -> None:
@@ -110,7 +112,7 @@ def say(*lines: str) -> None:
         print(*lines, sep="\n", flush=True)
 
 
-def print_table(done: Sequence[Came]) -> None:
+def print_table(done: Sequence[Result]) -> None:
     counts = Counter((o.kind, str(o.code), o.outcome, "WRONG" if o.wrong else "") for o in done)
     width = max((len(kind) for kind, *_ in counts), default=0)
     print(f"\n{'kind':<{width}}  code  count  outcome")

@@ -1,4 +1,4 @@
-"""One fault: a command in a place of its own, and what must hold once it is over."""
+"""One fault: a command in its own sandbox, and the checks after its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
 from tests.sandbox import ROOT, Sandbox
 
 PATIENCE = 300
-"""Seconds for a command to end, beyond every deadline that it is given."""
+"""Seconds for a command to end: longer than every deadline that it has."""
 GRACE = 15
-"""Seconds for the processes of a command to end after it, where it was killed itself."""
+"""Seconds for the processes of a killed command to end."""
 NOISE = re.compile(r"Traceback \(most recent|Exception ignored|^Error in ", re.MULTILINE)
 
 
@@ -34,31 +34,30 @@ class Case:
     number: int
     kind: str
     scenario: str
-    place: Sandbox
+    sandbox: Sandbox
     random: random.Random
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """The command; before it, others that ran beside it."""
+    """The command is the last one; others run beside it."""
     touched: float | None = None
-    """When evidence was tampered with, in seconds of the wall clock, as files have them."""
+    """When evidence was changed, in seconds of the wall clock, as in the times of files."""
     late: bool = False
-    """Whether the fault found nothing to disturb any more."""
+    """Whether the command had ended before the fault."""
     undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def log(self) -> Path:
-        return self.place.cwd.parent
+        return self.sandbox.cwd.parent
 
     def start(self, *words: str) -> None:
-        """Start the run that is to be disturbed."""
-        asked = [f"scenario={self.scenario}", "launch=cpu"]
-        command = [sys.executable, "-m", "harness", "run", *asked, *words]
-        self.begin(command)
+        """Start the run to disturb."""
+        overrides = [f"scenario={self.scenario}", "launch=cpu", *words]
+        self.begin([sys.executable, "-m", "harness", "run", *overrides])
 
     def begin(self, command: list[str]) -> None:
         with (self.log / "stdout").open("ab") as out, (self.log / "stderr").open("ab") as err:
             started = subprocess.Popen(
                 command,
-                cwd=self.place.cwd,
+                cwd=self.sandbox.cwd,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -70,9 +69,9 @@ class Case:
     def environment(self) -> dict[str, str]:
         ours = {
             "PYTHONPATH": str(ROOT),
-            "HARNESS_RUNS": str(self.place.runs),
+            "HARNESS_RUNS": str(self.sandbox.runs),
             "UV_OFFLINE": "1",
-            "HARNESS_CACHE": str(self.place.cache),
+            "HARNESS_CACHE": str(self.sandbox.cache),
         }
         return os.environ | ours
 
@@ -81,7 +80,7 @@ class Case:
         return self.processes[-1]
 
     def rank(self) -> psutil.Process | None:
-        """One of the ranks, as soon as there is one; None if the command ended before."""
+        """A random rank, as soon as there is one; None if the command ended before."""
         return self._one("rank ")
 
     def torchrun(self) -> psutil.Process | None:
@@ -89,18 +88,18 @@ class Case:
         return self._one("torchrun", "pt_elastic", "keeper")
 
     def forkserver(self) -> psutil.Process | None:
-        """A process that has imported torch, or upstream as well, or does so just now."""
+        """A server, as soon as it is there."""
         return self._one("forkserver")
 
     def _one(self, *names: str) -> psutil.Process | None:
         found: list[psutil.Process] = []
         while not found and self.harness.poll() is None:
-            found = [p for p in self.place.living() if _name(p).startswith(names)]
+            found = [p for p in self.sandbox.living() if _name(p).startswith(names)]
             time.sleep(0.1)
         return self.random.choice(found) if found else None
 
     def pause(self, most: float) -> None:
-        """Wait for a while, at most ``most`` seconds or until the command ends."""
+        """Wait at most ``most`` seconds, or until the command ends."""
         deadline = time.monotonic() + self.random.uniform(0, most)
         while time.monotonic() < deadline and self.harness.poll() is None:
             time.sleep(0.02)
@@ -116,17 +115,17 @@ class Case:
     def run_folder(self) -> Path | None:
         """The run folder, as soon as it is there."""
         while self.harness.poll() is None:
-            for folder in self.place.runs.glob("[0-9]*"):
+            for folder in self.sandbox.runs.glob("[0-9]*"):
                 return folder
             time.sleep(0.05)
         return None
 
     def records(self) -> list[Path]:
-        """The files that ranks write, as soon as there is one; none if the command ended before."""
+        """The ranks' files, as soon as there is one; empty if the command ended before."""
         found: list[Path] = []
         while not found and self.harness.poll() is None:
             time.sleep(0.05)
-            found = sorted(self.place.runs.rglob("rank_*.jsonl*"))
+            found = sorted(self.sandbox.runs.rglob("rank_*.jsonl*"))
         return found
 
 
@@ -145,8 +144,8 @@ def _words(process: psutil.Process) -> str:
 
 
 @dataclass
-class Came:
-    """How a fault came out."""
+class Result:
+    """The result of a fault."""
 
     number: int
     kind: str
@@ -157,11 +156,11 @@ class Came:
     late: bool
     seconds: float
     wrong: list[str]
-    """In what it is not as documented."""
+    """What differs from the documentation."""
 
 
-def finish(case: Case, codes: frozenset[int]) -> Came:
-    """Wait for the end of a command, and look at what it left: nothing of it may be wrong."""
+def finish(case: Case, codes: frozenset[int]) -> Result:
+    """Wait for the end of a command, and check what it left."""
     started = time.monotonic()
     wrong: list[str] = []
     for process in case.processes:
@@ -177,31 +176,31 @@ def finish(case: Case, codes: frozenset[int]) -> Came:
     if noise:
         wrong.append(f"stderr has '{noise[0]}'")
     verdicts = []
-    for folder in sorted(case.place.runs.glob("[0-9]*")) if case.place.runs.is_dir() else []:
+    for folder in sorted(case.sandbox.runs.glob("[0-9]*")) if case.sandbox.runs.is_dir() else []:
         verdict, complaints = _verdict(case, folder, code)
         verdicts.append(verdict)
         wrong += complaints
     if code == 0 and not verdicts and case.touched is None:
         wrong.append("exit code 0, and no run on disk")
-    wrong += _half_made(case)
+    wrong += _unfinished(case)
     outcome = "+".join(verdicts) or "none"
     seconds = time.monotonic() - started
-    return Came(case.number, case.kind, case.scenario, code, outcome, case.late, seconds, wrong)
+    return Result(case.number, case.kind, case.scenario, code, outcome, case.late, seconds, wrong)
 
 
 def _processes_left(case: Case) -> list[str]:
     deadline = time.monotonic() + (GRACE if case.harness.poll() != 0 else 1)
-    while (left := case.place.living()) and time.monotonic() < deadline:
+    while (left := case.sandbox.living()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    told = [f"process {p.pid} is left: {_name(p)}, {_words(p)[:80]}" for p in left]
-    case.place.end()
-    return told
+    lines = [f"process {p.pid} is left: {_name(p)}, {_words(p)[:80]}" for p in left]
+    case.sandbox.end()
+    return lines
 
 
 def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]]:
-    """The verdict on disk, and what is wrong with it: it must be whole, and grade the same again.
+    """The verdict on disk, and what is wrong with it: it must be complete and grade the same.
 
-    Evidence that was tampered with before the verdict must never have made it ``reproduced``.
+    If evidence was changed before the verdict, the verdict must not be ``reproduced``.
     """
     file = folder / VERDICT_FILE
     try:
@@ -211,10 +210,10 @@ def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]
         lost = code == 0 and case.touched is None
         return "none", ["exit code 0 without a verdict on disk"] if lost else []
     except (ValueError, KeyError):
-        return "broken", ["its verdict on disk is not whole"]
+        return "broken", ["its verdict on disk is cut off"]
     if case.touched is not None:
         tampered = file.stat().st_mtime > case.touched and verdict == "reproduced"
-        return verdict, ["reproduced on evidence that was tampered with"] if tampered else []
+        return verdict, ["reproduced on evidence that was changed"] if tampered else []
     wrong = []
     if verdict == "reproduced" and stored["exit_code"] != 0:
         wrong.append("reproduced, but not its exit code")
@@ -225,17 +224,17 @@ def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]
     return verdict, wrong
 
 
-def _half_made(case: Case) -> list[str]:
-    """What is half-made after the next run: one that needs GPUs comes to its end in a second."""
-    runs = case.place.runs
+def _unfinished(case: Case) -> list[str]:
+    """Unfinished files after the next run. It needs GPUs, and so ends within a second."""
+    runs = case.sandbox.runs
     if runs.is_dir():
         _command(case, "run", f"scenario={case.scenario}", "launch=gpu")
     found = list(runs.rglob(".*"))
-    if case.place.cache.is_relative_to(case.log):  # else others may be making overlays just now
-        found += case.place.cache.glob("overlays/.*")
+    if case.sandbox.cache.is_relative_to(case.log):  # others may be making overlays in a shared one
+        found += case.sandbox.cache.glob("overlays/.*")
     for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
         found += [f for f in runs.rglob(name) if not _is_json(f)]
-    return [f"half-made: {path}" for path in found]
+    return [f"unfinished: {path}" for path in found]
 
 
 def _is_json(file: Path) -> bool:
@@ -248,7 +247,7 @@ def _is_json(file: Path) -> bool:
 def _command(case: Case, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
-        cwd=case.place.cwd,
+        cwd=case.sandbox.cwd,
         env=case.environment(),
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
-"""The kinds of faults, each with the exit codes it may end with: those that README.md documents.
+"""The kinds of faults, each with its documented exit codes.
 
-0 is right where a fault came too late or does no harm: then the verdict must hold, see ``case``.
+0 is right if a fault came too late or does no harm: then the verdict must be right, see ``case``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.overlays import copy, lent
 from tests.sandbox import fill
 
 DEADLINE = "launch.timeout=60"
-"""For faults that a run survives or dies of at once."""
+"""For faults that a run either survives or that end it at once."""
 WHILE = 8.0
-"""Seconds a trial of the quick scenarios takes, about: a fault comes at any time of it."""
+"""About the seconds of a trial of a quick scenario: a fault comes at any time within them."""
 KILLED = -signal.SIGKILL
 
 
@@ -44,7 +44,7 @@ class Kind:
     codes: frozenset[int]
     """The documented exit codes."""
     disturb: Callable[[Case], None]
-    """Starts the command and disturbs it; does not wait for its end."""
+    """Starts the command and disturbs it, without waiting for its end."""
 
 
 KINDS: list[Kind] = []
@@ -59,7 +59,7 @@ def kind(name: str, *codes: int) -> Callable[[Callable[[Case], None]], Callable[
 
 
 def _kinds_of_signals() -> None:
-    """A rank and torchrun may die of anything; the harness, of what it can hear, tidily."""
+    """Any signal may end a rank, torchrun and a server; the harness handles its signals."""
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT):
         kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
         kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
@@ -82,11 +82,11 @@ def _signalled(
 
 
 def _harness(case: Case) -> psutil.Process | None:
-    """The command itself, from when it hears SIGTERM on: before that a signal just ends it."""
+    """The command, once it handles SIGTERM: before that, a signal just ends it."""
     case.pause(WHILE)
     try:
         while case.harness.poll() is None:
-            if _hears(case.harness.pid, signal.SIGTERM):
+            if _handles(case.harness.pid, signal.SIGTERM):
                 return psutil.Process(case.harness.pid)
             case.pause(0.1)
     except (psutil.NoSuchProcess, FileNotFoundError):
@@ -94,7 +94,7 @@ def _harness(case: Case) -> psutil.Process | None:
     return None
 
 
-def _hears(pid: int, number: signal.Signals) -> bool:
+def _handles(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a handler for the signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
@@ -144,10 +144,10 @@ def _too_short(case: Case) -> None:
     case.start(f"launch.timeout={case.random.uniform(0.1, 0.9):.1f}")
 
 
-# Evidence that is tampered with
+# Evidence that is changed
 
 
-def _tampered(name: str, tamper: Callable[[Path], None]) -> None:
+def _changed(name: str, change: Callable[[Path], None]) -> None:
     def disturb(case: Case) -> None:
         case.start(DEADLINE)
         case.records()
@@ -155,7 +155,7 @@ def _tampered(name: str, tamper: Callable[[Path], None]) -> None:
         try:
             file = case.random.choice(case.records())
             before = file.stat().st_size
-            tamper(file)
+            change(file)
             if not file.exists() or file.stat().st_size != before:
                 case.touched = time.time()
         except (IndexError, FileNotFoundError):
@@ -172,10 +172,10 @@ def _cut_a_line(file: Path) -> None:
     os.truncate(file, file.read_bytes().rpartition(b"\n")[0].rfind(b"\n") + 1)
 
 
-_tampered("deleted", Path.unlink)
-_tampered("truncated", _truncate)
-_tampered("less a line", _cut_a_line)
-_tampered("read-only", lambda file: file.chmod(0o444))
+_changed("deleted", Path.unlink)
+_changed("truncated", _truncate)
+_changed("less a line", _cut_a_line)
+_changed("read-only", lambda file: file.chmod(0o444))
 
 
 @kind("run folder deleted", 0, 3)
@@ -203,17 +203,17 @@ def _remove_run(case: Case) -> Path | None:
     return folder
 
 
-# Nothing is left of what a run needs
+# A resource is exhausted
 
 
 @kind("disk full", 0, 3)
 def _disk_full(case: Case) -> None:
-    case.place.runs = case.log / "tmpfs" / "runs"
-    case.place.runs.mkdir(parents=True)
-    _mount(case, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(case.place.runs.parent))
+    case.sandbox.runs = case.log / "tmpfs" / "runs"
+    case.sandbox.runs.mkdir(parents=True)
+    _mount(case, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(case.sandbox.runs.parent))
     case.start(DEADLINE)
     case.pause(2 * WHILE)
-    fill(case.place.runs.parent)
+    fill(case.sandbox.runs.parent)
 
 
 def _mount(case: Case, *words: str) -> None:
@@ -258,7 +258,7 @@ def _limit(
         case.late = True
 
 
-# Nobody who listens
+# Nobody reads the output
 
 
 @kind("stdout closed", 0)
@@ -294,12 +294,12 @@ def _two_at_once(case: Case) -> None:
 @kind("overlay damaged", 3)
 def _overlay_damaged(case: Case) -> None:
     key = case.random.choice(_own_cache(case))
-    folder = case.place.cache / "overlays" / key
+    folder = case.sandbox.cache / "overlays" / key
     files = json.loads((folder / overlay.MANIFEST).read_text())["files"]
     code = sorted(file for file in files if files[file][0] and overlay.CODE.search(file))
     victim = folder / overlay.SITE / case.random.choice(code)
     text = victim.read_bytes()
-    victim.unlink()  # of a hard link: the file of the shared cache stays as it is
+    victim.unlink()  # a hard link: the file of the shared cache stays
     if case.random.random() < 0.5:
         victim.write_bytes(text[:-1])
     case.start(DEADLINE)
@@ -308,19 +308,19 @@ def _overlay_damaged(case: Case) -> None:
 @kind("cache read-only", 0)
 def _cache_read_only(case: Case) -> None:
     _own_cache(case)
-    cache = str(case.place.cache)
+    cache = str(case.sandbox.cache)
     _mount(case, "--bind", cache, cache)
     subprocess.run(["mount", "-o", "remount,ro,bind", cache], check=True)
     case.start(DEADLINE)
 
 
 def _own_cache(case: Case) -> list[str]:
-    """Give a case a cache of its own, with links to what its scenario needs; the overlays' keys."""
-    theirs, case.place.cache = case.place.cache, case.log / "cache"
-    with lent(case.scenario, "buggy", "fixed", cache=theirs) as overlays:
+    """Give a case its own cache, with links to its scenario's overlays; returns their keys."""
+    shared, case.sandbox.cache = case.sandbox.cache, case.log / "cache"
+    with lent(case.scenario, "buggy", "fixed", cache=shared) as overlays:
         keys = {each.key: each for each in overlays.values()}
         for each in keys.values():
-            copy(each, case.place.cache)
+            copy(each, case.sandbox.cache)
     return list(keys)
 
 

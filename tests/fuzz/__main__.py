@@ -1,4 +1,4 @@
-"""Spoil recorded runs, grade each, and print what came of it: ``python -m tests.fuzz --help``."""
+"""Damage recorded runs, grade them, and print the results: ``python -m tests.fuzz --help``."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from random import Random
 
 from harness.errors import HarnessError
 from harness.trial.grade import grade
-from tests.fuzz.audit import complaint
+from tests.fuzz.audit import audit
 from tests.fuzz.base import Base, bases
-from tests.fuzz.faults import spoil
+from tests.fuzz.faults import damage
 
 EXCEPTION = "an exception"
 
 
 def fuzz(
-    seed: int, count: int, known: Sequence[Base], place: Path
+    seed: int, count: int, known: Sequence[Base], folder: Path
 ) -> tuple[Counter[str], list[str]]:
-    """Spoil ``count`` copies of ``known`` runs, in ``place``; what was told of them, by how often,
-    and what should not have been told."""
+    """Damage ``count`` copies of ``known`` runs, in ``folder``; returns how often each result came,
+    and a line for each wrong one."""
     random = Random(seed)
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     wrong: list[str] = []
     for number in range(count):
         base = random.choice(known)
-        answer, complaint_ = _one(random, base, place / "spoilt")
-        told[answer] += 1
-        if complaint_:
-            wrong.append(f"seed {seed}, number {number}, {base.scenario}: {complaint_}")
-    return told, wrong
+        result, error = _one(random, base, folder / "damaged")
+        counts[result] += 1
+        if error:
+            wrong.append(f"seed {seed}, number {number}, {base.scenario}: {error}")
+    return counts, wrong
 
 
 def _one(random: Random, base: Base, folder: Path) -> tuple[str, str]:
     shutil.copytree(base.folder, folder)
     try:
-        how, sealed = spoil(random, folder, base)
+        how, sealed = damage(random, folder, base)
         try:
             result = grade(folder)
         except HarnessError:
             return "refused in one line", ""
         except Exception:
             return EXCEPTION, f"{how}: {EXCEPTION}: {traceback.format_exc(limit=-2)}"
-        wrong = complaint(base, folder, sealed, result) if how else ""
+        wrong = audit(base, folder, sealed, result) if how else ""
         return str(result.verdict), f"{how}: {wrong}" if wrong else ""
     finally:
         shutil.rmtree(folder)
 
 
 def _job(job: tuple[int, int]) -> tuple[Counter[str], list[str]]:
-    with tempfile.TemporaryDirectory(prefix="fuzz.") as place:
-        return fuzz(*job, bases(Path(place) / "bases"), Path(place))
+    with tempfile.TemporaryDirectory(prefix="fuzz.") as folder:
+        return fuzz(*job, bases(Path(folder) / "bases"), Path(folder))
 
 
 def main(arguments: list[str]) -> int:
@@ -71,21 +71,21 @@ def main(arguments: list[str]) -> int:
         (options.seed * 1_000_000 + start, min(chunk, options.count - start))
         for start in range(0, options.count, chunk)
     ]
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     wrong: list[str] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for counts, complaints in pool.map(_job, jobs):
-            told += counts
-            wrong += complaints
-    print("\n".join(report(told, wrong)))
+        for some, lines in pool.map(_job, jobs):
+            counts += some
+            wrong += lines
+    print("\n".join(report(counts, wrong)))
     return 1 if wrong else 0
 
 
-def report(told: Counter[str], wrong: list[str]) -> Iterator[str]:
-    """How often each answer came, and all that should not have been told, exceptions first."""
-    for answer, number in told.most_common():
-        yield f"{number:7} {answer}"
-    yield f"{len(wrong):7} should not have been told"
+def report(counts: Counter[str], wrong: list[str]) -> Iterator[str]:
+    """How often each result came, and all wrong outcomes, exceptions first."""
+    for result, number in counts.most_common():
+        yield f"{number:7} {result}"
+    yield f"{len(wrong):7} wrong outcome{'s' * (len(wrong) != 1)}"
     yield from sorted(wrong, key=lambda line: EXCEPTION not in line)
 
 

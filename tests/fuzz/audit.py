@@ -1,9 +1,8 @@
-"""What a careful person would say of a spoilt run, without the harness's grading.
+"""Which outcomes a careful person accepts for a damaged run, without the harness's grading.
 
-Whatever was changed in the files as such, and is not put right, leaves nothing to be believed of
-that trial. Of records that are odd but well written it is asked whether they have the form of those
-of the run as it was, and for some scenarios what they say (``OPINIONS``). To say nothing, that is
-inconclusive, is never wrong.
+If files were changed and not sealed again, no outcome of that trial is acceptable but inconclusive,
+which is always acceptable. Sealed records must have the same form as before the damage; for some
+scenarios their content is judged as well (``OPINIONS``).
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from harness.results import RunResult
 from tests.fuzz.base import Base
 
 Record = Mapping[str, Any]
-Acts = Mapping[str, Mapping[int, list[Record]]]
+Launches = Mapping[str, Mapping[int, list[Record]]]
 """By launch and rank, what was recorded."""
 Params = Mapping[str, Any]
 """The parameters of a trial, from run.json."""
 
 IMMATERIAL = {"command", "started", "machine", "environment", "launch", "source", "run", "seed"}
-"""What a run.json may say without its verdict being another, if the ranks have read just that."""
+"""Keys of run.json that do not affect the verdict, if the ranks have read the same run.json."""
 IMMATERIAL_OF_A_TRIAL = {"about", "date"}
 IMMATERIAL_OF_AN_OVERLAY = {"lock", "diff", "made"}
 
 
-class NoJson(Exception):
-    """A file is none that can be read."""
+class Unreadable(Exception):
+    """A file is not a regular JSON file."""
 
 
-def complaint(base: Base, folder: Path, sealed: bool, result: RunResult) -> str:
+def audit(base: Base, folder: Path, sealed: bool, result: RunResult) -> str:
     """What is wrong with a result; empty where nothing is."""
     found = {trial.variant: str(trial.outcome) for trial in result.trials}
     believed = {variant: allowed(base, folder, variant, sealed) for variant in found}
@@ -50,7 +49,7 @@ def complaint(base: Base, folder: Path, sealed: bool, result: RunResult) -> str:
 
 
 def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
-    """Which outcomes but inconclusive a careful person lets stand."""
+    """Which outcomes besides inconclusive a careful person accepts."""
     if variant not in base.outcomes:
         return set()
     as_it_was = {base.outcomes[variant]}
@@ -63,19 +62,21 @@ def allowed(base: Base, folder: Path, variant: str, sealed: bool) -> set[str]:
         if not sealed:
             return set()
         params = before["trials"][variant]["params"]
-        return _of_records(base, params, _acts(base.folder / variant), _acts(folder / variant))
-    except (NoJson, KeyError, TypeError, AttributeError, OverflowError):
+        return _of_records(
+            base, params, _launches(base.folder / variant), _launches(folder / variant)
+        )
+    except (Unreadable, KeyError, TypeError, AttributeError, OverflowError):
         return set()
 
 
 def load(path: Path) -> Any:
-    """The content of a JSON file that is no link, no FIFO and not endless."""
+    """The content of a regular JSON file of a reasonable size."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
-        raise NoJson(path)
+        raise Unreadable(path)
     try:
         return json.loads(path.read_bytes().decode(), object_pairs_hook=_each_once)
     except (ValueError, RecursionError):
-        raise NoJson(path) from None
+        raise Unreadable(path) from None
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _same_run(before: Mapping[str, Any], now: Mapping[str, Any], variant: str) -> bool:
-    """Whether two run.json say the same of what a trial's verdict depends on."""
+    """Whether two run.json agree in everything that a trial's outcome depends on."""
     if {k: v for k, v in before.items() if k not in IMMATERIAL | {"trials", "pins"}} != {
         k: v for k, v in now.items() if k not in IMMATERIAL | {"trials", "pins"}
     }:
@@ -105,7 +106,7 @@ def _material(trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_files(before: Path, now: Path, *, as_such: bool) -> bool:
-    """Whether a trial left the same: as files, or, where digests were made anew, in content."""
+    """Whether a trial's files are the same: byte by byte, or in content if they were sealed."""
     if now.is_symlink() or not now.is_dir():
         return False
     names = {p.relative_to(before) for p in before.rglob("*") if p.is_file()}
@@ -131,8 +132,7 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
     }
 
 
-OF_ITS_PLACE = {
-    "chain",
+IDENTITY = {
     "format",
     "run",
     "run_json",
@@ -143,42 +143,41 @@ OF_ITS_PLACE = {
     "params",
     "world_size",
 }
-"""What is made anew in a rank's records as they are sealed."""
+"""What sealing writes into a rank's first record."""
 
 
 def _plain(path: Path) -> list[Record]:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 26:
-        raise NoJson(path)
+        raise Unreadable(path)
     try:
         records = [json.loads(line) for line in path.read_bytes().decode().splitlines()]
-        first = {"begin": OF_ITS_PLACE}
+        replaced = {"begin": IDENTITY}
         return [
-            {k: v for k, v in r.items() if k != "chain" and k not in first.get(r["kind"], ())}
-            for r in records
+            {k: v for k, v in r.items() if k not in replaced.get(r["kind"], ())} for r in records
         ]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise NoJson(path) from None
+        raise Unreadable(path) from None
 
 
-def _acts(folder: Path) -> Acts:
+def _launches(folder: Path) -> Launches:
     return {
-        str(place.parent.relative_to(folder)): {
-            int(p.stem.removeprefix("rank_")): _plain(p) for p in place.parent.glob("rank_*.jsonl")
+        str(end.parent.relative_to(folder)): {
+            int(p.stem.removeprefix("rank_")): _plain(p) for p in end.parent.glob("rank_*.jsonl")
         }
-        for place in sorted(folder.glob("**/exit.json"))
+        for end in sorted(folder.glob("**/exit.json"))
     }
 
 
-def _of_records(base: Base, params: Params, before: Acts, now: Acts) -> set[str]:
+def _of_records(base: Base, params: Params, before: Launches, now: Launches) -> set[str]:
     """What may be said of records that are well written, beside those of the run as it was."""
     if set(before) != set(now) or any(set(before[launch]) != set(now[launch]) for launch in before):
         return set()
     ranks = [(launch, rank) for launch in before for rank in before[launch]]
-    if any(_house(before[launch][rank]) != _house(now[launch][rank]) for launch, rank in ranks):
+    if any(_proof(before[launch][rank]) != _proof(now[launch][rank]) for launch, rank in ranks):
         return set()
-    others = {v: _acts(base.folder / v) for v in base.outcomes}
+    others = {v: _launches(base.folder / v) for v in base.outcomes}
     alike = [v for v, launches in others.items() if _of_the_bug(launches) == _of_the_bug(now)]
-    if alike:  # what another trial has shown
+    if alike:  # these records are those of another trial
         return {base.outcomes[variant] for variant in alike}
     known = _forms(others)
     if not all(
@@ -189,21 +188,22 @@ def _of_records(base: Base, params: Params, before: Acts, now: Acts) -> set[str]
     return opinion(now, params) if opinion else {"symptom", "clean"}
 
 
-def _of_the_bug(launches: Acts) -> dict[str, dict[int, list[Record]]]:
-    """The records less those of the harness."""
+def _of_the_bug(launches: Launches) -> dict[str, dict[int, list[Record]]]:
+    """The records without those of the harness."""
     return {
         launch: {
-            rank: [r for r in records if r["kind"] not in HOUSE] for rank, records in ranks.items()
+            rank: [r for r in records if r["kind"] not in OF_HARNESS]
+            for rank, records in ranks.items()
         }
         for launch, ranks in launches.items()
     }
 
 
 Forms = dict[str, tuple[set[frozenset[str]], dict[str, set[str]]]]
-"""By kind, the names of facts that its records have, and of which sorts each fact is."""
+"""By kind: the sets of facts that its records have, and the types of each fact."""
 
 
-def _forms(trials: Mapping[str, Acts]) -> Forms:
+def _forms(trials: Mapping[str, Launches]) -> Forms:
     found: Forms = {}
     for launches in trials.values():
         for ranks in launches.values():
@@ -216,8 +216,8 @@ def _forms(trials: Mapping[str, Acts]) -> Forms:
 
 
 def _same_form(before: list[Record], now: list[Record], known: Forms) -> bool:
-    """Whether there is the same to be read: of each kind the same steps in the same order, facts of
-    the same names, values of the same sorts; and the harness's own where they belong."""
+    """Whether records have the same form: for each kind the same steps in order, facts with the
+    same names, values of the same types; and the harness's records first and last."""
     if [r["kind"] for r in now[:2]] != ["begin", "start"] or _steps(before) != _steps(now):
         return False
     if [r["kind"] for r in now[-4:]] != ["upstream", "shims", "phases", "end"]:
@@ -239,12 +239,12 @@ def _steps(records: list[Record]) -> dict[str, list[Any]]:
 
 
 def _sort(value: Any) -> str:
-    """What sort of value this is; a number that is none of them is of no sort."""
+    """The type of a value, where NaN and infinity are not numbers."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "flag"
-    if value in ("nan", "inf", "-inf"):  # by its name, where overflowing is the symptom
+    if value in ("nan", "inf", "-inf"):  # recorded as text where an overflow is the symptom
         return "number"
     if isinstance(value, (int, float)):
         return "number" if _number(value) else "no number"
@@ -260,12 +260,12 @@ def _number(value: Any) -> bool:
         return False
 
 
-HOUSE = {"begin", "start", "upstream", "shims", "phases", "end"}
+OF_HARNESS = {"begin", "start", "upstream", "shims", "phases", "end"}
 PROOF = {"begin", "upstream", "end"}
 
 
-def _house(records: list[Record]) -> list[Record]:
-    """What proves which code a rank ran, and that its records are whole."""
+def _proof(records: list[Record]) -> list[Record]:
+    """The records that show which code a rank ran, and that its records are complete."""
     return [
         {k: v for k, v in r.items() if k not in ("host", "pid")}
         for r in records
@@ -273,10 +273,10 @@ def _house(records: list[Record]) -> list[Record]:
     ]
 
 
-# Opinions: what the records of a scenario say, asked anew.
+# Opinions: an independent judgement of a scenario's records.
 
 
-def _all(launches: Acts, kind: str, rank: int | None = None) -> list[Record]:
+def _all(launches: Launches, kind: str, rank: int | None = None) -> list[Record]:
     return [
         record
         for ranks in launches.values()
@@ -287,7 +287,7 @@ def _all(launches: Acts, kind: str, rank: int | None = None) -> list[Record]:
     ]
 
 
-def _bf16_clip(launches: Acts, params: Params) -> set[str]:
+def _bf16_clip(launches: Launches, params: Params) -> set[str]:
     steps, checks = _all(launches, "step"), _all(launches, "checkpoint")
     failures = [f for check in checks for f in check["failures"]]
     clipping = params["gradient_clipping"]
@@ -297,7 +297,7 @@ def _bf16_clip(launches: Acts, params: Params) -> set[str]:
     return {"clean"} if not failures and (active or not clipping) else set()
 
 
-def _sampler_shards(launches: Acts, params: Params) -> set[str]:
+def _sampler_shards(launches: Launches, params: Params) -> set[str]:
     records = _all(launches, "epoch")
     epochs: dict[int, list[list[int]]] = {}
     for record in records:
@@ -309,7 +309,7 @@ def _sampler_shards(launches: Acts, params: Params) -> set[str]:
     return {"symptom"} if all(len(d) == len(whole) and set(d) <= whole for d in drawn) else set()
 
 
-def _streaming_map_resume(launches: Acts, params: Params) -> set[str]:
+def _streaming_map_resume(launches: Launches, params: Params) -> set[str]:
     (seen,) = _all(launches, "resume")
     whole, got = seen["whole"], [*seen["before"], *seen["after"]]
     if len(set(whole)) < len(whole):
@@ -320,8 +320,8 @@ def _streaming_map_resume(launches: Acts, params: Params) -> set[str]:
     return {"symptom"} if lost and len(set(got)) == len(got) and set(got) <= set(whole) else set()
 
 
-def _warmup_first_step(launches: Acts, params: Params) -> set[str]:
-    answers, low, own = set(), params["low"], params[params["own"]]
+def _warmup_first_step(launches: Launches, params: Params) -> set[str]:
+    outcomes, low, own = set(), params["low"], params[params["own"]]
     for rank in {r["rank"] for r in _all(launches, "rate")}:
         rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
         span = params["high"] - low
@@ -330,15 +330,15 @@ def _warmup_first_step(launches: Acts, params: Params) -> set[str]:
             (n, rate) for n, rate in rates if abs(rate - right[n]) > 1e-6 * max(right.values())
         ]
         if not wrong:
-            answers.add("clean")
+            outcomes.add("clean")
         elif all((n, rate) == (1, own) for n, rate in wrong):
-            answers.add("symptom")
+            outcomes.add("symptom")
         else:
-            answers.add("odd")
-    return answers if len(answers) == 1 else set()
+            outcomes.add("odd")
+    return outcomes if len(outcomes) == 1 else set()
 
 
-OPINIONS: Mapping[str, Callable[[Acts, Params], set[str]]] = {
+OPINIONS: Mapping[str, Callable[[Launches, Params], set[str]]] = {
     "bf16_clip": _bf16_clip,
     "sampler_shards": _sampler_shards,
     "streaming_map_resume": _streaming_map_resume,

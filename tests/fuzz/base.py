@@ -1,4 +1,4 @@
-"""What is spoilt: recorded runs, less the variants that nothing is compared with."""
+"""The runs to damage: recorded runs, with at most three of their variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIANTS = {"buggy", "fixed", "control"}
 
 @dataclass(frozen=True)
 class Base:
-    """A recorded run as it was, and what was told of it."""
+    """A recorded run, and its verdict and outcomes."""
 
     scenario: str
     folder: Path
@@ -25,9 +25,9 @@ class Base:
     outcomes: dict[str, str]
 
 
-def bases(place: Path) -> list[Base]:
-    """A copy of every recorded run in ``place``, with at most three of its variants."""
-    return [_base(run, place / name) for name, run in recorded().items()]
+def bases(folder: Path) -> list[Base]:
+    """A copy of every recorded run in ``folder``, with at most three of its variants."""
+    return [_base(run, folder / name) for name, run in recorded().items()]
 
 
 def _base(recorded: Path, folder: Path) -> Base:
@@ -39,6 +39,6 @@ def _base(recorded: Path, folder: Path) -> Base:
     (folder / RUN_FILE).write_text(json.dumps(run))
     seal(folder)
     result = grade(folder)
-    assert str(result.verdict) == "reproduced", result.reasons  # else nothing is put to the test
+    assert str(result.verdict) == "reproduced", result.reasons  # otherwise the fuzzer tests nothing
     outcomes = {trial.variant: str(trial.outcome) for trial in result.trials}
     return Base(run["scenario"], folder, str(result.verdict), outcomes)

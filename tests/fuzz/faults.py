@@ -1,7 +1,7 @@
-"""Faults: what can befall a run folder, each with whether its files are sealed afterwards.
+"""Faults: damage to a run folder, sealed afterwards or not.
 
-A fault that is not sealed is one of files: somebody changed what was written. A sealed one is of
-what was written: the digests are right, as if a rank, or the harness, had written just that.
+A fault that is not sealed changes files after they were written. After a sealed fault the digests
+are right, as if a rank or the harness had written the damaged content.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.fuzz.base import Base
 from tests.recording import read, seal, write
 
 Fault = Callable[[Random, Path, Base], str]
-"""Spoils a copy of a base, and says how; empty where it found nothing to spoil."""
+"""Damages a copy of a base; returns how, or an empty text if there was nothing to damage."""
 
 
 def launch(random: Random, folder: Path) -> Path:
-    """The folder of some launch of some trial."""
+    """The folder of a random launch."""
     return random.choice(sorted(path.parent for path in folder.glob("**/exit.json")))
 
 
@@ -37,7 +37,7 @@ def any_file(random: Random, folder: Path) -> Path:
     return random.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
 
 
-# Of files and processes.
+# Faults of files and processes.
 
 
 def lost(random: Random, folder: Path, base: Base) -> str:
@@ -57,10 +57,10 @@ def cut(random: Random, folder: Path, base: Base) -> str:
 def byte_changed(random: Random, folder: Path, base: Base) -> str:
     file = any_file(random, folder)
     content = bytearray(file.read_bytes())
-    place = random.randrange(len(content))
-    content[place] = random.choice([n for n in range(256) if n != content[place]])
+    number = random.randrange(len(content))
+    content[number] = random.choice([n for n in range(256) if n != content[number]])
     file.write_bytes(content)
-    return f"byte {place} of {file.relative_to(folder)} is {content[place]}"
+    return f"byte {number} of {file.relative_to(folder)} is {content[number]}"
 
 
 def files_swapped(random: Random, folder: Path, base: Base) -> str:
@@ -94,7 +94,7 @@ def trial_copied(random: Random, folder: Path, base: Base) -> str:
     return f"{other} is a copy of {one}"
 
 
-def acts_swapped(random: Random, folder: Path, base: Base) -> str:
+def launches_swapped(random: Random, folder: Path, base: Base) -> str:
     launches = sorted({path.parent for path in folder.glob("*/*/exit.json")})
     if len(launches) < 2:
         return ""
@@ -106,7 +106,7 @@ def acts_swapped(random: Random, folder: Path, base: Base) -> str:
 
 
 def lines_changed(random: Random, folder: Path, base: Base) -> str:
-    """Replaced, doubled, dropped or moved, the count at the end being right or not."""
+    """A line is replaced, doubled, dropped or moved."""
     file = rank_file(random, folder)
     lines = file.read_text().splitlines(keepends=True)
     one, other = random.randrange(len(lines)), random.randrange(len(lines))
@@ -129,11 +129,11 @@ def exit_lax(random: Random, folder: Path, base: Base) -> str:
     name = random.choice(sorted(content))
     if random.random() < 0.3:
         del content[name]
-        told = "left out"
+        value = "left out"
     else:
-        content[name] = told = random.choice(ODD)
+        content[name] = value = random.choice(ODD)
     file.write_text(json.dumps(content))
-    return f"{name} of {file.relative_to(folder)} is {told!r}"
+    return f"{name} of {file.relative_to(folder)} is {value!r}"
 
 
 def key_twice(random: Random, folder: Path, base: Base) -> str:
@@ -189,7 +189,7 @@ def process_died(random: Random, folder: Path, base: Base) -> str:
     return f"{file.relative_to(folder)}: a process died"
 
 
-# Of records that are odd but well written: sealed.
+# Faults of records that stay well-formed: sealed.
 
 BEFORE_FACTS = ("kind", "rank", "step")
 
@@ -220,14 +220,14 @@ ODD: list[Any] = [
 ]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to every value within a value, itself left out."""
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to every value within a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     found = []
     for name, each in inner:
         found.append((*path, name))
         if isinstance(each, (dict, list)):
-            found += places(each, (*path, name))
+            found += paths(each, (*path, name))
     return found
 
 
@@ -238,11 +238,11 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def fact_odd(random: Random, folder: Path, base: Base) -> str:
-    """A fact of a record is something else: of another type, or another number."""
+    """A fact of a record has another type or another value."""
     file = rank_file(random, folder)
     records = read(file)
     number = random.randrange(len(records))
-    path = random.choice(places(records[number]))
+    path = random.choice(paths(records[number]))
     holder, name = at(records[number], path[:-1]), path[-1]
     before = holder[name]
     how = random.choice(["odd", "near", "gone", "other"])
@@ -252,7 +252,7 @@ def fact_odd(random: Random, folder: Path, base: Base) -> str:
         del holder[name]
     elif how == "other":
         other = random.choice(records)
-        holder[name] = deepcopy(at(other, random.choice(places(other))))
+        holder[name] = deepcopy(at(other, random.choice(paths(other))))
     else:
         holder[name] = random.choice(ODD)
     write(file, records)
@@ -260,24 +260,24 @@ def fact_odd(random: Random, folder: Path, base: Base) -> str:
 
 
 def facts_cleared(random: Random, folder: Path, base: Base) -> str:
-    """What a rank's records of one kind say under one name is empty, or the same, throughout."""
+    """One fact of a rank has the same value in all records of its kind."""
     file = rank_file(random, folder)
     records = read(file)
     kind = random.choice(records)["kind"]
-    told = [record for record in records if record["kind"] == kind]
-    names = [n for n in told[0] if n not in ("kind", "rank", "step")]
+    same_kind = [record for record in records if record["kind"] == kind]
+    names = [n for n in same_kind[0] if n not in BEFORE_FACTS]
     if not names:
         return ""
     name = random.choice(names)
-    value = random.choice([*ODD, told[0][name], told[-1].get(name)])
-    for record in told:
+    value = random.choice([*ODD, same_kind[0][name], same_kind[-1].get(name)])
+    for record in same_kind:
         record[name] = value
     write(file, records)
     return f"{file.relative_to(folder)}: {name} of all {kind} is {value!r}"
 
 
 def figures_scaled(random: Random, folder: Path, base: Base) -> str:
-    """All figures that one rank, or all of a launch, has of a fact are so many times as large."""
+    """All numbers of one fact are multiplied, on one rank or on all ranks of a launch."""
     file = rank_file(random, folder)
     kind, name = random.choice(
         [(r["kind"], name) for r in read(file)[2:-4] for name in r if name not in BEFORE_FACTS]
@@ -304,23 +304,24 @@ def scaled(value: Any, times: float) -> Any:
 
 
 def lists_emptied(random: Random, folder: Path, base: Base) -> str:
-    """No rank of a launch has loaded anything of its overlay, which was made just so."""
-    place = launch(random, folder)
+    """The ranks of a launch loaded no file of their overlay, and made.json agrees."""
+    launch_folder = launch(random, folder)
     nothing = loaded_files.keep(folder, {})
-    for file in place.glob("rank_*.jsonl"):
+    for file in launch_folder.glob("rank_*.jsonl"):
         records = read(file)
         for record in records:
             if record["kind"] == "upstream":
                 record["loaded"] = nothing
         write(file, records)
-    made = json.loads((place / loaded_files.MADE_FILE).read_text())
+    made_file = launch_folder / loaded_files.MADE_FILE
+    made = json.loads(made_file.read_text())
     made["loaded"] = dict.fromkeys(made["loaded"], nothing)
-    (place / loaded_files.MADE_FILE).write_text(json.dumps(made))
-    return f"{place.relative_to(folder)}: nothing was loaded"
+    made_file.write_text(json.dumps(made))
+    return f"{launch_folder.relative_to(folder)}: nothing was loaded"
 
 
 def records_changed(random: Random, folder: Path, base: Base) -> str:
-    """Records left out, doubled or moved; the count at the end is right, the promise perhaps."""
+    """Records are left out, doubled or moved."""
     file = rank_file(random, folder)
     records = read(file)
     how = random.choice(["dropped", "doubled", "swapped", "halved", "kind dropped"])
@@ -335,22 +336,13 @@ def records_changed(random: Random, folder: Path, base: Base) -> str:
         records = [r for r in records if not r["step"] or r["step"] % 2]
     else:
         records = [r for r in records if r["kind"] != records[one]["kind"]]
-    if records and records[-1]["kind"] == "end":
-        records[-1]["records"] = len(records) - 1
-    if records and "promised" in records[0] and random.random() < 0.5:
-        steps: dict[str, list[Any]] = {}
-        for record in records:
-            if record["kind"] in records[0]["promised"]["steps"]:
-                steps.setdefault(record["kind"], []).append(record["step"])
-        records[0]["promised"]["steps"] = steps
     write(file, records)
     return f"{file.relative_to(folder)}: records {how} ({one}, {other})"
 
 
 def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
-    """What one rank recorded of the bug stands in another's file, under its own number."""
-    place = launch(random, folder)
-    files = sorted(place.glob("rank_*.jsonl"))
+    """A rank's file contains the records of another rank, under its own number."""
+    files = sorted(launch(random, folder).glob("rank_*.jsonl"))
     if len(files) < 2:
         return ""
     one, other = random.sample(files, 2)
@@ -361,7 +353,7 @@ def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
 
 
 def trials_exchanged(random: Random, folder: Path, base: Base) -> str:
-    """What the ranks of one trial recorded stands in another's files."""
+    """The files of one trial contain the records of another trial."""
     variants = sorted(base.outcomes)
     if len(variants) < 2:
         return ""
@@ -373,7 +365,7 @@ def trials_exchanged(random: Random, folder: Path, base: Base) -> str:
     return f"{one} says what {other} does"
 
 
-# Of run.json: sealed or not.
+# Faults of run.json: sealed or not.
 
 
 def run_edited(random: Random, folder: Path, base: Base) -> str:
@@ -381,13 +373,13 @@ def run_edited(random: Random, folder: Path, base: Base) -> str:
     run = json.loads(file.read_text())
     names = ["trials"] * 6 + sorted(run)
     top = random.choice(names)
-    path = (top, *random.choice([(), *places(run[top])])) if isinstance(run[top], dict) else (top,)
+    path = (top, *random.choice([(), *paths(run[top])])) if isinstance(run[top], dict) else (top,)
     holder, name = at(run, path[:-1]), path[-1]
     how = random.choice(["odd", "gone", "other"])
     if how == "gone":
         del holder[name]
     elif how == "other":
-        holder[name] = deepcopy(at(run, random.choice(places(run))))
+        holder[name] = deepcopy(at(run, random.choice(paths(run))))
     else:
         holder[name] = random.choice(ODD)
     file.write_text(json.dumps(run))
@@ -401,7 +393,7 @@ FILES: tuple[Fault, ...] = (
     files_swapped,
     copied_over,
     trial_copied,
-    acts_swapped,
+    launches_swapped,
     lines_changed,
     exit_lax,
     odd_file,
@@ -420,18 +412,18 @@ RECORDS: tuple[Fault, ...] = (
 )
 
 
-def spoil(random: Random, folder: Path, base: Base) -> tuple[str, bool]:
-    """Spoil a copy of a base in some way: how, and whether the digests are right again."""
+def damage(random: Random, folder: Path, base: Base) -> tuple[str, bool]:
+    """Damage a copy of a base at random; returns how, and whether it was sealed again."""
     family = random.choice(["files", "records", "records", "run.json"])
     if family == "files":
         return random.choice(FILES)(random, folder, base), False
     if family == "records":
-        told, sealed = random.choice(RECORDS)(random, folder, base), True
+        how, sealed = random.choice(RECORDS)(random, folder, base), True
     else:
-        told, sealed = run_edited(random, folder, base), random.random() < 0.7
+        how, sealed = run_edited(random, folder, base), random.random() < 0.7
     if sealed:
         try:
             seal(folder)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
-            sealed = False  # it is too odd for that: then the digests are wrong, too
-    return told, sealed
+            sealed = False  # the content is too odd to seal, so the digests are wrong
+    return how, sealed

@@ -42,13 +42,13 @@ def of_the_first_stage(records: list[dict[str, Any]]) -> None:
 MODULE = {"version": "1", "file": "/x.py"}
 
 HOUSE: list[Row] = [
-    ("bf16_clip", "fixed", 1, "upstream", to(apex="inf"), "apex is 'inf', and no state of apex"),
-    ("bf16_clip", "fixed", 1, "upstream", to(apex="installed"), "apex is not alike on ranks 0"),
-    ("sampler_shards", "buggy", 0, "start", to(python="3.11.8"), "python is not alike on ranks"),
-    ("sampler_shards", "buggy", 0, "start", to(torch="2.13.1+cpu"), "torch is not alike"),
-    ("sampler_shards", "buggy", 0, "start", to(threads=2), "threads is not alike on ranks 0 and"),
-    ("sampler_shards", "buggy", 0, "begin", to(host="elsewhere"), "host is not alike"),
-    ("streaming_map_resume", "fixed", 0, "start", to(python="inf"), "'inf', and no version"),
+    ("bf16_clip", "fixed", 1, "upstream", to(apex="inf"), "apex is 'inf', expected state of apex"),
+    ("bf16_clip", "fixed", 1, "upstream", to(apex="installed"), "apex differs between ranks 0"),
+    ("sampler_shards", "buggy", 0, "start", to(python="3.11.8"), "python differs between ranks"),
+    ("sampler_shards", "buggy", 0, "start", to(torch="2.13.1+cpu"), "torch differs"),
+    ("sampler_shards", "buggy", 0, "start", to(threads=2), "threads differs between ranks 0 and"),
+    ("sampler_shards", "buggy", 0, "begin", to(host="elsewhere"), "host differs"),
+    ("streaming_map_resume", "fixed", 0, "start", to(python="inf"), "'inf', expected version"),
     ("streaming_map_resume", "fixed", 0, "start", to(python="3.9.1"), "run.json names 3.11.7"),
     ("streaming_map_resume", "fixed", 0, "start", to(torch="2.9.0"), "run.json names 2.13.0"),
     ("streaming_map_resume", "fixed", 0, "start", to(nccl="2.28.9"), "no GPU, on the cpu lane"),
@@ -72,8 +72,8 @@ TIED: list[Row] = [
         "the model has blocks 1, 2, 1, 2 on its stages",
     ),
     ("tied_grad_reduce", "buggy", 0, "step", to(grad_norm=None), "grad_norm is None"),
-    ("tied_grad_reduce", "fixed", 1, "step", to(sum=1e3), "sum is not alike on ranks 0 and 1"),
-    ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, and"),
+    ("tied_grad_reduce", "fixed", 1, "step", to(sum=1e3), "sum differs between ranks 0 and 1"),
+    ("tied_grad_reduce", "reference", 0, "step", to(parted=True), "parted is True, expected"),
     ("tied_grad_reduce", "control", 0, "step", to(got={}), "got has 0 names"),
     (
         "tied_grad_reduce",
@@ -95,7 +95,7 @@ TIED: list[Row] = [
     ),
     ("tied_resume_norm", "fixed/train", 0, "step", gone("own"), "own is missing"),
     ("tied_resume_norm", "fixed/train", 1, "step", to(own=1e3), "a gradient, own, of norm 1000"),
-    ("tied_resume_norm", "fixed/train", 1, "step", to(drift={"x": 1.0}), "drift x was not"),
+    ("tied_resume_norm", "fixed/train", 1, "step", to(drift={"x": 1.0}), "drift x is not expected"),
     (
         "tied_resume_norm",
         "fixed/train",
@@ -113,7 +113,7 @@ TIED: list[Row] = [
         1,
         "loaded",
         within("changed", to(about="x")),
-        "changed [0] about is 'x', and no change",
+        "changed [0] about is 'x', expected change",
     ),
     (
         "tied_resume_norm",
@@ -132,7 +132,14 @@ TIED: list[Row] = [
         "tied_modules.x is not a parameter of this",
     ),
     ("tied_resume_weight", "fixed/resume", 1, "step", gone("parted"), "parted is missing"),
-    ("tied_resume_weight", "fixed/train", 1, "drift", to(tied={"x": 1.0}), "tied x was not"),
+    (
+        "tied_resume_weight",
+        "fixed/train",
+        1,
+        "drift",
+        to(tied={"x": 1.0}),
+        "tied x is not expected",
+    ),
     (
         "tied_resume_weight",
         "buggy/train",
@@ -146,10 +153,10 @@ TIED: list[Row] = [
 
 CLIP: list[Row] = [
     ("bf16_clip", "fixed", 1, "step", to(replicas=[]), "replicas has 0 entries"),
-    ("bf16_clip", "fixed", 1, "step", to(replicas=["x"]), "replicas is not alike on ranks 0"),
+    ("bf16_clip", "fixed", 1, "step", to(replicas=["x"]), "replicas differs between ranks 0"),
     ("bf16_clip", "fixed", None, "step", later(to(replicas=["x"])), "is no copy in each step"),
     ("bf16_clip", "reference", 0, "step", to(replicas=["x"]), "x is no copy in each step"),
-    ("bf16_clip", "fixed", 1, "step", to(differing={"x": 1.0}), "differing is not alike"),
+    ("bf16_clip", "fixed", 1, "step", to(differing={"x": 1.0}), "differing differs"),
     ("bf16_clip", "fixed", 0, "checkpoint", to(compared=0), "failed for 0 of 0 keys"),
     ("bf16_clip", "fixed", 0, "checkpoint", to(compared=1), "of 1 keys (the model has 8)"),
     ("bf16_clip", "fixed", None, "step", to(gradient=1e6), "has the norm 1e+06, but its parts"),
@@ -160,7 +167,7 @@ CLIP: list[Row] = [
         0,
         "checkpoint",
         within("failures", to(key="x")),
-        "'x', and no key of a layer norm",
+        "'x', expected key of a layer norm",
     ),
     (
         "bf16_clip",
@@ -174,7 +181,7 @@ CLIP: list[Row] = [
 
 ROTARY: list[Row] = [
     ("rope_zero_init", "fixed", 1, "buffers", gone("saved"), "saved is missing"),
-    ("rope_zero_init", "fixed", 1, "buffers", to(turned=[]), "turned was not promised"),
+    ("rope_zero_init", "fixed", 1, "buffers", to(turned=[]), "turned is not expected"),
     ("rope_zero_init_v5", "control", 0, "buffers", gone("turned"), "turned is missing"),
     ("rope_zero_init_v5", "control", 0, "buffers", gone("turned_off"), "turned_off is missing"),
     ("rope_zero_init_v5", "control", 0, "buffers", without("turned_off", "cos"), "cos is missing"),
@@ -308,14 +315,14 @@ OVERFLOW: list[Row] = [
     ),
     ("fp16_overflow", "buggy", 1, "exception", to(type="Error"), "type is 'Error'"),
     ("fp16_overflow", "buggy", 1, "exception", to(text="At minimum"), "text is 'At minimum'"),
-    ("fp16_overflow", "buggy", 1, RECORDS, less("exception"), "was promised, and never came"),
+    ("fp16_overflow", "buggy", 1, RECORDS, less("exception"), "is planned, but missing"),
     (
         "fp16_overflow",
         "buggy",
         1,
         "setup",
         within("scaler", to(minimum=2.0)),
-        "scaler is not alike on ranks 0 and 1",
+        "scaler differs between ranks 0 and 1",
     ),
     (
         "fp16_overflow",
@@ -323,16 +330,16 @@ OVERFLOW: list[Row] = [
         1,
         "setup",
         within("corpus", to(sha256="0" * 64)),
-        "corpus is not alike on ranks 0 and 1",
+        "corpus differs between ranks 0 and 1",
     ),
 ]
 
 STEPS: list[Row] = [
-    ("clip_max_for_min", "fixed", 0, "step", to(micro=[]), "micro has 0 entries, and not 1"),
+    ("clip_max_for_min", "fixed", 0, "step", to(micro=[]), "micro has 0 entries, expected 1"),
     ("clip_max_for_min", "buggy", None, "step", to(applied=1e-3), "120 are wrong: 0 not"),
     ("clip_max_for_min", "fixed", None, "step", to(loss=0.0), "the loss of step 1 is 0"),
     *(
-        ("clip_max_for_min", "fixed", 1, "step", change, "is not alike on ranks 0 and 1")
+        ("clip_max_for_min", "fixed", 1, "step", change, "differs between ranks 0 and 1")
         for change in (
             to(gradient=0.1),
             to(applied=0.1),

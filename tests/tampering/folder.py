@@ -21,7 +21,7 @@ MEGATRON = "megatron-core==0.16.1"
 
 def missing_rank(folder: Path) -> None:
     (folder / RANK_1).unlink()
-    Recording(folder.parent).forget_digests(folder.name)
+    Recording(folder.parent).reseal(folder.name)
 
 
 def changed_file(folder: Path) -> None:
@@ -104,7 +104,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         None,
         FOLDER,
         lambda folder: shutil.copy(folder / RANK_1, folder / "rank_2.jsonl"),
-        "rank_2.jsonl is of no rank of this trial",
+        "rank_2.jsonl belongs to no rank of this trial",
     ),
     (None, FOLDER, changed_file, "rank 1: its records are not those that it left at its end"),
     (None, FOLDER, fifo, "rank_1.jsonl: is not a regular file"),
@@ -119,7 +119,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         None,
         FOLDER,
         lambda folder: folder.symlink_to(folder.rename(f"{folder}_elsewhere")),
-        "is a link",
+        "is a symbolic link",
     ),
     (None, FOLDER, shutil.rmtree, "this trial never ended"),
     (None, FOLDER, lambda folder: (folder / EXIT_FILE).unlink(), "has no exit.json"),
@@ -133,7 +133,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         ".json: No such file or directory",
     ),
     (None, FOLDER, list_with_a_file_twice, f"has the key '{FILE}' twice in one object"),
-    (None, FOLDER, list_that_was_changed, ".json is not what it was when it was written"),
+    (None, FOLDER, list_that_was_changed, ".json was changed since it was written"),
     (
         None,
         FOLDER,
@@ -146,7 +146,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         None,
         FOLDER,
         seed_that_the_ranks_never_read,
-        "exit.json is of another run.json: one of the two was changed",
+        "exit.json is from another run.json: one of the two was changed",
     ),
     (1, "lines", list.clear, "rank 1: its records are cut off after 0 lines"),
     (1, "lines", list.pop, "rank 1: its records are cut off"),
@@ -161,7 +161,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         1,
         "lines",
         lambda lines: lines.insert(0, "[1, 2]\n"),
-        "rank 1: line 1 of its records is no record",
+        "rank 1: line 1 of its records is not a record",
     ),
     (
         1,
@@ -169,28 +169,26 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         lambda lines: lines.insert(0, "[" * 20_000 + "\n"),
         "rank 1: line 1 of its records is nested too deep",
     ),
-    (1, "lines", lambda lines: lines.pop(3), "rank 1: line 4 of its records was not written there"),
+    (1, "lines", lambda lines: lines.pop(3), "step 3 of 'step', but the plan has step 2"),
     (1, "lines", loss_twice, "rank 1: line 3 of its records has the key 'loss' twice in one"),
-    (1, "phases", to(rank=0), "of its records is not of this rank"),
-    (1, "begin", to(variant="other"), "rank 1: its records are of the variant other, and not of"),
-    (1, "begin", to(pid=[4711]), "rank 1 did not say who it is"),
-    (None, "begin", to(pid=4711), "ranks 0 and 1 say that they were one process"),
-    (0, "begin", within("promised", to(steps={})), "rank 0 promised other records"),
-    (0, RECORDS, less("step", -1), "rank 0: step 10 of 'step' was promised, and never came"),
-    (0, "end", to(records=5), "where it says it wrote 5"),
+    (1, "phases", to(rank=0), "of its records is not from this rank"),
+    (1, "begin", to(variant="other"), "rank 1: its records are from the variant other, not"),
+    (1, "begin", to(pid=[4711]), "rank 1: its first record does not identify its launch"),
+    (None, "begin", to(pid=4711), "ranks 0 and 1 have the same process id"),
+    (0, RECORDS, less("step", -1), "rank 0: step 10 of 'step' is planned, but missing"),
     (
         1,
         RECORDS,
         lambda records: records.insert(4, dict(records[3])),
-        "rank 1: step 2 of 'step', where step 3 of 'step' is due",
+        "rank 1: step 2 of 'step', but the plan has step 3 of 'step' next",
     ),
-    (1, "step", to(kind="stop"), "rank 1: a record of kind 'stop' that was not promised"),
-    (1, "step", to(no_fact={}), "rank 1: step 1 of 'step': no_fact was not promised"),
+    (1, "step", to(kind="stop"), "rank 1: a record of kind 'stop', which is not planned"),
+    (1, "step", to(no_fact={}), "rank 1: step 1 of 'step': no_fact is not expected"),
     (1, "step", gone("differing"), "rank 1: step 1 of 'step': differing is missing"),
-    (0, "step", to(grad_norm=float("nan")), "of its records holds NaN, which is no number"),
-    (0, "step", to(grad_norm="inf"), "rank 0: step 1 of 'step': grad_norm is 'inf', and no number"),
-    (0, "step", to(grad_norm=-1.0), "rank 0: step 1 of 'step': grad_norm is -1.0, and below 0"),
-    (1, RECORDS, less("upstream"), "rank 1: its records do not begin and end as a rank's do"),
+    (0, "step", to(grad_norm=float("nan")), "of its records contains NaN, which is not a number"),
+    (0, "step", to(grad_norm="inf"), "rank 0: step 1 of 'step': grad_norm is 'inf', expected a"),
+    (0, "step", to(grad_norm=-1.0), "rank 0: step 1 of 'step': grad_norm is -1.0, expected at"),
+    (1, RECORDS, less("upstream"), "rank 1: its records do not begin with begin, start and"),
     (1, "upstream", to(loaded="0" * 32), "is damaged: rank 1 loaded a file of upstream not as it"),
     (
         1,
@@ -231,16 +229,16 @@ FILES: list[tuple[int | None, str, Change, str]] = [
     ),
     (None, EXIT_FILE, to(code=-9), "torchrun left with exit code -9"),
     (None, EXIT_FILE, to(timed_out=True), "ended at its deadline"),
-    (None, EXIT_FILE, to(survivors=[4711]), "processes (4711,) would not end"),
+    (None, EXIT_FILE, to(survivors=[4711]), "processes (4711,) could not be killed"),
     (None, EXIT_FILE, to(interrupted=True), "interrupted"),
-    (None, EXIT_FILE, within("of", to(variant="a")), "exit.json is of the variant a, and not of"),
+    (None, EXIT_FILE, within("of", to(variant="a")), "exit.json is from the variant a, not"),
     (None, EXIT_FILE, to(code=False), f"{EXIT}code is False"),
     (None, EXIT_FILE, to(timed_out=0), f"{EXIT}timed_out is 0"),
     (None, EXIT_FILE, to(survivors=None), f"{EXIT}survivors is None"),
     (None, EXIT_FILE, to(seconds="long"), f"{EXIT}seconds is 'long'"),
-    (None, EXIT_FILE, to(also=1), f"{EXIT}also was not promised"),
-    (None, "made.json", to(also=1), "made.json is not what it should be: also was not promised"),
-    (None, "made.json", within("of", to(variant="a")), "made.json is of the variant a, and not of"),
+    (None, EXIT_FILE, to(also=1), f"{EXIT}also is not expected"),
+    (None, "made.json", to(also=1), "made.json is not what it should be: also is not expected"),
+    (None, "made.json", within("of", to(variant="a")), "made.json is from the variant a, not"),
 ]
 
 
@@ -267,7 +265,7 @@ def locked(*lines: str) -> Change:
     return trial(within("overlay", to(lock=list(lines))))
 
 
-NONE_OF_THIS = "its parameters or pins are none of this catalogue"
+NONE_OF_THIS = "this catalogue does not accept its parameters or pins"
 EDITED = {"filter_for_clipping_too": "0" * 32}
 
 CATALOGUED: list[tuple[Change, str]] = [
@@ -284,13 +282,13 @@ CATALOGUED: list[tuple[Change, str]] = [
     (trial(to(shims=[])), "buggy: its shims: []"),
     (trial(to(params={})), "buggy: its params: {}"),
     (trial(to(modules={})), "buggy: its modules: {}"),
-    (trial(to(also=1)), "buggy: also was not promised"),
+    (trial(to(also=1)), "buggy: also is not expected"),
     (
         within("trials", lambda trials: trials.update(bugged=trials.pop("buggy"))),
-        "this catalogue has no bugged",
+        "this catalogue has no variant 'bugged'",
     ),
     (trial(within("overlay", gone("lock"))), "buggy: overlay lock is missing"),
-    (trial(within("overlay", to(site="/elsewhere"))), "its overlay is not where it belongs"),
+    (trial(within("overlay", to(site="/elsewhere"))), "its overlay is not in the folder of"),
     (locked(MEGATRON), "buggy: its lock has no deepspeed, and its pins 0.19.8"),
     (locked("deepspeed==0.19.7 \\", MEGATRON), "its lock has deepspeed 0.19.7, and its pins"),
     (locked("deepspeed==0.19.8", "deepspeed==0.19.7", MEGATRON), "0.19.8, 0.19.7, and its"),
@@ -298,16 +296,16 @@ CATALOGUED: list[tuple[Change, str]] = [
     (to(pins={"numpy": "2"}), "no pin 'numpy' in this scenario"),
     (beyond_its_bounds, NONE_OF_THIS),
     (to(scenario="bf16_clap"), "this catalogue has no scenario 'bf16_clap'"),
-    (to(scenario=[]), "scenario is [], and no text"),
-    (to(lane="tpu"), "lane is 'tpu', and not cpu or gpu"),
-    (to(seed="0"), "seed is '0', and no whole number"),
-    (to(trials={}), "names no trial"),
-    (to(trials=[]), "trials is [], and nothing by name"),
+    (to(scenario=[]), "scenario is [], expected text"),
+    (to(lane="tpu"), "lane is 'tpu', expected cpu or gpu"),
+    (to(seed="0"), "seed is '0', expected a whole number"),
+    (to(trials={}), "has no trial"),
+    (to(trials=[]), "trials is [], expected an object"),
     (to(pins={"deepspeed": "0.18.0"}), "its pins"),
     (to(installed=True), "its pins"),
     (to(format="2"), "is not the record of a run"),
     (to(format=1), "has an older format"),
-    (to(format=99), "has format 99, and this version reads 2"),
+    (to(format=99), "has format 99, and this version reads 3"),
     (of_another_commit, "another catalogue, that of commit 0123456789ab"),
     (of_no_commit, "it names no commit"),
 ]
