@@ -21,7 +21,7 @@ from harness.config import RunConfig
 from harness.spec import Finding, Outcome, Records, RunResult, TrialResult, UserError, Verdict
 from harness.trial import grade
 from harness.trial.server_pool import Pool
-from harness.upstream import pins
+from harness.upstream import release_days
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], told: str
 ) -> None:
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    monkeypatch.setattr(pins, "released", refuse)
+    monkeypatch.setattr(release_days, "released", refuse)
     assert main(words) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -181,7 +181,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A scenario that was just written, in a folder of its own, and its page."""
     monkeypatch.setattr(scenarios, "__path__", [str(tmp_path / "scenarios")])
     monkeypatch.setattr(pages, "BUGS", tmp_path / "README.md")
-    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
     (tmp_path / "scenarios").mkdir()
     assert main(["new", "my_bug", "--pin", "made-up==0.19.8"]) == 0
     return "my_bug"

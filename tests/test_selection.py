@@ -10,7 +10,7 @@ from harness import catalog, config
 from harness.nightly import selection
 from harness.sweep.baseline import about
 from harness.sweep.history import Kind, Night, Release, ReleaseResult
-from harness.upstream import pins
+from harness.upstream import pins, release_days
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, asked, release
 
 RELEASES = [
@@ -122,7 +122,7 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
         def today(cls) -> datetime.date:  # type: ignore[override]
             return datetime.date(2026, 11, 21)
 
-    monkeypatch.setattr(pins, "date", Then)
+    monkeypatch.setattr(release_days, "date", Then)
     monkeypatch.setattr(pins, "here", lambda: ("3.11", "linux-x86_64"))
 
 

@@ -21,7 +21,6 @@ from harness.upstream import shims
 from harness.upstream.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
-
 OFFLINE = "huggingface_hub.offline"
 
 

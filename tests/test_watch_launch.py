@@ -12,7 +12,7 @@ from harness import catalog
 from harness.__main__ import INTERRUPTED
 from harness.machine import cache_folder
 from harness.sweep.history import Kind, reading
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, resolution
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES
 from tests.overlays import lent
@@ -27,7 +27,7 @@ WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.
 def place(tmp_path: Path) -> Iterator[Sandbox]:
     """With the user's cache, which has the overlays after this."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
-    overlay.make(pins.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
+    overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
         place = Sandbox.under(tmp_path, cache)
         yield place

@@ -26,7 +26,7 @@ from harness.machine import cache_folder
 from harness.report import table, terminal
 from harness.spec import BUGGY, ExitCode, Inconclusive, Scenario
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, resolution
 
 STARTING = {
     "start": "torchrun and interpreter, and waiting for what is imported once",
@@ -84,7 +84,7 @@ def _harness(*words: str) -> None:
 
 def _overlay_seconds(told: Scenario, cache: Path) -> dict[str, float]:
     """Wall seconds to make the overlays in an empty cache (uv's own is warm), and to reopen one."""
-    stack = pins.stack(told, pins.complete(told, {}), cache_folder())
+    stack = resolution.stack(told, pins.complete(told, {}), cache_folder())
     defects = told.variants[BUGGY].defects
 
     def borrow() -> None:

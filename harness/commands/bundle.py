@@ -27,7 +27,7 @@ from harness.files import ROOT, new_folder_beside, write_whole, writing
 from harness.machine import cache_folder
 from harness.report import terminal
 from harness.spec import RELEASED, Defect, ExitCode, HarnessError, Inconclusive, Scenario, UserError
-from harness.upstream import archive, overlay, pins
+from harness.upstream import archive, overlay, pins, resolution
 from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay
 
@@ -183,7 +183,7 @@ def _wanted(
         for given in _choices(told, releases):
             for variant in (*told.variants, RELEASED):
                 chosen = pins.complete(told, {**given, **told.pins_of(variant)})
-                stack = pins.stack(told, chosen, cache, python=python, platform=tag)
+                stack = resolution.stack(told, chosen, cache, python=python, platform=tag)
                 yield stack, told.variant(variant).defects
 
 

@@ -33,7 +33,7 @@ from harness.sweep import affected
 from harness.sweep.cells import STATUSES, Cell, Status, ask, room
 from harness.trial.run import run
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, requirements, uv
 
 UNKNOWN = "unknown"
 
@@ -112,7 +112,7 @@ def _side_by_side(
             return list(workers.map(answer, configs))
         except BaseException:
             stop.set()
-            pins.give_up()
+            uv.give_up()
             workers.shutdown(cancel_futures=True)
             raise
 
@@ -210,7 +210,7 @@ def _required(file: Path, console: Console) -> dict[str, str]:
     if not file.is_file():
         raise UserError(f"no requirements file {file}")
     names = catalog.upstreams()
-    required = pins.required(file, [*names, "torch"])
+    required = requirements.required(file, [*names, "torch"])
     found = {name: version for name, version in required.items() if name in names}
     if not found:
         raise UserError(f"{file} names none of {', '.join(names)}")

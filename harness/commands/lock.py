@@ -16,7 +16,7 @@ from harness.files import write_all
 from harness.machine import cache_folder
 from harness.report import terminal
 from harness.spec import ExitCode, Unsupported
-from harness.upstream import locks, pins
+from harness.upstream import locks, pins, release_days, resolution
 from harness.upstream.pins import Stack
 
 
@@ -55,7 +55,7 @@ def stacks(name: str) -> Iterator[Stack]:
         chosen = pins.complete(scenario, scenario.pins_of(variant))
         if chosen and chosen not in seen:
             seen.append(chosen)
-            day = pins.day_of(scenario, chosen, pins.here()[0], cache_folder())
+            day = release_days.day_of(scenario, chosen, pins.here()[0], cache_folder())
             yield Stack(chosen, day, *pins.here())
 
 
@@ -66,9 +66,9 @@ def resolved(stack: Stack) -> dict[str, dict[str, str]]:
     """
     found = {}
     for python in locks.PYTHONS:
-        for day in dict.fromkeys((stack.date, max(stack.date, pins.first_day(python)))):
+        for day in dict.fromkeys((stack.date, max(stack.date, release_days.first_day(python)))):
             try:
-                lock = pins.lock(Stack(stack.pins, day, python, locks.PLATFORM))
+                lock = resolution.lock(Stack(stack.pins, day, python, locks.PLATFORM))
             except Unsupported:
                 continue
             found[python] = locks.versions(lock)

@@ -16,7 +16,7 @@ from harness.files import write_whole
 from harness.machine import cache_folder
 from harness.report import terminal
 from harness.spec import ExitCode, UserError
-from harness.upstream import pins as upstream
+from harness.upstream import release_days
 
 TEMPLATE = '''\
 """UNFINISHED: say what goes wrong, in one sentence.
@@ -119,7 +119,7 @@ def new(name: str, pins: Sequence[str] = ()) -> None:
         raise UserError(f"there is a scenario '{name}' already, or the name is taken")
     chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in pins)
     for package, version in chosen.items():
-        upstream.released(package, version, cache_folder())  # raises if there is none
+        release_days.released(package, version, cache_folder())  # raises if there is none
     upstream_folder = Path(scenarios.__path__[0]) / folder(chosen)
     _make_package(upstream_folder, f'"""Bugs of {next(iter(chosen), "torch")}."""\n')
     _make_package(upstream_folder / name)

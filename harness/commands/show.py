@@ -17,7 +17,7 @@ from harness.knobs import knobs, meaning
 from harness.machine import cache_folder
 from harness.report import releases, terminal
 from harness.spec import BUGGY, FIXED, ExitCode, Scenario, UserError
-from harness.upstream import overlay, pins, shims
+from harness.upstream import overlay, pins, resolution, shims
 from harness.upstream.defect import diff
 
 
@@ -57,7 +57,7 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
 def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, str]) -> None:
     cache = cache_folder()
     chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
-    stack = pins.stack(scenario, chosen[BUGGY], cache)
+    stack = resolution.stack(scenario, chosen[BUGGY], cache)
     console.print(f"\npins      {releases(chosen)}; the first as of {stack.date}")
     for lane in scenario.lanes:
         console.print(f"shims on the {lane} lane")
@@ -68,7 +68,7 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
         with overlay.borrowed(stack, (defect,), cache) as lent:
             console.print(lent.diff, end="")
     if scenario.files and chosen[BUGGY] != chosen[FIXED]:
-        told = [pins.told(chosen[variant]) for variant in (BUGGY, FIXED)]
+        told = [pins.describe(chosen[variant]) for variant in (BUGGY, FIXED)]
         console.print(f"\nwhat changed from {told[0]} to {told[1]}\n")
         for text in changes(scenario, chosen, cache):
             console.print(text, end="")
@@ -82,7 +82,7 @@ def changes(
     scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
 ) -> Iterator[str]:
     """What is different in the files with the bug, from buggy's release to fixed's, as diffs."""
-    stacks = {v: pins.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
+    stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
         overlay.borrowed(stacks[BUGGY], (), cache) as buggy,
         overlay.borrowed(stacks[FIXED], (), cache) as fixed,

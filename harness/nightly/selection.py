@@ -15,7 +15,7 @@ from harness import catalog
 from harness.config import RunConfig
 from harness.spec import RELEASED, Scenario
 from harness.sweep.history import Kind, Night, ReleaseResult
-from harness.upstream import pins
+from harness.upstream import pins, release_days
 from harness.upstream.index import Release
 
 
@@ -125,6 +125,6 @@ def _date(scope: Scenario, release: Release, day: str) -> str | None:
     """The day to resolve for, where the usual one had not come yet."""
     python, _ = pins.here()
     chosen = pins.complete(scope, {release.package: release.version})
-    usual = pins.locked_day(scope, chosen) or pins.settled(release.day, python)
-    then = max(day, pins.first_day(python))
+    usual = release_days.locked_day(scope, chosen) or release_days.settled(release.day, python)
+    then = max(day, release_days.first_day(python))
     return then if then < usual else None

@@ -94,7 +94,7 @@ def ask_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[
     )
     with Progress(console) as progress:
         progress.say(f"asking the index about {', '.join(names) or 'nothing'}")
-        return dict(index.ask(names))
+        return dict(index.releases_of(names))
 
 
 def watch(

@@ -45,7 +45,7 @@ from harness.trial.prefetch import ahead
 from harness.trial.records import RUN_FILE, Exit, read_json
 from harness.trial.run import chosen_pins, run, stack_of
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, uv
 
 FORMAT = 4
 """Raised whenever an older cell should not be believed any more."""
@@ -61,7 +61,7 @@ IN_A_ROW = 3
 ALIKE = 80
 """Characters of a reason that are compared."""
 
-FAULTS = re.compile("no network|does not answer|certificate was refused|no room on the disk")
+FAULTS = re.compile("no network|does not respond|certificate was refused|no room on the disk")
 """Reasons that the next release would give as well."""
 
 Lost = Callable[[int, HarnessError], object]
@@ -260,7 +260,7 @@ def answers(
         except BaseException:
             stop.set()
             runners.shutdown(wait=False, cancel_futures=True)
-            pins.give_up()
+            uv.give_up()
             raise
 
 

@@ -44,7 +44,7 @@ from harness.trial.records import (
 )
 from harness.trial.server_pool import Pool
 from harness.trial.servers import OverlayServer, Wanted
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, overlay_cache, pins, resolution
 from harness.upstream.overlay import Overlay
 
 
@@ -157,12 +157,12 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     if config.installed:
         found = {name: metadata.version(name) for name in scenario.pins}
         return pins.Stack(found, time.strftime("%Y-%m-%d"), *pins.here())
-    return pins.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    return resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
 
 
 def prepare(job: Job) -> None:
     """Borrow an overlay for each variant, made now where there is none yet, several at a time."""
-    overlay.sweep(job.cache)
+    overlay_cache.delete_unfinished(job.cache)
     wanted = [variant for variant in job.config.variants if variant not in job.refusals]
     if job.config.installed:
         job.overlays = {v: overlay.installed(job.stacks[v].pins) for v in wanted}

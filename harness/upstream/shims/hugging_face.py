@@ -48,8 +48,8 @@ POINTS = (
         "accelerate",
         "",
         BOTH,
-        "it imports any transformers that it finds; one that is installed beside torch fails at the "
-        "overlay's older huggingface_hub, so a transformers from outside the overlay is hidden",
+        "it imports any transformers that it finds, and one from outside the overlay fails at the "
+        "overlay's older huggingface_hub: that one is hidden",
         _own_transformers,
     ),
 )
