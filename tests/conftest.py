@@ -16,7 +16,7 @@ import scenarios
 from harness import catalog, machine
 from harness.spec import Inconclusive
 from harness.sweep import affected, cells
-from harness.sweep.cells import Status
+from harness.sweep.cell import Status
 from harness.upstream import index, release_days, uv
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording

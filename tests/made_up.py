@@ -13,7 +13,7 @@ from rich.console import Console
 from harness import catalog
 from harness.config import RunConfig
 from harness.spec import RELEASED, Finding, Lane, Outcome, RunResult, TrialResult, Verdict
-from harness.sweep.cells import Cell, Status
+from harness.sweep.cell import Cell, Status
 from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
 from harness.trial.server_pool import Pool
 from harness.upstream.index import Release

@@ -2,8 +2,8 @@
 
     python -m harness lock bf16_clip        # or without a name: of every scenario
 
-They are in the folder locks of the scenario, one for each combination of releases that its variants
-run on. Files that no variant needs any more are deleted. Needs the package index.
+A scenario's folder locks has one file for each combination of releases that its variants run on.
+Files that no variant needs any more are deleted. Needs the package index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write(name: str) -> None:
-    """Write the lock files of one scenario, all of them or none."""
+    """Write the lock files of one scenario: all of them, or none."""
     folder, console = catalog.folder(name) / "locks", terminal()
     texts = {}
     for stack in stacks(name):
@@ -48,7 +48,7 @@ def write(name: str) -> None:
 
 
 def stacks(name: str) -> Iterator[Stack]:
-    """The stacks that the variants of a scenario run on, each once, with the day of each."""
+    """The stacks that the variants of a scenario run on, each once."""
     scenario = catalog.scenario(name)
     seen: list[Mapping[str, str]] = []
     for variant in scenario.variants:
@@ -60,9 +60,9 @@ def stacks(name: str) -> Iterator[Stack]:
 
 
 def resolved(stack: Stack) -> dict[str, dict[str, str]]:
-    """The versions that a stack resolves to, by Python. Pythons without wheels are left out.
+    """The versions that a stack resolves to, by Python, without Pythons that have no wheels.
 
-    A Python that was too young on the stack's day is resolved for its own first day instead.
+    A Python that is newer than the stack's day is resolved for its own first day instead.
     """
     found = {}
     for python in locks.PYTHONS:
@@ -74,5 +74,5 @@ def resolved(stack: Stack) -> dict[str, dict[str, str]]:
             found[python] = locks.versions(lock)
             break
     if not found:
-        raise Unsupported(f"{stack} can be installed for none of {', '.join(locks.PYTHONS)}")
+        raise Unsupported(f"{stack} cannot be installed for Python {', '.join(locks.PYTHONS)}")
     return found
