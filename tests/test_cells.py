@@ -443,7 +443,7 @@ def failing(
             NOT_BUILT,
             Inconclusive,
             "inconclusive  [not run]  could not be installed: setup.py of",
-            "failed alike: what builds or downloads them here (a compiler, a proxy) may be the cause",
+            "failed alike: what builds or downloads them here (a compiler, a proxy) may be the",
         ),
     ],
 )
@@ -475,8 +475,8 @@ def test_a_bisection_without_a_network_stops_after_three_releases(
     told = capsys.readouterr()
     assert "4.38.0" not in told.out
     assert told.err == (
-        "harness: 3 releases in a row failed alike: the cause is this machine or its network; results "
-        "so far are stored, so run the command again once it works\n"
+        "harness: 3 releases in a row failed alike: the cause is this machine or its network; "
+        "results so far are stored, so run the command again once it works\n"
     )
 
 

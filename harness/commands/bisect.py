@@ -213,8 +213,8 @@ def _report(
     )
     if found.gap:
         console.print(
-            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} not "
-            "tested: a bug that came and went there is not found (--apart 1 tests all)"
+            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} "
+            "not tested: a bug that came and went there is not found (--apart 1 tests all)"
         )
 
 
