@@ -72,7 +72,6 @@ def build(engine: Engine, context: Path, base: str) -> str:
     arguments = [word for name in passed for word in ("--build-arg", name)]
     secret = os.environ.get("SSL_CERT_FILE")
     secrets = ["--secret", f"id=ca,src={secret}"] if secret else []
-    base_image = ["--build-arg", f"BASE={base}"]
-    file = ["--file", context / "docker" / "Dockerfile"]
-    options = ["--progress", "plain", "--network", "host", *secrets, *arguments, *base_image, *file]
+    options: list[str | Path] = ["--progress", "plain", "--network", "host", *secrets, *arguments]
+    options += ["--build-arg", f"BASE={base}", "--file", context / "docker" / "Dockerfile"]
     return engine("build", *options, "--tag", NAME, context).stdout
