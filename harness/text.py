@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TextIO
 
@@ -44,6 +45,19 @@ def complaint(error: BaseException) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(plain(text).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+
+
+def short(reason: str, most: int = 100) -> str:
+    """The first line of a reason, cut to ``most`` characters."""
+    line = (reason.splitlines() or [""])[0]
+    return line if len(line) <= most else line[: most - 4] + " ..."
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table. In its cells ``|`` is escaped, and a line break becomes a space."""
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [columns, ["---"] * len(columns), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def warn(text: str, mark: str = "harness: ") -> None:

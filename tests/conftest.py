@@ -16,8 +16,8 @@ import scenarios
 from harness import catalog, machine
 from harness.errors import Inconclusive
 from harness.sweep import affected, cells
-from harness.sweep.cells import Status
-from harness.upstream import index, pins
+from harness.sweep.cell import Status
+from harness.upstream import index, release_days, uv
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
 
@@ -26,7 +26,7 @@ from tests.recording import RECORDED, Recording
 def no_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that launches nothing installs nothing: it gets no network and needs no overlay."""
     if not {"launch", "scenario"} & {mark.name for mark in request.node.iter_markers()}:
-        monkeypatch.setattr(pins, "_uv", _refuse_uv)
+        monkeypatch.setattr(uv, "run", _refuse_uv)
 
 
 def _refuse_uv(arguments: Sequence[str], *_: object, **__: object) -> NoReturn:
@@ -88,7 +88,7 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     made = Upstream(tmp_path / "made_up")
     monkeypatch.setattr(cells, "run", made)
     monkeypatch.setattr(index, "releases", published(*KNOWN))
-    monkeypatch.setattr(pins, "released", lambda *_: "2024-03-01")
+    monkeypatch.setattr(release_days, "released", lambda *_: "2024-03-01")
     monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return made

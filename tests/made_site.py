@@ -10,8 +10,9 @@ import pytest
 from harness.__main__ import main
 from harness.results import RunResult
 from harness.spec import Verdict
-from harness.sweep.cells import Cell, Status
-from harness.sweep.history import Change, Kind, writing
+from harness.sweep.cell import Cell, Status
+from harness.sweep.history import writing
+from harness.sweep.history_rows import Change, Kind, ReleaseResult
 from harness.upstream.index import Release
 from tests.recording import RECORDED, all_recorded
 
@@ -51,19 +52,19 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
     """A recorded past, a replay, a night, and one that was killed; the last one's ``runs``, by
     scenario."""
     with writing(file) as history:
-        history.keep_releases(Release("transformers", v, day) for v, day in DAYS.items())
-        recorded = history.begin(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
+        history.add_releases(Release("transformers", v, day) for v, day in DAYS.items())
+        recorded = history.start(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
         for version, status in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
             cell = a_cell("rope_zero_init", version, status)
-            history.keep_answer(recorded, "transformers", version, cell)
+            history.add_results([ReleaseResult(recorded.id, "transformers", version, cell)])
         cell = a_cell("trainer_gas_twice", "5.23.0", NO)
-        history.keep_answer(recorded, "transformers", "5.23.0", cell)
-        history.end(recorded, "2026-11-20T00:00:01")
-        replay = history.begin(Kind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
+        history.add_results([ReleaseResult(recorded.id, "transformers", "5.23.0", cell)])
+        history.finish(recorded, "2026-11-20T00:00:01")
+        replay = history.start(Kind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
         asked = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
-        history.keep_answer(replay, "transformers", "5.15.1", asked)
+        history.add_results([ReleaseResult(replay.id, "transformers", "5.15.1", asked)])
         told = f"transformers 5.15.1 has it again {EVIL}"
-        history.keep_changes(
+        history.set_changes(
             replay,
             [
                 Change(
@@ -77,15 +78,15 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
                 )
             ],
         )
-        history.end(replay, "2026-11-20T02:00:00")
-        night = history.begin(Kind.NIGHT, "2026-11-20", "2026-11-20T03:00:00", {})
+        history.finish(replay, "2026-11-20T02:00:00")
+        night = history.start(Kind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
-            history.keep_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)
-        history.end(night, "2026-11-20T04:00:00")
-        killed = history.begin(Kind.NIGHT, "2026-11-21", "2026-11-21T03:00:00", {})
+            history.add_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)
+        history.finish(night, "2026-11-20T04:00:00")
+        killed = history.start(Kind.NIGHTLY, "2026-11-21", "2026-11-21T03:00:00", {})
         for name, run in runs.items():
             result = RunResult(name, Verdict.REPRODUCED, (), ())
-            history.keep_verdict(killed, result, 9.0, run)
+            history.add_verdict(killed, result, 9.0, run)
     return file
 
 

@@ -14,7 +14,7 @@ from harness import catalog
 from harness.results import RunResult, TrialResult
 from harness.run_config import RunConfig
 from harness.spec import RELEASED, Finding, Lane, Outcome, Verdict
-from harness.sweep.cells import Cell, Status
+from harness.sweep.cell import Cell, Status
 from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
 from harness.trial.server_pool import Pool
 from harness.upstream.index import Release

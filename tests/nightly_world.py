@@ -1,9 +1,9 @@
-"""Nights that are made up: index, releases and our own runs, so that a night launches nothing."""
+"""Fake nightlies: fake index, releases and runs, so that a nightly launches nothing."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,11 @@ from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import RELEASED, Verdict
 from harness.sweep import cells, suite
-from harness.sweep.cells import Cell, Status
-from harness.sweep.history import History, Own, Release, ReleaseResult, reading
+from harness.sweep.cell import Cell, Status
+from harness.sweep.history_rows import ReleaseResult, ScenarioResult
 from harness.trial.server_pool import Pool
 from harness.upstream import index
+from harness.upstream.index import Release
 
 SCENARIO = "clip_max_for_min"
 PACKAGE = "deepspeed"
@@ -45,9 +46,9 @@ def asked(
     return ReleaseResult(night, package, version, cell(version, status, scenario, package))
 
 
-def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> Own:
+def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> ScenarioResult:
     result = RunResult(scenario, verdict, ("buggy was clean",), ())
-    return Own(night, scenario, str(verdict), 2.0, result.to_json(), None)
+    return ScenarioResult(night, scenario, str(verdict), 2.0, result.to_json(), None)
 
 
 def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
@@ -59,24 +60,24 @@ def indexed(found: Iterable[Release]) -> dict[tuple[str, str], Release]:
 
 
 class World:
-    """Stands in for the index, for the releases and for our own runs; notes what was asked."""
+    """Replaces the index, the releases and our own runs; notes which were tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.day = "2024-03-04"
         self.releases = [release("0.13.0", "2024-01-10"), release("0.13.1", "2024-01-23")]
         self.answers: dict[str, Status | Exception] = {}
-        """Of releases: those not named are not affected."""
+        """The statuses of releases; others are not affected."""
         self.fault: Fault | None = None
         self.verdict = Verdict.REPRODUCED
         self.asked: list[RunConfig] = []
         self.ran: list[str] = []
         self.killed_after: int | None = None
-        """How many questions are answered before Ctrl-C."""
+        """How many releases are tested before Ctrl-C."""
 
     @property
     def versions(self) -> list[str]:
-        """The releases that were asked, in their order."""
+        """The tested releases, in their order."""
         return [config.pins[PACKAGE] for config in self.asked]
 
     def index(self, packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
@@ -116,17 +117,11 @@ class World:
 def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(index, "ask", made.index)
+    monkeypatch.setattr(index, "releases_of", made.index)
     monkeypatch.setattr(steps, "today", lambda: made.day)
     monkeypatch.setattr("harness.commands.watch.today", lambda: made.day)
-    monkeypatch.setattr(cells, "ask", made.ask)
+    monkeypatch.setattr(cells, "find", made.ask)
     monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(suite, "run", made.run)
     monkeypatch.setattr("harness.trial.prefetch.prepared", lambda *_: None)
     return made
-
-
-def kept(file: Path, look: Callable[[History], object]) -> object:
-    """What a history says."""
-    with reading(file) as history:
-        return look(history)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import catalog
 from harness.machine import cache_folder
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, resolution
 from harness.upstream.overlay import Overlay
 
 
@@ -21,7 +21,7 @@ def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[d
     with ExitStack() as kept:
         found = {}
         for variant in variants:
-            stack = pins.stack(told, pins.complete(told, told.pins_of(variant)), cache)
+            stack = resolution.stack(told, pins.complete(told, told.pins_of(variant)), cache)
             borrowed = overlay.borrowed(stack, told.variant(variant).defects, cache)
             found[variant] = kept.enter_context(borrowed)
         yield found

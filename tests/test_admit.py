@@ -19,7 +19,7 @@ from harness.run_config import RunConfig
 from harness.spec import Finding, Outcome
 from harness.trial import grade
 from harness.trial.server_pool import Pool
-from harness.upstream import pins
+from harness.upstream import release_days
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], told: str
 ) -> None:
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    monkeypatch.setattr(pins, "released", refuse)
+    monkeypatch.setattr(release_days, "released", refuse)
     assert main(words) == 2
     error = capsys.readouterr().err
     assert told in error

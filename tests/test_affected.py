@@ -9,7 +9,7 @@ import pytest
 
 from harness import catalog
 from harness.sweep import affected
-from harness.sweep.cells import Status
+from harness.sweep.cell import Status
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]

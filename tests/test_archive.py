@@ -19,7 +19,15 @@ import pytest
 from harness.commands import bundle
 from harness.errors import Inconclusive, UserError
 from harness.files import sha256
-from harness.upstream import archive, bytecode, overlay, pins
+from harness.upstream import (
+    archive,
+    bytecode,
+    overlay,
+    overlay_cache,
+    pins,
+    release_days,
+    resolution,
+)
 from harness.upstream.archive import Refused
 from harness.upstream.overlay import Overlay, borrowed
 from harness.upstream.pins import Stack
@@ -41,8 +49,8 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> None:
         (site / "bin" / "tool").write_text(TOOL)
         (site / "bin" / "tool").chmod(0o755)
 
-    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0\n")
-    monkeypatch.setattr(pins, "install", install)
+    monkeypatch.setattr(resolution, "lock", lambda stack: "up==1.0\n")
+    monkeypatch.setattr(resolution, "install", install)
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def lent(tmp_path: Path) -> dict[str, tuple[Stack, Overlay]]:
     """Two overlays in a cache elsewhere, by their keys."""
     cache, found = tmp_path / "elsewhere", {}
     (cache / "releases").mkdir(parents=True)
-    pins.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
+    release_days.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
     for stack in (STACK, LATER):
         with borrowed(stack, (), cache) as each:
             found[each.key] = (stack, each)
@@ -94,7 +102,10 @@ def test_what_is_unpacked_is_what_was_packed_compiled_for_here(
             for file, made in here.files.items():
                 assert sha256(here.site / file) == made.sha256
             assert (here.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
-    assert json.loads(pins.release_file(cache, "up", "1.0").read_text())["released"] == "2024-01-01"
+    assert (
+        json.loads(release_days.release_file(cache, "up", "1.0").read_text())["released"]
+        == "2024-01-01"
+    )
     assert sorted(p.suffix for p in cache.iterdir()) == ["", "", ".lock"]
 
 
@@ -132,7 +143,7 @@ def test_what_the_cache_has_is_left(
         before = mine.site.stat().st_ino
     archive.unpack(packed, list(lent), cache)
     assert mine.site.stat().st_ino == before
-    assert {folder.name for folder in overlay.kept(cache)} == set(lent)
+    assert {folder.name for folder in overlay_cache.folders(cache)} == set(lent)
 
 
 def test_a_file_that_was_changed_is_not_packed(
@@ -197,7 +208,7 @@ def files(path: str, size: Any = SIZE, content: Any = NAME) -> bytes:
 
 def test_a_strangers_archive_that_is_what_it_says_is_taken(tmp_path: Path, cache: Path) -> None:
     archive.unpack(strangers(tmp_path / "archive"), [KEY], cache)
-    assert overlay.kept(cache)[0].name == KEY
+    assert overlay_cache.folders(cache)[0].name == KEY
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from harness.__main__ import main
 from harness.commands.bisect import Flip, Found, Search
 from harness.sweep import cells
-from harness.sweep.cells import Status
+from harness.sweep.cell import Status
 from tests.made_up import Upstream
 
 STATUSES = {

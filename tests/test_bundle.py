@@ -17,7 +17,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.commands import bundle
 from harness.spec import Defect
-from harness.upstream import archive, overlay, pins
+from harness.upstream import archive, overlay, pins, release_days
 from harness.upstream.defect import DefectError
 
 USE = """\
@@ -59,7 +59,7 @@ def test_of_a_release_that_is_named_what_fits_comes_along(
         yield overlay.Overlay(f"{stack.pins['deepspeed']}-{len(defects)}", tmp_path, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
-    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0

@@ -21,8 +21,8 @@ from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserE
 from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import RELEASED, Outcome
-from harness.sweep import cells
-from harness.sweep.cells import Status
+from harness.sweep import cell_store, cells, streak
+from harness.sweep.cell import Cell, Status
 from harness.trial.run import stack_of
 from harness.upstream import index, overlay
 from tests.made_up import KNOWN, YES, Upstream, cell, published
@@ -74,7 +74,7 @@ def test_another_question_is_not_answered_from_the_store(
     for number, change in enumerate([None, *changes, "code", "torch"], 1):
         with monkeypatch.context() as patch:
             if change == "code":
-                patch.setattr(cells, "code", lambda scenario: "another")
+                patch.setattr(cell_store, "code", lambda scenario: "another")
             elif change == "torch":
                 patch.setattr(machine, "facts", lambda: facts)
             assert main([*words, change] if change in changes else words) == 0
@@ -87,7 +87,7 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     own = {f"rope_zero_init/{name}.py" for name in ("scenario", "models", "buffers")}
     assert own | {"trial/grade.py", "trial/records.py"} <= files
     assert "bf16_clip/scenario.py" not in files
-    assert cells.code("rope_zero_init") != cells.code("bf16_clip")
+    assert cell_store.code("rope_zero_init") != cell_store.code("bf16_clip")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
     told = capsys.readouterr()
     assert upstream.asked == ["4.36.2"] * 2
     assert "4.36.2: affected  [1.5 s]" in told.out
-    assert told.err == f"harness: {file} was damaged or edited: its release is asked again\n"
+    assert told.err == f"harness: {file} was damaged or edited: its release is tested again\n"
 
 
 QUESTION = {
@@ -129,38 +129,38 @@ QUESTION = {
 
 
 def test_a_stored_answer_is_that_to_the_same_question(cache: Path) -> None:
-    cells._store(cache, QUESTION, cell("4.36.2", YES))
-    assert cells._read(cache, dict(reversed(QUESTION.items()))) == cell("4.36.2", YES)
+    cell_store.store(cache, QUESTION, cell("4.36.2", YES))
+    assert cell_store.read(cache, dict(reversed(QUESTION.items()))) == cell("4.36.2", YES)
     for part in QUESTION:
-        assert cells._read(cache, {**QUESTION, part: "another"}) is None
+        assert cell_store.read(cache, {**QUESTION, part: "another"}) is None
 
 
 @pytest.mark.parametrize("part", QUESTION)
 def test_a_cell_about_something_else_is_not_believed(cache: Path, part: str) -> None:
     """Under the name of the right one, as a cache that was put together by hand may have it."""
-    cells._store(cache, QUESTION, cell("4.36.2", YES))
+    cell_store.store(cache, QUESTION, cell("4.36.2", YES))
     (file,) = (cache / "cells").iterdir()
     told = json.loads(file.read_text())
     for where in told.values():
         if part in where:
             kept, where[part] = where[part], "another"
             file.write_text(json.dumps(told))
-            assert cells._read(cache, QUESTION) is None
+            assert cell_store.read(cache, QUESTION) is None
             where[part] = kept
     file.write_text(json.dumps(told))
-    assert cells._read(cache, QUESTION)
+    assert cell_store.read(cache, QUESTION)
 
 
 def test_a_question_holds_all_that_an_answer_depends_on(cache: Path) -> None:
     asked = config.compose(["scenario=rope_zero_init", "variant=released", "launch=cpu"])
     stack = stack_of(asked, RELEASED, cache)
-    told = cells._question(asked, stack)
+    told = cell_store.inputs_of(asked, stack)
     here = machine.facts()
     assert (told["python"], told["torch"]) == (here["python"], here["torch"])
     assert told["overlay"] == overlay.key(stack)
     assert told["pins"] == stack.pins
     assert told["params"] == json.loads(json.dumps(asdict(asked.params)))
-    assert told["code"] == cells.code("rope_zero_init")
+    assert told["code"] == cell_store.code("rope_zero_init")
     assert (told["seed"], told["threads"], told["lane"]) == (0, asked.launch.threads, "cpu")
 
 
@@ -170,7 +170,7 @@ WHOLE = json.loads(json.dumps(cell("4.36.2", YES).to_json()))
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_cell_that_lacks_a_field_is_not_believed(name: str) -> None:
     with pytest.raises(ValueError, match="not the fields"):
-        cells.Cell.from_json({k: v for k, v in WHOLE.items() if k != name})
+        Cell.from_json({k: v for k, v in WHOLE.items() if k != name})
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_a_cell_that_lacks_a_field_is_not_believed(name: str) -> None:
 )
 def test_a_cell_with_an_odd_field_is_not_believed(name: str, odd: object) -> None:
     with pytest.raises(ValueError, match=f"no {name} of a cell"):
-        cells.Cell.from_json({**WHOLE, name: odd})
+        Cell.from_json({**WHOLE, name: odd})
 
 
 @pytest.mark.parametrize("told", [None, [], "affected", {}, {**WHOLE, "more": 1}], ids=str)
 def test_what_is_no_cell_is_not_believed(told: object) -> None:
     with pytest.raises(ValueError, match="not the fields"):
-        cells.Cell.from_json(told)
+        Cell.from_json(told)
 
 
 @pytest.mark.parametrize("error", [Fault("no network"), UserError("no release of that name")])
@@ -217,7 +217,7 @@ def test_what_could_not_be_asked_is_told_apart_where_that_is_wanted(
     upstream.error = error
     asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
     lost: list[tuple[int, HarnessError]] = []
-    told = cells.answers(asking, jobs=1, lost=lambda *one: lost.append(one))
+    told = cells.find_all(asking, jobs=1, failed=lambda *one: lost.append(one))
     assert list(told) == []
     assert lost == [(0, error)]
 
@@ -225,14 +225,14 @@ def test_what_could_not_be_asked_is_told_apart_where_that_is_wanted(
 def test_a_fault_is_an_inconclusive_cell_where_nobody_tells_it_apart(upstream: Upstream) -> None:
     upstream.error = Fault("no network")
     asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
-    ((_, cell_),) = cells.answers(asking, jobs=1)
+    ((_, cell_),) = cells.find_all(asking, jobs=1)
     assert (cell_.status, cell_.reason) == (Status.INCONCLUSIVE, "no network")
 
 
 def test_a_release_that_cannot_be_installed_is_a_cell_in_either_case(upstream: Upstream) -> None:
     upstream.error = Inconclusive("it could not be installed")
     asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
-    ((_, cell_),) = cells.answers(asking, jobs=1, lost=lambda *_: None)
+    ((_, cell_),) = cells.find_all(asking, jobs=1, failed=lambda *_: None)
     assert cell_.status is Status.INCONCLUSIVE
 
 
@@ -242,7 +242,7 @@ def test_a_full_disk_ends_a_sweep_with_one_line(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cells, "write_whole", full)
+    monkeypatch.setattr(cell_store, "write_whole", full)
     assert main([*SWEEP]) == 3
     told = capsys.readouterr().err
     assert told.startswith(f"harness: no room on the disk for {cache / 'cells'}")
@@ -359,15 +359,15 @@ def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
     ("words", "told"),
     [
         (["matrix"], "KEY=VALUE"),
-        (["matrix", "pins.transformers=4.36:"], "matrix asks about one scenario: scenario=NAME."),
-        (["matrix", "scenario=all", "pins.transformers=4.36:"], "asks about one scenario"),
+        (["matrix", "pins.transformers=4.36:"], "matrix tests one scenario: scenario=NAME."),
+        (["matrix", "scenario=all", "pins.transformers=4.36:"], "matrix tests one scenario"),
         (["matrix", "scenario=rope_zero", "pins.transformers=4.36:"], "mean rope_zero_init?"),
         (["matrix", "scenario=rope_zero_init"], "such as pins.transformers=minor"),
         (["matrix", "scenario=device_math"], "this scenario pins none"),
         ([*SWEEP[:2], "pins.apex=1:2"], "no pin of this scenario 'apex'. Choices: transformers"),
-        ([*SWEEP[:2], "pins.transformers=9:"], "no release of transformers lies in this range"),
+        ([*SWEEP[:2], "pins.transformers=9:"], "no release of transformers is in this range"),
         ([*SWEEP[:2], "pins.transformers=4.36.9"], "no release transformers==4.36.9"),
-        ([*SWEEP, "variant=fixed"], "matrix asks releases as published: leave variant=fixed out"),
+        ([*SWEEP, "variant=fixed"], "matrix tests releases as published: leave variant=fixed out"),
         ([*SWEEP, "scenario.tokens=3"], "scenario.tokens=3: must be"),
         (["bisect", *SWEEP[1:2], "pins.transformers=4.36.2"], "needs one package with a range"),
         (["bisect", *SWEEP[1:], "--apart", "0"], "--apart must be at least 1"),
@@ -400,7 +400,7 @@ def test_bisect_says_what_stands_between_where_it_cannot_know(
 ) -> None:
     upstream.outcomes = {"4.37.2": Outcome.INCONCLUSIVE}
     assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 0
-    assert "(somewhere between, for 4.37.2 gave no answer)" in capsys.readouterr().out
+    assert "(not certain between: 4.37.2)" in capsys.readouterr().out
 
 
 NO_WHEELS = "transformers=={0} could not be installed for Python 3.11: no wheels of tokenizers=={0}"
@@ -430,13 +430,13 @@ def failing(
             NO_WHEELS,
             Unsupported,
             "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok",
-            f"failed alike: they may have no wheels for Python {PYTHON}; another Python may do",
+            f"failed alike: they may have no wheels for Python {PYTHON}; try another Python",
         ),
         (
             NOT_BUILT,
             Inconclusive,
             "inconclusive  [not run]  could not be installed: setup.py of",
-            "failed alike: what builds or fetches them here (a compiler, a proxy) may be the cause",
+            "failed alike: what builds or downloads them here (a compiler, a proxy) may be the",
         ),
     ],
 )
@@ -457,7 +457,7 @@ def test_releases_that_cannot_be_installed_say_so_and_are_not_counted_as_run(
     assert f"transformers 4.36.2: {row}" in out
     assert out.count(hint) == 1
     if verb == "bisect":
-        assert "asked 5 of 5 releases: 1 by a run, 4 did not start" in out
+        assert "tried 5 of 5 releases: 1 ran, 4 did not start" in out
 
 
 def test_a_bisection_without_a_network_stops_after_three_releases(
@@ -468,8 +468,8 @@ def test_a_bisection_without_a_network_stops_after_three_releases(
     told = capsys.readouterr()
     assert "4.38.0" not in told.out
     assert told.err == (
-        "harness: 3 releases in a row failed alike: it is this machine or its network; what was "
-        "answered is stored, so go on once it works\n"
+        "harness: 3 releases in a row failed alike: the cause is this machine or its network; "
+        "results so far are stored, so run the command again once it works\n"
     )
 
 
@@ -479,23 +479,25 @@ def test_a_matrix_without_a_network_goes_on_with_what_is_stored(
     failing(upstream, monkeypatch, OFFLINE, Fault)
     assert main([*SWEEP, "jobs=1"]) == 3
     out = capsys.readouterr().out
-    assert out.count("3 releases in a row failed alike: it is this machine or its network") == 1
+    assert (
+        out.count("3 releases in a row failed alike: the cause is this machine or its network") == 1
+    )
     assert "4.38.2: not affected" in out
 
 
 def test_failures_that_are_not_alike_suggest_nothing() -> None:
-    streak = cells.Streak()
+    counter = streak.Streak()
     reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
     lost = [replace(cell("4.36.2", Status.INCONCLUSIVE), reason=reason) for reason in reasons]
-    assert [streak.hint(each) for each in lost] == ["", "", "", ""]
-    assert streak.hint(cell("4.36.2", YES)) == ""
-    assert [bool(streak.hint(lost[0])) for _ in range(5)] == [False, False, True, False, False]
+    assert [counter.hint(each) for each in lost] == ["", "", "", ""]
+    assert counter.hint(cell("4.36.2", YES)) == ""
+    assert [bool(counter.hint(lost[0])) for _ in range(5)] == [False, False, True, False, False]
 
 
 def test_a_crash_is_a_run() -> None:
     crashed = replace(cell("4.36.2", Status.INCONCLUSIVE), run="runs/one")
     assert crashed.started
-    assert cells.Streak().hint(crashed) == ""
+    assert streak.Streak().hint(crashed) == ""
 
 
 @pytest.mark.parametrize(
@@ -503,7 +505,7 @@ def test_a_crash_is_a_run() -> None:
     [
         (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell: 1 affected"),
         (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell, as released"),
-        (["bisect", *SWEEP[1:], "--apart", "9"], "asked 4 of 5 releases: 4 by a run"),
+        (["bisect", *SWEEP[1:], "--apart", "9"], "tried 4 of 5 releases: 4 ran"),
     ],
 )
 def test_one_is_no_plural(upstream: Upstream, capsys: Capture, words: list[str], told: str) -> None:

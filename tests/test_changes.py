@@ -9,8 +9,8 @@ import pytest
 from harness import catalog
 from harness.spec import Verdict
 from harness.sweep import changes
-from harness.sweep.cells import Status
-from harness.sweep.history import ReleaseResult
+from harness.sweep.cell import Status
+from harness.sweep.history_rows import ReleaseResult
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, indexed, own, release
 
 DAY = "2024-03-04"
@@ -63,7 +63,7 @@ def test_a_flip_across_a_silent_release_is_seen() -> None:
         "not affected",
         "affected",
     )
-    assert "which 1.0 had not" in change.told
+    assert "1.0 was not." in change.message
 
 
 def test_releases_of_one_night_are_compared_with_each_other() -> None:
@@ -96,21 +96,21 @@ def test_what_got_worse_is_told_so_that_a_person_can_act() -> None:
     assert changes.worse([change]) == [change]
     for word in (
         "deepspeed 2.0 (2024-03-01)",
-        "which 1.0 had not",
-        scenario.title,
+        f"is affected by {SCENARIO}; 1.0 was not.",
+        scenario.title[1:],
         f"Only with {scenario.trigger}",
         scenario.remedy,
-        f"Since the night of {DAY}",
+        f"First seen in the nightly of {DAY}",
         f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=2.0",
     ):
-        assert word in change.told
-    assert "\n" not in change.told
+        assert word in change.message
+    assert "\n" not in change.message
 
 
 def test_a_release_that_no_longer_answers_says_why() -> None:
     (change,) = changes.of_releases([asked("2.0", UNCLEAR, 2)], [asked("1.0", NO)], {}, DAY)
-    assert "it is inconclusive, because of 2.0." in change.told
-    assert "where 1.0 was not affected" in change.told
+    assert "Reason: because of 2.0." in change.message
+    assert "1.0 was not affected." in change.message
     assert changes.worse([change])
 
 
@@ -162,7 +162,7 @@ def test_a_reason_that_was_cut_ends_where_it_was_cut() -> None:
     tonight = [asked("2.0", UNSUPPORTED, 2)]
     long = replace(tonight[0], cell=replace(tonight[0].cell, reason="word " * 60))
     (cut,) = changes.of_releases([long], [asked("1.0", NO)], RELEASES, DAY)
-    assert " ... Nights on a machine" in cut.told
+    assert " ... Run the nightly" in cut.message
     short = replace(tonight[0], cell=replace(tonight[0].cell, reason="it is too old"))
     (whole,) = changes.of_releases([short], [asked("1.0", NO)], RELEASES, DAY)
-    assert "it is too old. Nights on a machine" in whole.told
+    assert "it is too old. Run the nightly" in whole.message

@@ -16,7 +16,7 @@ from harness.errors import Inconclusive, Unsupported, UserError
 from harness.run_config import RunConfig
 from harness.spec import RELEASED
 from harness.sweep import affected
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, requirements
 from tests.made_up import YES, Upstream
 from tests.overlays import lent
 
@@ -84,16 +84,16 @@ def test_the_exit_code_says_affected_and_names_trigger_and_remedy(
     file = tmp_path / "requirements.txt"
     file.write_text("transformers\n")
     words = ["check", "scenario=rope_zero_init", "-r", str(file)]
-    monkeypatch.setattr(pins, "required", lambda *_: {"transformers": "4.36.2"})
+    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.36.2"})
     assert main(words) == 1
     out = capsys.readouterr().out
     told = catalog.scenario("rope_zero_init")
     assert f"only with {told.trigger}" in out
     assert f"remedy: {told.remedy}" in out
-    monkeypatch.setattr(pins, "required", lambda *_: {"transformers": "4.38.2"})
+    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.38.2"})
     assert main(words) == 0
     upstream.error = Inconclusive("no network")
-    monkeypatch.setattr(pins, "required", lambda *_: {"transformers": "4.37.2"})
+    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.37.2"})
     monkeypatch.setattr(affected, "of", lambda name: [])
     assert main(words) == 0
     assert main([*words, "--strict"]) == 3
@@ -136,7 +136,7 @@ def test_requirements_without_any_upstream_are_a_mistake(
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("numpy\n")
-    monkeypatch.setattr(pins, "required", lambda *_: {"numpy": "2.0"})
+    monkeypatch.setattr(requirements, "required", lambda *_: {"numpy": "2.0"})
     with pytest.raises(UserError, match=f"names none of {', '.join(catalog.upstreams())}"):
         check.check(["scenario=rope_zero_init"], file)
 
@@ -154,7 +154,7 @@ def test_another_torch_than_the_one_that_runs_is_said(
     file.touch()
     here = metadata.version("torch").partition("+")[0]
     wanted = {"transformers": "4.38.2", "torch": asked_for or here}
-    monkeypatch.setattr(pins, "required", lambda *_: wanted)
+    monkeypatch.setattr(requirements, "required", lambda *_: wanted)
     assert check.check(["scenario=rope_zero_init"], file) == 0
     assert ("means torch 2.5.1; this runs on torch" in capsys.readouterr().out) is said
 

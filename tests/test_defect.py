@@ -14,7 +14,7 @@ import pytest
 from harness import catalog
 from harness.machine import cache_folder
 from harness.spec import Defect
-from harness.upstream import defect, overlay, pins
+from harness.upstream import defect, overlay, pins, resolution
 from harness.upstream.defect import DefectError
 from scenarios.deepspeed.bf16_clip.scenario import DEFECT
 
@@ -167,6 +167,6 @@ def check_moved_block(diff: str) -> None:
 def test_in_a_release_the_edit_moves_exactly_one_block(release: str) -> None:
     pytest.importorskip("uv", reason="a box with a bundle makes no overlays")
     told = catalog.scenario("bf16_clip")
-    stack = pins.stack(told, pins.complete(told, {"deepspeed": release}), cache_folder())
+    stack = resolution.stack(told, pins.complete(told, {"deepspeed": release}), cache_folder())
     with overlay.borrowed(stack, (DEFECT,), cache_folder()) as lent:
         check_moved_block(lent.diff)

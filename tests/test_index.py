@@ -29,7 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
 
 
 def ask(package: str = "deepspeed") -> list[Release] | Fault:
-    ((name, found),) = index.ask([package])
+    ((name, found),) = index.releases_of([package])
     assert name == package
     return found
 
@@ -58,7 +58,7 @@ def test_a_release_is_as_old_as_its_first_file_and_yanked_where_all_are(
 
 def test_each_package_is_asked_once(served: type[Handler]) -> None:
     served.pages = {name: page(file("a-1.tar.gz", "2023-06-09T00:00:00")) for name in ("a", "b")}
-    assert [name for name, _ in index.ask(["a", "b"])] == ["a", "b"]
+    assert [name for name, _ in index.releases_of(["a", "b"])] == ["a", "b"]
     assert served.asked == ["/simple/a/", "/simple/b/"]
 
 
@@ -66,15 +66,18 @@ def test_each_package_is_asked_once(served: type[Handler]) -> None:
     ("said", "why"),
     [
         (404, "the index has no package deepspeed"),
-        (503, "the index answers 503 when asked for deepspeed"),
-        (page(), "the index names no release of deepspeed"),
-        (page(file("deepspeed-1.tar.gz", None)), "the index says of no release of deepspeed when"),
-        ("{", "what the index says of deepspeed cannot be read"),
+        (503, "the index responds 503 to a request for deepspeed"),
+        (page(), "the index has no release of deepspeed"),
+        (
+            page(file("deepspeed-1.tar.gz", None)),
+            "the index names no upload day for any release of deepspeed",
+        ),
+        ("{", "the index's response for deepspeed cannot be read"),
         (
             {**page(), "meta": {"api-version": "9.0"}},
-            "what the index says of deepspeed cannot be read",
+            "the index's response for deepspeed cannot be read",
         ),
-        ({"files": 3}, "what the index says of deepspeed cannot be read"),
+        ({"files": 3}, "the index's response for deepspeed cannot be read"),
     ],
 )
 def test_what_the_index_cannot_say_is_one_line_without_its_address(
@@ -94,14 +97,14 @@ def test_no_network_is_one_line_and_nothing_is_logged_beside_it(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://me:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     fault = ask()
-    told = "the package index does not answer (ConnectionError): is there a network?"
+    told = "the package index does not respond (ConnectionError): is there a network?"
     assert str(fault) == told
     assert caplog.records == []
 
 
 def test_an_address_that_cannot_be_meant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///srv/simple")
-    assert str(ask()).startswith("the index is asked over HTTP, and pip or uv is configured for")
+    assert str(ask()).startswith("the address of the index in the configuration of pip or uv")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_who_waits_for_an_index_that_is_slow_is_told_so(
     monkeypatch.setattr(served, "slow", 0.5)
     assert ask()
     told = capsys.readouterr().err
-    assert told.startswith("harness: waiting for the package index to say which releases of deep")
+    assert told.startswith("harness: waiting for the package index to list the releases of deep")
     assert told.count("\n") == 1
 
 
@@ -183,13 +186,13 @@ def test_a_network_that_is_gone_is_not_tried_for_each_package(
         raise index.NoNetwork("no network")
 
     monkeypatch.setattr(index, "_releases", gone)
-    found = dict(index.ask(["deepspeed", "transformers", "datasets"]))
+    found = dict(index.releases_of(["deepspeed", "transformers", "datasets"]))
     assert tried == ["deepspeed"]
     assert [str(each) for each in found.values()] == ["no network"] * 3
 
 
 def test_an_index_that_lacks_one_package_is_asked_for_the_others(served: type[Handler]) -> None:
     served.pages = {"deepspeed": page(file("deepspeed-1.tar.gz", "2023-06-09T00:00:00"))}
-    found = dict(index.ask(["nobody-has-this", "deepspeed"]))
+    found = dict(index.releases_of(["nobody-has-this", "deepspeed"]))
     assert isinstance(found["nobody-has-this"], Fault)
     assert not isinstance(found["deepspeed"], Fault)

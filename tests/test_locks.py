@@ -11,7 +11,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.commands import lock
 from harness.errors import Inconclusive, Unsupported
-from harness.upstream import locks, pins
+from harness.upstream import locks, pins, release_days, resolution
 from harness.upstream.pins import Stack
 
 TOLD = catalog.scenario("bf16_clip")
@@ -22,6 +22,24 @@ FOUND = {
     "3.12": {"up": "1.0", "numpy": "2.0"},
     "3.13": {"up": "1.0", "numpy": "2.0", "new": "3"},
 }
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_the_lock_files_of_a_scenario_are_those_of_its_variants(name: str) -> None:
+    scenario = catalog.scenario(name)
+    wanted = {}
+    for variant in scenario.variants:
+        if chosen := pins.complete(scenario, scenario.pins_of(variant)):
+            assert scenario.locks is not None
+            wanted[locks.file(scenario.locks, chosen)] = chosen
+    assert set((catalog.folder(name) / "locks").glob("*")) == set(wanted)
+    for path, chosen in wanted.items():
+        found = locks.read(path)
+        assert {"3.11", "3.12"} <= set(found.pythons)
+        for python in found.pythons:
+            versions = found.versions(python)
+            assert versions.items() >= chosen.items(), f"{path}: run python -m harness lock {name}"
+            assert not versions.keys() & set(resolution.BASE) - {"setuptools"}
 
 
 def written(folder: Path, pins_: dict[str, str]) -> Path:
@@ -53,7 +71,7 @@ def test_a_lock_is_used_where_it_is_valid(
 ) -> None:
     written(tmp_path, PINS)
     given = {"python": "3.12", "platform": locks.PLATFORM, **change}
-    stack = pins.stack(replace(TOLD, locks=tmp_path), PINS, tmp_path / "cache", **given)
+    stack = resolution.stack(replace(TOLD, locks=tmp_path), PINS, tmp_path / "cache", **given)
     assert stack.lock == text
     assert stack.date == "2024-03-15"
 
@@ -82,8 +100,8 @@ def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tup
             raise Unsupported("no wheels")
         return locks.lines(stack.pins)
 
-    monkeypatch.setattr(pins, "lock", resolve)
-    monkeypatch.setattr(pins, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(resolution, "lock", resolve)
+    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
     return asked
 
 

@@ -20,7 +20,7 @@ import pytest
 from harness.errors import Inconclusive
 from harness.files import locked, sha256
 from harness.spec import Defect
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, overlay_cache, pins, quirks, resolution
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
@@ -55,8 +55,8 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (site / "up" / "code.py").write_text(CODE)
         (site / "up" / "cacert.pem").write_text("certificates")
 
-    monkeypatch.setattr(pins, "lock", lambda stack: "up==1.0\n")
-    monkeypatch.setattr(pins, "install", install)
+    monkeypatch.setattr(resolution, "lock", lambda stack: "up==1.0\n")
+    monkeypatch.setattr(resolution, "install", install)
     return made
 
 
@@ -106,7 +106,7 @@ def test_a_key_changes_with_what_the_harness_adds_to_a_resolution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = overlay.key(STACK)
-    monkeypatch.setitem(pins.CONSTRAINTS, "up<2", "beside<3")
+    monkeypatch.setitem(quirks.CONSTRAINTS, "up<2", "beside<3")
     assert overlay.key(STACK) != before
 
 
@@ -137,30 +137,32 @@ def test_an_overlay_is_made_aside_and_renamed_when_it_is_whole(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    original: Callable[..., None] = pins.install
+    original: Callable[..., None] = resolution.install
 
     def install(lock_file: Path, stack: Stack, site: Path) -> None:
         original(lock_file, stack, site)
-        seen.append((site.parent.name[0], overlay.is_made(STACK, (), cache), overlay.kept(cache)))
+        seen.append(
+            (site.parent.name[0], overlay.is_made(STACK, (), cache), overlay_cache.folders(cache))
+        )
 
-    monkeypatch.setattr(pins, "install", install)
+    monkeypatch.setattr(resolution, "install", install)
     with borrowed(STACK, (), cache) as lent:
         assert seen == [(".", False, [])]
         assert contents(cache) == [lent.key]
 
 
 def test_a_maker_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Callable[..., None] = pins.install
+    original: Callable[..., None] = resolution.install
 
     def install(lock_file: Path, stack: Stack, site: Path) -> None:
         original(lock_file, stack, site)
         raise Inconclusive("the network went away")
 
-    monkeypatch.setattr(pins, "install", install)
+    monkeypatch.setattr(resolution, "install", install)
     with pytest.raises(Inconclusive, match="went away"), borrowed(STACK, (), cache):
         pass
     assert contents(cache) == []
-    monkeypatch.setattr(pins, "install", original)
+    monkeypatch.setattr(resolution, "install", original)
     with borrowed(STACK, (), cache) as lent:
         assert lent.made
 
@@ -222,7 +224,7 @@ def in_place(file: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (Path.unlink, "cannot be read now: No such file or directory"),
+        (Path.unlink, "cannot be read: No such file or directory"),
         (lambda file: in_place(file, CODE + "# more\n"), f"is {len(CODE) + 7} bytes, SHA-256 "),
     ],
     ids=["lost", "longer"],
@@ -235,7 +237,7 @@ def test_a_lost_or_changed_file_is_told_with_the_way_out(
     with pytest.raises(DamagedOverlay) as caught, borrowed(STACK, (), cache):
         pass
     made = hashlib.sha256(CODE.encode()).hexdigest()[:12]
-    assert f"it was {len(CODE)} bytes as made, SHA-256 {made}, and {told}" in str(caught.value)
+    assert f"it was {len(CODE)} bytes, SHA-256 {made}, now it {told}" in str(caught.value)
     assert "up/code.py is not as it was made" in str(caught.value)
     assert f"python -m harness clean {lent.key}" in str(caught.value)
 
@@ -327,9 +329,9 @@ def test_an_overlay_that_does_not_say_what_it_is_is_damaged(cache: Path, text: s
 
 def test_an_overlay_that_is_lent_out_is_not_freed(cache: Path) -> None:
     with borrowed(STACK, (), cache) as lent:
-        assert not overlay.free(cache, lent.key)
-        assert overlay.kept(cache) == [lent.folder]
-    assert overlay.free(cache, lent.key)
+        assert not overlay_cache.delete(cache, lent.key)
+        assert overlay_cache.folders(cache) == [lent.folder]
+    assert overlay_cache.delete(cache, lent.key)
     assert contents(cache) == []
 
 
@@ -337,7 +339,7 @@ def test_what_a_killed_maker_left_is_swept_away(cache: Path, base: Overlay) -> N
     leftover = cache / "overlays" / f".{'0' * 20}.abc123"
     leftover.mkdir()
     (leftover / "half").write_text("")
-    overlay.sweep(cache)
+    overlay_cache.delete_unfinished(cache)
     assert contents(cache) == [base.key]
 
 
@@ -346,18 +348,18 @@ def test_what_a_living_maker_is_making_is_not_swept_away(cache: Path) -> None:
     aside = cache / "overlays" / f".{name}.abc123"
     aside.mkdir(parents=True)
     with locked(overlay.lock_file(cache, name)):
-        overlay.sweep(cache)
+        overlay_cache.delete_unfinished(cache)
     assert aside.is_dir()
 
 
 def test_linked_files_take_their_room_once(cache: Path, base: Overlay) -> None:
     twice = base.folder / "twice"
-    before = overlay.disk_use(base.folder)
+    before = overlay_cache.disk_use(base.folder)
     os.link(base.site / "up" / "code.py", twice)
-    assert overlay.disk_use(base.folder) == before
+    assert overlay_cache.disk_use(base.folder) == before
     seen: set[int] = set()
-    assert overlay.disk_use(base.folder, seen) > 0
-    assert overlay.disk_use(base.folder, seen) == 0
+    assert overlay_cache.disk_use(base.folder, seen) > 0
+    assert overlay_cache.disk_use(base.folder, seen) == 0
 
 
 def _lend(cache: Path, stack: Stack) -> Iterator[str]:
@@ -379,8 +381,8 @@ def test_somebody_elses_cache_can_be_read(shared: Path, with_lock: bool) -> None
     with as_nobody(_lend, cache, STACK) as text:
         assert text == CODE
         if with_lock:
-            assert not overlay.free(cache, lent.key), "freed under another user's run"
-    assert overlay.free(cache, lent.key)
+            assert not overlay_cache.delete(cache, lent.key), "freed under another user's run"
+    assert overlay_cache.delete(cache, lent.key)
 
 
 @needs_root

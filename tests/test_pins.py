@@ -14,7 +14,7 @@ import pytest
 from harness import catalog
 from harness.errors import Fault, Inconclusive, Unsupported, UserError
 from harness.spec import Companion, Scenario
-from harness.upstream import index, pins
+from harness.upstream import index, pins, release_days, resolution, uv
 from harness.upstream.pins import Stack
 from tests.made_up import published
 
@@ -44,9 +44,9 @@ class Uv:
 
 
 @pytest.fixture
-def uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
+def fake_uv(monkeypatch: pytest.MonkeyPatch) -> Uv:
     made = Uv()
-    monkeypatch.setattr(pins, "_uv", made)
+    monkeypatch.setattr(uv, "run", made)
     return made
 
 
@@ -74,14 +74,14 @@ MISSING = "Because there is no version of {0} and you require {0}, we can conclu
 )
 def test_a_release_that_never_was_gets_its_neighbours(version: str, nearest: str) -> None:
     told = unsatisfiable(MISSING.format(f"deepspeed=={version}"))
-    error = pins._explained(told, {"deepspeed": version})
+    error = uv.explained(told, {"deepspeed": version})
     assert isinstance(error, UserError)
     assert str(error).startswith(f"no release deepspeed=={version}: {nearest}")
     assert "releases go from 0.10.0 to 0.16.0" in str(error)
 
 
 def test_a_yanked_release_is_said_to_be_that() -> None:
-    told = pins.no_release("deepspeed", "0.15.2")
+    told = index.no_release("deepspeed", "0.15.2")
     assert told.startswith("deepspeed==0.15.2 was yanked: the nearest are 0.10.0 and 0.15.3")
 
 
@@ -92,11 +92,11 @@ def test_a_release_whose_neighbours_nobody_knows_is_still_told(
         raise Fault("the package index does not answer")
 
     monkeypatch.setattr(index, "releases", silent)
-    assert pins.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
+    assert index.no_release("up", "1.0") == "no release up==1.0: the nearest are unknown"
 
 
 def test_a_dependency_that_is_missing_is_not_the_users_mistake() -> None:
-    error = pins._explained(unsatisfiable(MISSING.format("hjson==9")), PINS)
+    error = uv.explained(unsatisfiable(MISSING.format("hjson==9")), PINS)
     assert isinstance(error, Inconclusive)
     assert "no version of hjson==9" in str(error)
 
@@ -113,14 +113,14 @@ def test_a_dependency_that_is_missing_is_not_the_users_mistake() -> None:
     ],
 )
 def test_trouble_with_the_network_is_inconclusive_and_names_the_way_out(told: str) -> None:
-    error = pins._explained(told, PINS)
+    error = uv.explained(told, PINS)
     assert isinstance(error, Fault)
     assert "no network and nothing in the cache for deepspeed==0.15.4" in str(error)
     assert "bundle" in str(error)
 
 
 def test_a_certificate_that_was_refused_is_told_apart_and_the_way_out_is_named() -> None:
-    error = pins._explained(
+    error = uv.explained(
         "error: Failed to fetch: `INDEX/deepspeed/`\n  cause: error sending request\n"
         "  cause: client error (Connect)\n  cause: invalid peer certificate: UnknownIssuer",
         PINS,
@@ -132,10 +132,10 @@ def test_a_certificate_that_was_refused_is_told_apart_and_the_way_out_is_named()
 
 def test_a_package_that_does_not_exist_is_a_mistake_but_not_one_that_another_asks_for() -> None:
     told = "Because {} was not found in the package registry and you require ..."
-    error = pins._explained(unsatisfiable(told.format("deepseed")), {"deepseed": "1.0"})
+    error = uv.explained(unsatisfiable(told.format("deepseed")), {"deepseed": "1.0"})
     assert isinstance(error, UserError)
     assert str(error) == "no package 'deepseed' in the index"
-    assert isinstance(pins._explained(unsatisfiable(told.format("hjson")), PINS), Inconclusive)
+    assert isinstance(uv.explained(unsatisfiable(told.format("hjson")), PINS), Inconclusive)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_a_package_that_does_not_exist_is_a_mistake_but_not_one_that_another_ask
     ],
 )
 def test_a_python_that_is_too_young_or_old_is_unsupported(cause: str) -> None:
-    error = pins._explained(unsatisfiable(cause), PINS)
+    error = uv.explained(unsatisfiable(cause), PINS)
     assert isinstance(error, Unsupported)
     assert str(error).endswith(cause)
 
 
 def test_anything_else_is_inconclusive_and_cut_to_a_line() -> None:
-    error = pins._explained("error: build failed\n" + "word " * 1000, PINS)
+    error = uv.explained("error: build failed\n" + "word " * 1000, PINS)
     assert isinstance(error, Inconclusive)
     assert not isinstance(error, Fault)  # it is the release's own
     assert "\n" not in str(error)
@@ -180,7 +180,7 @@ def scenario(default: Mapping[str, str], companions: tuple[Companion, ...] = ())
 
 @pytest.mark.parametrize("version", ["abc", "", "1.0 or so", "latest"])
 def test_a_version_that_is_none_is_a_mistake(version: str) -> None:
-    with pytest.raises(UserError, match=r"is no version: write one like 0\.15\.4"):
+    with pytest.raises(UserError, match=r"is not a version: write one like 0\.15\.4"):
         pins.complete(TOLD, {"deepspeed": version})
 
 
@@ -213,11 +213,14 @@ def test_a_condition_holds_of_the_pins(when: str, holds: bool) -> None:
 
 
 def test_the_scenarios_own_release_has_the_day_of_its_lock_file(tmp_path: Path) -> None:
-    assert pins.stack(TOLD, pins.complete(TOLD, {}), tmp_path, python="3.99").date == "2026-11-20"
+    assert (
+        resolution.stack(TOLD, pins.complete(TOLD, {}), tmp_path, python="3.99").date
+        == "2026-11-20"
+    )
 
 
 def test_a_day_that_the_user_names_is_taken(tmp_path: Path) -> None:
-    assert pins.stack(TOLD, PINS, tmp_path, day="2020-02-02").date == "2020-02-02"
+    assert resolution.stack(TOLD, PINS, tmp_path, day="2020-02-02").date == "2020-02-02"
 
 
 @pytest.mark.parametrize(
@@ -231,8 +234,8 @@ def test_a_day_that_the_user_names_is_taken(tmp_path: Path) -> None:
 def test_another_release_has_a_day_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, python: str, released: str, day: str
 ) -> None:
-    monkeypatch.setattr(pins, "released", lambda name, version, cache: released)
-    assert pins.stack(TOLD, PINS, tmp_path, python=python).date == day
+    monkeypatch.setattr(release_days, "released", lambda name, version, cache: released)
+    assert resolution.stack(TOLD, PINS, tmp_path, python=python).date == day
 
 
 def test_no_release_is_resolved_for_a_day_to_come(
@@ -240,31 +243,31 @@ def test_no_release_is_resolved_for_a_day_to_come(
 ) -> None:
     today = date.today()
     yesterday = (today - timedelta(days=1)).isoformat()
-    monkeypatch.setattr(pins, "released", lambda name, version, cache: yesterday)
-    assert pins.stack(TOLD, PINS, tmp_path).date == today.isoformat()
+    monkeypatch.setattr(release_days, "released", lambda name, version, cache: yesterday)
+    assert resolution.stack(TOLD, PINS, tmp_path).date == today.isoformat()
 
 
-def test_the_day_of_a_release_is_asked_once(uv: Uv, tmp_path: Path) -> None:
-    uv.answer = "upload-time = 2024-11-09T01:00:00Z\nupload-time = 2024-11-08T16:31:30Z\n"
+def test_the_day_of_a_release_is_asked_once(fake_uv: Uv, tmp_path: Path) -> None:
+    fake_uv.answer = "upload-time = 2024-11-09T01:00:00Z\nupload-time = 2024-11-08T16:31:30Z\n"
     for _ in range(2):
-        assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
-    assert len(uv.asked) == 1
-    assert uv.stdin == "deepspeed==0.15.4\n"
+        assert release_days.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+    assert len(fake_uv.asked) == 1
+    assert fake_uv.stdin == "deepspeed==0.15.4\n"
 
 
 def test_a_release_that_is_spelt_otherwise_is_named_before_anything_is_made(
-    uv: Uv, tmp_path: Path
+    fake_uv: Uv, tmp_path: Path
 ) -> None:
-    uv.answer = (
+    fake_uv.answer = (
         'lock-version = "1.0"\n[[packages]]\nname = "deepspeed"\nversion = "0.16.0"\n'
         "upload-time = 2024-11-08T16:31:30Z\n"
     )
     with pytest.raises(
         UserError, match=r"^pins\.deepspeed=0\.16: write it .* spelt, pins\.deepspeed=0\.16\.0"
     ):
-        pins.released("deepspeed", "0.16", tmp_path)
+        release_days.released("deepspeed", "0.16", tmp_path)
     assert not (tmp_path / "releases").exists()
-    assert pins.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
+    assert release_days.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
 
 
 @pytest.mark.parametrize(
@@ -283,81 +286,87 @@ def test_a_release_that_is_spelt_otherwise_is_named_before_anything_is_made(
     ids=lambda text: text[:20],
 )
 def test_a_day_that_was_kept_and_is_none_is_named_and_asked_again(
-    uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    fake_uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = pins.release_file(tmp_path, "deepspeed", "0.15.4")
+    file = release_days.release_file(tmp_path, "deepspeed", "0.15.4")
     file.parent.mkdir()
     file.write_text(text, encoding="latin-1")
-    uv.answer = "upload-time = 2024-11-08T16:31:30Z\n"
+    fake_uv.answer = "upload-time = 2024-11-08T16:31:30Z\n"
     for _ in range(2):
-        assert pins.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+        assert release_days.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
     told = capsys.readouterr().err
-    assert told == f"harness: {file} was damaged or edited: the index is asked again\n"
-    assert len(uv.asked) == 1
+    assert (
+        told
+        == f"harness: {file} was damaged or edited: the day is requested from the index again\n"
+    )
+    assert len(fake_uv.asked) == 1
 
 
-def test_an_index_that_tells_no_days_leaves_it_to_the_user(uv: Uv, tmp_path: Path) -> None:
-    with pytest.raises(Inconclusive, match="name date="):
-        pins.released("deepspeed", "0.15.4", tmp_path)
+def test_an_index_that_tells_no_days_leaves_it_to_the_user(fake_uv: Uv, tmp_path: Path) -> None:
+    with pytest.raises(Inconclusive, match="set date="):
+        release_days.released("deepspeed", "0.15.4", tmp_path)
     assert not (tmp_path / "releases").exists()
 
 
-def test_a_lock_is_for_the_day_and_without_torch(uv: Uv) -> None:
-    uv.answer = "megatron-core==0.14.0\ndeepspeed==0.15.4\n"
-    assert pins.lock(STACK) == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
-    assert uv.stdin == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
-    assert uv.after("--exclude-newer") == STACK.date
-    assert {line.split()[0] for line in uv.overrides.splitlines()} == set(pins.BASE)
-    assert not Path(uv.after("--override")).exists()
+def test_a_lock_is_for_the_day_and_without_torch(fake_uv: Uv) -> None:
+    fake_uv.answer = "megatron-core==0.14.0\ndeepspeed==0.15.4\n"
+    assert resolution.lock(STACK) == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
+    assert fake_uv.stdin == "deepspeed==0.15.4\nmegatron-core==0.14.0\n"
+    assert fake_uv.after("--exclude-newer") == STACK.date
+    assert {line.split()[0] for line in fake_uv.overrides.splitlines()} == set(resolution.BASE)
+    assert not Path(fake_uv.after("--override")).exists()
 
 
-def test_what_is_locked_is_not_resolved(uv: Uv) -> None:
-    assert pins.lock(replace(STACK, lock="deepspeed==0.15.4\n")) == "deepspeed==0.15.4\n"
-    assert uv.asked == []
+def test_what_is_locked_is_not_resolved(fake_uv: Uv) -> None:
+    assert resolution.lock(replace(STACK, lock="deepspeed==0.15.4\n")) == "deepspeed==0.15.4\n"
+    assert fake_uv.asked == []
 
 
-def test_an_old_release_is_kept_from_what_breaks_it(uv: Uv) -> None:
-    pins.lock(replace(STACK, pins={"deepspeed": "0.10.3"}))
-    assert uv.stdin == "deepspeed==0.10.3\npydantic<2\nnumpy<2\n"
+def test_an_old_release_is_kept_from_what_breaks_it(fake_uv: Uv) -> None:
+    resolution.lock(replace(STACK, pins={"deepspeed": "0.10.3"}))
+    assert fake_uv.stdin == "deepspeed==0.10.3\npydantic<2\nnumpy<2\n"
 
 
 OLD = Stack({"megatron-core": "0.5.0", "deepspeed": "0.15.4"}, "2024-12-15", *pins.here())
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11"])
-def test_a_release_with_wheels_for_this_python_is_like_any_other(python: str, uv: Uv) -> None:
-    pins.lock(replace(OLD, python=python))
-    assert uv.stdin == "megatron-core==0.5.0\ndeepspeed==0.15.4\nnumpy\n"
+def test_a_release_with_wheels_for_this_python_is_like_any_other(python: str, fake_uv: Uv) -> None:
+    resolution.lock(replace(OLD, python=python))
+    assert fake_uv.stdin == "megatron-core==0.5.0\ndeepspeed==0.15.4\nnumpy\n"
 
 
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 def test_elsewhere_the_wheel_of_another_python_is_taken_for_it_alone(
-    python: str, uv: Uv, tmp_path: Path
+    python: str, fake_uv: Uv, tmp_path: Path
 ) -> None:
     elsewhere = replace(OLD, python=python, platform="linux-aarch64")
-    uv.answer = "deepspeed==0.15.4\nnumpy==1.26.4\n"
-    lock = pins.lock(elsewhere)
-    assert uv.stdin == "deepspeed==0.15.4\nnumpy\n"
+    fake_uv.answer = "deepspeed==0.15.4\nnumpy==1.26.4\n"
+    lock = resolution.lock(elsewhere)
+    assert fake_uv.stdin == "deepspeed==0.15.4\nnumpy\n"
     assert lock == "deepspeed==0.15.4\nmegatron-core==0.5.0\nnumpy==1.26.4\n"
-    uv.asked.clear()
-    pins.install(lock, elsewhere, tmp_path / "site")
-    assert [asked[asked.index("--python-version") + 1] for asked in uv.asked] == [python, "3.11"]
-    assert uv.stdin == "megatron-core==0.5.0\n"
+    fake_uv.asked.clear()
+    resolution.install(lock, elsewhere, tmp_path / "site")
+    assert [asked[asked.index("--python-version") + 1] for asked in fake_uv.asked] == [
+        python,
+        "3.11",
+    ]
+    assert fake_uv.stdin == "megatron-core==0.5.0\n"
 
 
-def test_an_installation_takes_what_the_lock_says_and_no_more(uv: Uv, tmp_path: Path) -> None:
-    pins.install("up==1.0\n", STACK, tmp_path / "site")
-    assert uv.stdin == "up==1.0\n"
-    assert "--no-deps" in uv.asked[-1]
-    assert uv.after("--target") == str(tmp_path / "site")
-    assert uv.after("--link-mode") == "copy"
+def test_an_installation_takes_what_the_lock_says_and_no_more(fake_uv: Uv, tmp_path: Path) -> None:
+    resolution.install("up==1.0\n", STACK, tmp_path / "site")
+    assert fake_uv.stdin == "up==1.0\n"
+    assert "--no-deps" in fake_uv.asked[-1]
+    assert fake_uv.after("--target") == str(tmp_path / "site")
+    assert fake_uv.after("--link-mode") == "copy"
 
 
-def test_another_python_is_not_this_one(uv: Uv, tmp_path: Path) -> None:
+def test_another_python_is_not_this_one(fake_uv: Uv, tmp_path: Path) -> None:
     other = replace(STACK, python="3.99", platform="linux-aarch64")
-    pins.install("up==1.0\n", other, tmp_path / "site")
-    assert uv.after("--python-version") == "3.99"
-    assert uv.after("--python-platform") == "aarch64-manylinux_2_28"
+    resolution.install("up==1.0\n", other, tmp_path / "site")
+    assert fake_uv.after("--python-version") == "3.99"
+    assert fake_uv.after("--python-platform") == "aarch64-manylinux_2_28"
 
 
 def test_a_platform_is_a_linux_one() -> None:
@@ -383,4 +392,4 @@ def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("uv.find_uv_bin", look)
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: pins.uv_binary(), range(4))) == {"uv"}
+        assert set(pool.map(lambda _: uv.binary(), range(4))) == {"uv"}

@@ -67,13 +67,16 @@ def test_all_is_every_release_but_previews() -> None:
 @pytest.mark.parametrize(
     ("expression", "told"),
     [
-        ("4.37:4.99", "pins.up=4.37:4.99: no release of up lies in this range: they go from 4.9.0"),
-        ("5.0:4.34", "no release of up lies in this range"),
+        (
+            "4.37:4.99",
+            "pins.up=4.37:4.99: no release of up is in this range: releases go from 4.9.0",
+        ),
+        ("5.0:4.34", "no release of up is in this range"),
         ("4.36.7", "no release up==4.36.7: the nearest are 4.36.2 and 4.36.10"),
         ("4.34:4.36,4.36.0", "up==4.36.0 was yanked: the nearest are 4.35.0 and 4.36.2"),
-        ("4.34:4.36:major", "'4.36:major' is no version. Choices: a version (0.15.4), a range"),
-        ("latest", "'latest' is no version. Choices:"),
-        ("", "'' is no version"),
+        ("4.34:4.36:major", "'4.36:major' is not a version. Choices: a version (0.15.4), a range"),
+        ("latest", "'latest' is not a version. Choices:"),
+        ("", "'' is not a version"),
     ],
 )
 def test_what_means_no_release_is_one_line_that_helps(expression: str, told: str) -> None:
@@ -84,7 +87,7 @@ def test_what_means_no_release_is_one_line_that_helps(expression: str, told: str
 
 
 def test_without_an_index_only_single_releases_can_be_meant(silent: None) -> None:
-    with pytest.raises(Inconclusive, match="the package index does not answer"):
+    with pytest.raises(Inconclusive, match="the package index does not respond"):
         releases.chosen("up", "minor")
     with pytest.raises(Inconclusive):
         releases.chosen("up", "4.34.0,4.36:")
@@ -103,7 +106,7 @@ def test_the_wheels_that_lie_here_are_not_all_the_releases_there_are(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert main([*SWEEP[:2], f"pins.transformers={expression}"]) == 3
     told = capsys.readouterr().err
-    assert told.startswith("harness: the package index does not answer")
+    assert told.startswith("harness: the package index does not respond")
     assert told.count("\n") == 1
 
 

@@ -9,8 +9,9 @@ import pytest
 from harness import catalog, config
 from harness.nightly import selection
 from harness.sweep.baseline import about
-from harness.sweep.history import Kind, Night, Release, ReleaseResult
-from harness.upstream import pins
+from harness.sweep.history_rows import Kind, Nightly, ReleaseResult
+from harness.upstream import pins, release_days
+from harness.upstream.index import Release
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, asked, release
 
 RELEASES = [
@@ -25,14 +26,14 @@ HERE = ("cpu", "3.11", "2.13.0")
 """Where the cells of tests.nightly_world were asked."""
 
 
-def night(number: int, day: str, kind: Kind = Kind.NIGHT) -> Night:
-    return Night(number, kind, day, day, day, {})
+def night(number: int, day: str, kind: Kind = Kind.NIGHTLY) -> Nightly:
+    return Nightly(number, kind, day, day, day, {})
 
 
 def ask(
-    told: list[ReleaseResult], *nights: Night, day: str = DAY, releases: list[Release] = RELEASES
+    told: list[ReleaseResult], *nights: Nightly, day: str = DAY, releases: list[Release] = RELEASES
 ) -> list[str]:
-    found = selection.to_ask(
+    found = selection.tests_of(
         SCENARIO, {PACKAGE: releases}, told, {n.id: n for n in nights}, day, HERE
     )
     assert {question.scenario for question in found} <= {SCENARIO}
@@ -78,7 +79,7 @@ def test_what_was_recorded_as_inconclusive_is_asked_again_on_another_place_alone
     told = [asked("0.13.1", UNCLEAR), asked("0.13.3", NO)]
     assert ask(told, recorded) == []
     for other in (("gpu", "3.11", "2.13.0"), ("cpu", "3.12", "2.13.0"), ("cpu", "3.11", "2.14.0")):
-        found = selection.to_ask(SCENARIO, {PACKAGE: RELEASES}, told, {1: recorded}, DAY, other)
+        found = selection.tests_of(SCENARIO, {PACKAGE: RELEASES}, told, {1: recorded}, DAY, other)
         assert [question.release.version for question in found] == ["0.13.1"]
     again = [*told, asked("0.13.2", UNCLEAR, 2)]  # a night's own is
     assert ask(again, recorded, night(2, DAY)) == ["0.13.2"]
@@ -111,7 +112,7 @@ def test_releases_that_the_scenario_is_not_about_are_not_asked() -> None:
         release("5.0.0", "2026-01-01", package="transformers"),
     ]
     scope = catalog.scenario("rope_zero_init_v5")
-    found = selection.askable(scope, there, "2026-03-01")
+    found = selection.testable(scope, there, "2026-03-01")
     assert [r.version for r in found] == ["5.0.0"]
 
 
@@ -122,7 +123,7 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
         def today(cls) -> datetime.date:  # type: ignore[override]
             return datetime.date(2026, 11, 21)
 
-    monkeypatch.setattr(pins, "date", Then)
+    monkeypatch.setattr(release_days, "date", Then)
     monkeypatch.setattr(pins, "here", lambda: ("3.11", "linux-x86_64"))
 
 
@@ -141,7 +142,7 @@ def test_a_young_release_of_a_replay_is_resolved_as_of_the_day(
     version: str, day: str, as_of: str | None, date: str | None
 ) -> None:
     base = config.compose([f"scenario={SCENARIO}"])
-    question = selection.Question(SCENARIO, release(version, day))
+    question = selection.ReleaseTest(SCENARIO, release(version, day))
     asked_ = selection.config(base, question, as_of)
     assert asked_.date == date
     assert asked_.pins == {PACKAGE: version}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections import Counter
 from importlib.machinery import ModuleSpec
@@ -20,9 +21,11 @@ from harness.upstream import shims
 from harness.upstream.shims import megatron, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
+OFFLINE = "huggingface_hub.offline"
+
 
 def names(lane: Lane, **pins: str) -> set[str]:
-    return {point.name for point in shims.needed(pins, lane)}
+    return {point.name for point in shims.needed(pins, lane)} - {OFFLINE}
 
 
 def test_every_shim_is_declared_whole_and_once() -> None:
@@ -56,8 +59,18 @@ def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
-def test_without_the_package_no_shim_applies() -> None:
-    assert shims.needed({"another": "1.0"}, Lane.CPU) == []
+@pytest.mark.parametrize("lane", Lane)
+@pytest.mark.parametrize("pins", [{}, {"another": "1.0"}, {"transformers": "5.2.0"}])
+def test_every_run_is_offline_and_other_shims_need_their_package(
+    lane: Lane, pins: dict[str, str]
+) -> None:
+    assert [point.name for point in shims.needed(pins, lane)] == [OFFLINE]
+
+
+def test_huggingface_hub_is_offline_and_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert shims.install([OFFLINE]) == {OFFLINE: 1}
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 def test_no_shim_touches_the_path_of_a_defect() -> None:
@@ -140,10 +153,13 @@ def test_other_moves_stay_as_they_are_and_uncounted(count: Counter[str]) -> None
     assert count["x"] == 0
 
 
-def test_a_tensors_type_names_the_device(count: Counter[str]) -> None:
-    stand_ins.type_names("cuda", lambda: count.update("x"))
-    assert torch.ones(1).type() == "torch.cuda.FloatTensor"
-    assert torch.ones(1).type(torch.int8).dtype is torch.int8  # a cast, not a question
+def test_the_type_of_a_tensor_names_the_device_for_one_package(count: Counter[str]) -> None:
+    stand_ins.type_names("deepspeed", "cpu", lambda: count.update("x"))
+    code = "torch.ones(1).type()"
+    assert called_from("deepspeed.runtime.engine", code) == "torch.cpu.FloatTensor"
+    assert called_from("torch.nn", code) == "torch.FloatTensor"
+    cast = called_from("deepspeed.runtime.engine", "torch.ones(1).type(torch.int8)")
+    assert isinstance(cast, torch.Tensor)
     assert count["x"] == 1
 
 
@@ -167,8 +183,7 @@ def called_from(module: str, code: str) -> object:
 @pytest.fixture
 def megatron_uses() -> Counter[str]:
     """Megatron-core's shims for a box without a GPU, installed; the counter of their uses."""
-    points = shims.needed({"megatron-core": "0.16.1"}, Lane.CPU)
-    return shims.install([point.name for point in points])
+    return shims.install(sorted(names(Lane.CPU, **{"megatron-core": "0.16.1"})))
 
 
 MEGATRON_ASKS = {

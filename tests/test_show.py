@@ -12,7 +12,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.commands import show
 from harness.spec import Defect
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, release_days
 
 FILE = "accelerate/data_loader.py"
 
@@ -33,7 +33,7 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         yield overlay.Overlay("key", site, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
-    monkeypatch.setattr(pins, "released", lambda *_: "2024-05-10")
+    monkeypatch.setattr(release_days, "released", lambda *_: "2024-05-10")
 
 
 @pytest.mark.usefixtures("releases")

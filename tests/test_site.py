@@ -1,4 +1,4 @@
-"""The site: what it tells, that its links lead somewhere, and what it refuses."""
+"""The site: its content, its links, and what it refuses to replace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from harness.site.charts import chart
 from harness.site.inputs import collect
 from harness.site.timelines import strip
 from harness.spec import GOES_WRONG, Verdict
-from harness.sweep.history import Kind, writing
+from harness.sweep.history import writing
+from harness.sweep.history_rows import Kind
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
 from tests.recording import RECORDED, Recording, recorded
 
@@ -38,7 +39,7 @@ BUGS = f"{len(catalog.names())} bugs"
 
 
 class Page(HTMLParser):
-    """What a page says, where it leads, what it loads, and what can be led to in it."""
+    """The links, loaded files, ids and scripts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,14 +51,14 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
-        told = dict(given)
+        attributes = dict(given)
         if tag == "a":
-            self.links.append(told.get("href") or "")
-        elif told.get("src") or tag == "link":
-            self.loads.append(told.get("src") or told.get("href") or "")
-        if told.get("id"):
-            self.ids.append(str(told["id"]))
-        if told.get("role") in ("img", "region") and not told.get("aria-label"):
+            self.links.append(attributes.get("href") or "")
+        elif attributes.get("src") or tag == "link":
+            self.loads.append(attributes.get("src") or attributes.get("href") or "")
+        if attributes.get("id"):
+            self.ids.append(str(attributes["id"]))
+        if attributes.get("role") in ("img", "region") and not attributes.get("aria-label"):
             self.unnamed.append(tag)
         self.scripts += tag == "script"
 
@@ -85,9 +86,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("which", ["site", "bare"])
-def test_every_link_leads_to_a_page_that_is_there(
-    which: str, request: pytest.FixtureRequest
-) -> None:
+def test_every_link_leads_to_an_existing_page(which: str, request: pytest.FixtureRequest) -> None:
     found = pages_of(request.getfixturevalue(which))
     for path, page in found.items():
         for link in page.links:
@@ -100,15 +99,13 @@ def test_every_link_leads_to_a_page_that_is_there(
 
 
 @pytest.mark.parametrize("which", ["site", "bare"])
-def test_a_page_loads_nothing_but_files_of_the_site(
-    which: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_loads_only_files_of_the_site(which: str, request: pytest.FixtureRequest) -> None:
     for path, page in pages_of(request.getfixturevalue(which)).items():
         for address in page.loads:
             assert address == "data:," or (path.parent / address).is_file(), address
 
 
-def test_every_bug_and_every_upstream_that_was_asked_has_a_page(site: Path, bare: Path) -> None:
+def test_every_bug_and_every_tested_upstream_has_a_page(site: Path, bare: Path) -> None:
     for folder in (site, bare):
         assert {path.stem for path in (folder / "bugs").iterdir()} == set(catalog.names())
     assert {path.stem for path in (site / "upstreams").iterdir()} == {"transformers"}
@@ -122,18 +119,18 @@ def test_a_page_and_its_scripts_are_small(site: Path) -> None:
         assert sum(file.stat().st_size for file in [path, *loaded]) < MOST
 
 
-def test_charts_and_what_scrolls_have_names_and_ids_are_one_each(site: Path) -> None:
+def test_charts_and_scrolling_regions_have_labels_and_ids_are_unique(site: Path) -> None:
     for path, page in pages_of(site).items():
         assert not page.unnamed, path
         assert len(page.ids) == len(set(page.ids)), path
 
 
-def test_a_bugs_page_tells_all_that_is_known_of_it(site: Path) -> None:
+def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
     text = (site / "bugs" / "bf16_clip.html").read_text()
     for part in (
         "BF16_Optimizer clips the gradients of replicated parameters",
         "<code>get_grads_for_norm</code>",
-        "the global gradient norm differs between ranks: <strong>silent</strong>",
+        "the global gradient norm differs between ranks: <strong>did not fire</strong>",
         'href="https://github.com/microsoft/DeepSpeed/pull/1801"',
         "use a published release of DeepSpeed: none has this bug",
         "The greatest difference between the copies of a weight",
@@ -144,7 +141,7 @@ def test_a_bugs_page_tells_all_that_is_known_of_it(site: Path) -> None:
         assert part in text, part
 
 
-def test_what_others_wrote_is_text(site: Path) -> None:
+def test_text_of_others_is_escaped(site: Path) -> None:
     plain = {path: page.scripts for path, page in pages_of(site).items()}
     assert plain[site / "nights.html"] == len(
         [page for page in Page((site / "nights.html").read_text()).loads if page.endswith(".js")]
@@ -156,11 +153,11 @@ def test_what_others_wrote_is_text(site: Path) -> None:
         assert escaped in (site / name).read_text(), name
 
 
-def test_without_a_history_the_nights_say_how_to_make_one(bare: Path) -> None:
+def test_without_a_history_the_page_of_nightlies_says_how_to_start_one(bare: Path) -> None:
     assert "python -m harness watch" in (bare / "nights.html").read_text()
 
 
-def test_the_nights_tell_verdicts_changes_and_one_that_was_killed(site: Path) -> None:
+def test_the_page_of_nightlies_has_verdicts_changes_and_unfinished_nightlies(site: Path) -> None:
     text = (site / "nights.html").read_text()
     for part in (
         "now affected",
@@ -173,34 +170,34 @@ def test_the_nights_tell_verdicts_changes_and_one_that_was_killed(site: Path) ->
     assert "2026-11-20 …" not in text
 
 
-def test_alive_is_what_is_affected_in_the_newest_release(site: Path) -> None:
+def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
     text = (site / "index.html").read_text()
     assert "transformers 5.23.0: alive" in text
     assert text.count('data-alive="yes"') == 1
 
 
-def test_a_release_between_two_that_agree_stands_as_they_do() -> None:
+def test_a_release_between_two_that_agree_has_their_status() -> None:
     known = statuses.recorded()
-    asked = known.standing("rope_zero_init", "transformers", "4.38.2")
+    asked = known.known("rope_zero_init", "transformers", "4.38.2")
     assert asked
-    assert (asked.status, asked.asked) == (NO, True)
-    between = known.standing("rope_zero_init", "transformers", "5.15.9")
+    assert (asked.status, asked.tested) == (NO, True)
+    between = known.known("rope_zero_init", "transformers", "5.15.9")
     assert between
-    assert (between.status, between.asked) == (YES, False)
-    assert "as 5.15.1 and 5.16.1 are" in between.told
-    assert known.standing("rope_zero_init", "transformers", "4.38.0") is None, "they disagree"
-    assert known.standing("rope_zero_init", "transformers", "99.0") is None, "newer than all"
-    assert known.standing("rope_zero_init", "transformers", "4.0") is None, "older than all"
+    assert (between.status, between.tested) == (YES, False)
+    assert "as 5.15.1 and 5.16.1 are" in between.how
+    assert known.known("rope_zero_init", "transformers", "4.38.0") is None, "they disagree"
+    assert known.known("rope_zero_init", "transformers", "99.0") is None, "newer than all"
+    assert known.known("rope_zero_init", "transformers", "4.0") is None, "older than all"
 
 
-def test_every_scenario_says_what_goes_wrong() -> None:
+def test_every_scenario_names_its_damage() -> None:
     assert {catalog.scenario(name).goes_wrong for name in catalog.names()} <= {*GOES_WRONG} - {
         "other"
     }
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/site.md"])
-def test_the_pictures_of_the_docs_are_there_and_small(file: str) -> None:
+def test_the_pictures_of_the_docs_exist_and_are_small(file: str) -> None:
     named = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / file).read_text())
     assert named
     for picture in named:
@@ -223,18 +220,18 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("stranger", ["thesis.tex", "site.json", "bugs/notes.txt"])
-def test_a_folder_that_holds_something_else_is_refused_and_keeps_it(
+def test_a_folder_with_other_files_is_refused_and_unchanged(
     stranger: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out" / stranger
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": true}')
     assert main(["site", "--out", str(tmp_path / "out")]) == 2
-    assert f"holds what is no site of ours ({stranger})" in complaint(capsys)
+    assert f"contains a file that is not part of a site ({stranger})" in complaint(capsys)
     assert content(tmp_path) == {f"out/{stranger}": b'{"mine": true}'}
 
 
-def test_a_file_of_somebody_in_a_site_of_ours_is_kept(
+def test_a_site_with_a_foreign_file_is_refused_and_unchanged(
     bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = shutil.copytree(bare, tmp_path / "site")
@@ -244,16 +241,16 @@ def test_a_file_of_somebody_in_a_site_of_ours_is_kept(
     assert (out / "CNAME").read_text() == "bugs.example"
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(
+def test_a_file_instead_of_a_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").write_text("mine")
     assert main(["site", "--out", str(tmp_path / "out")]) == 2
-    assert "is no folder" in complaint(capsys)
+    assert "is not a folder" in complaint(capsys)
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_site_of_ours_is_replaced_whole(bare: Path, tmp_path: Path) -> None:
+def test_a_site_is_replaced_completely(bare: Path, tmp_path: Path) -> None:
     out = shutil.copytree(bare, tmp_path / "site")
     stale = out / "bugs" / "bf16_clip.html"
     stale.write_text("stale")
@@ -267,14 +264,8 @@ def test_a_site_of_ours_is_replaced_whole(bare: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["site"], "nothing is left beside it"
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    output.put(tmp_path / "site", {"index.html": "here"})
-    assert (tmp_path / "site" / "index.html").read_text() == "here"
-
-
-@pytest.mark.parametrize("failing", ["_write", "_take_the_place"])
-def test_where_it_cannot_be_written_the_old_site_stays(
+@pytest.mark.parametrize("failing", ["_write", "_replace"])
+def test_the_old_site_stays_if_the_new_one_cannot_be_written(
     failing: str,
     bare: Path,
     tmp_path: Path,
@@ -294,7 +285,7 @@ def test_where_it_cannot_be_written_the_old_site_stays(
     assert os.listdir(tmp_path) == ["site"]
 
 
-def test_a_rename_that_fails_brings_the_old_site_back(
+def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
@@ -322,7 +313,7 @@ def test_a_rename_that_fails_brings_the_old_site_back(
         (["--histori", "x", "--nights"], "see python -m harness site --help"),
     ],
 )
-def test_what_is_not_there_is_a_mistake_and_makes_nothing(
+def test_a_missing_input_is_a_mistake_and_writes_nothing(
     words: list[str],
     told: str,
     tmp_path: Path,
@@ -335,7 +326,7 @@ def test_what_is_not_there_is_a_mistake_and_makes_nothing(
     assert not os.listdir(tmp_path)
 
 
-def test_the_history_in_the_working_directory_is_taken(
+def test_the_history_in_the_working_directory_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -344,11 +335,11 @@ def test_the_history_in_the_working_directory_is_taken(
     )
     assert main(["site", "--out", "site"]) == 0
     told = capsys.readouterr().out
-    assert "no longer there, of the newest night: " in told
-    assert f"{BUGS}, 1 with a run, 3 nights: site/index.html" in told
+    assert "a run folder of the newest nightly was deleted: " in told
+    assert f"{BUGS}, 1 with a run, 3 nightlies: site/index.html" in told
 
 
-def test_a_run_that_does_not_grade_is_told_and_an_older_one_is_shown(
+def test_a_run_that_cannot_be_graded_is_reported_and_an_older_one_is_shown(
     recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(RECORDED, tmp_path / "runs" / "older")
@@ -360,12 +351,12 @@ def test_a_run_that_does_not_grade_is_told_and_an_older_one_is_shown(
     assert main(["site", "--out", str(out), "--runs", str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"not used, {newer}: buggy: ")
+    assert lines[0].startswith(f"{newer} is not used: buggy: ")
     assert f"{BUGS}, 1 with a run" in lines[1]
     assert "greatest difference" in (out / "bugs" / "bf16_clip.html").read_text()
 
 
-def test_what_is_no_run_is_told_and_no_more(
+def test_a_folder_that_is_not_a_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs" / "odd").mkdir(parents=True)
@@ -378,7 +369,7 @@ def test_what_is_no_run_is_told_and_no_more(
     assert str(tmp_path / "runs" / "odd") in told[0]
 
 
-def test_a_picture_that_fails_spoils_no_other(
+def test_a_picture_that_fails_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: object) -> Iterator[Picture]:
@@ -420,7 +411,7 @@ def layers(picture: Picture, panel: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def test_zero_stands_at_the_foot_of_an_axis_of_magnitudes_and_gaps_stay_gaps() -> None:
+def test_a_logarithmic_axis_shows_zero_at_its_lower_end_and_keeps_gaps() -> None:
     points = [("buggy", 1, 0.5), ("buggy", 2, math.nan), ("fixed", 1, 0.0), ("fixed", 2, None)]
     line = layers(Lines("t", "told", points, log=True))[0]
     assert [row["y"] for row in line["rows"]] == [0.5, None, 0.01, None]
@@ -430,12 +421,12 @@ def test_zero_stands_at_the_foot_of_an_axis_of_magnitudes_and_gaps_stay_gaps() -
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, 5.0], [None, math.inf]])
-def test_what_has_no_order_of_magnitude_gets_a_plain_axis(values: list[float | None]) -> None:
+def test_values_without_a_logarithm_get_a_linear_axis(values: list[float | None]) -> None:
     points = [("buggy", step, value) for step, value in enumerate(values)]
     assert "scale" not in layers(Lines("t", "told", points, log=True))[0]["encoding"]["y"]
 
 
-def test_buggy_and_fixed_have_their_own_colours_and_every_line_a_dash_of_its_own() -> None:
+def test_buggy_and_fixed_have_their_own_colours_and_every_line_its_own_dash() -> None:
     points = [(name, 1, 1.0) for name in ("control", "fixed", "buggy", "reference")]
     seen = layers(Lines("t", "told", points))[0]["encoding"]
     assert seen["color"]["scale"]["domain"] == ["buggy", "fixed", "control", "reference"]
@@ -443,7 +434,7 @@ def test_buggy_and_fixed_have_their_own_colours_and_every_line_a_dash_of_its_own
     assert len({str(dash) for dash in seen["strokeDash"]["scale"]["range"]}) == 4
 
 
-def test_limits_and_events_are_written_into_the_chart() -> None:
+def test_limits_and_events_are_labelled() -> None:
     picture = Lines(
         "t", "told", [("buggy", 1, 2.0)], limits={"the most": 3.0}, marks=[("warned", 1.0)]
     )
@@ -451,14 +442,14 @@ def test_limits_and_events_are_written_into_the_chart() -> None:
     assert {"the most", "warned"} <= set(said)
 
 
-def test_bars_differ_by_place_and_filling_besides_colour() -> None:
+def test_bars_differ_in_position_and_opacity_besides_colour() -> None:
     values = [("fixed", "a", 1.0), ("buggy", "a", 0.5)]
     seen = layers(Bars("t", "told", values, limits={"right": 1.0}))[0]["encoding"]
     assert seen["yOffset"]["sort"] == ["buggy", "fixed"]
     assert len(set(seen["fillOpacity"]["scale"]["range"])) == 2
 
 
-def test_a_grid_of_words_has_a_sign_for_each_and_one_of_few_numbers_the_numbers() -> None:
+def test_a_grid_of_words_has_signs_and_a_small_grid_shows_its_numbers() -> None:
     words = Grid("t", "told", [("buggy", n, 0, w) for n, w in enumerate(("once", "never"))])
     assert layers(words)[1]["encoding"]["shape"]["scale"]["domain"] == ["once", "never"]
     numbers = Grid("t", "told", [("buggy", "a", 0, 0.5), ("fixed", "a", 0, 1.0)])
@@ -466,13 +457,13 @@ def test_a_grid_of_words_has_a_sign_for_each_and_one_of_few_numbers_the_numbers(
     assert [name for name, _ in chart(numbers).panels] == ["buggy", "fixed"]
 
 
-def test_the_numbers_of_a_chart_are_a_table_that_ends_somewhere() -> None:
+def test_the_table_of_a_chart_is_limited() -> None:
     drawn = chart(Lines("t", "told", [("buggy", n, math.inf) for n in range(1000)]))
     assert drawn.rows[0] == ("buggy", "0", "inf")
     assert (len(drawn.rows), drawn.left_out) == (400, 600)
 
 
-def test_a_strip_goes_by_days_where_all_are_known_and_tells_its_spans() -> None:
+def test_a_strip_goes_by_days_if_all_are_known_and_lists_its_spans() -> None:
     rows: list[dict[str, str | None]] = [
         {"version": "1.0", "day": "2024-01-01", "status": "affected", "why": ""},
         {"version": "1.1", "day": "2024-02-01", "status": "affected", "why": ""},
@@ -480,13 +471,16 @@ def test_a_strip_goes_by_days_where_all_are_known_and_tells_its_spans() -> None:
         {"version": "1.3", "day": None, "status": "not affected", "why": ""},
     ]
     by_version = strip(rows, "deepspeed")
-    assert by_version.told == "deepspeed: 1.0 to 1.1 affected; 1.3 not affected"
+    assert by_version.summary == "deepspeed: 1.0 to 1.1 affected; 1.3 not affected"
     assert by_version.panels[0][1]["encoding"]["x"]["field"] == "version"
+    encoding = by_version.panels[0][1]["encoding"]
+    fields = {encoding[channel]["field"] for channel in ("y", "color", "shape")}
+    assert fields == {"status"} <= rows[0].keys()
     by_day = strip(rows[:3], "deepspeed")
     assert by_day.panels[0][1]["encoding"]["x"]["field"] == "day"
 
 
-def test_a_word_that_should_not_be_there_has_the_colour_of_the_bug() -> None:
+def test_a_wrong_word_has_the_colour_of_the_bug() -> None:
     grid = Grid(
         "t", "told", [("buggy", 0, 0, "nobody"), ("buggy", 1, 0, "rank 0")], wrong=["nobody"]
     )
@@ -494,16 +488,16 @@ def test_a_word_that_should_not_be_there_has_the_colour_of_the_bug() -> None:
     assert '"domain": ["nobody", "rank 0"], "range": ["var:--buggy", "var:--other-1"]' in text
 
 
-def test_two_nights_of_one_day_are_told_apart(tmp_path: Path) -> None:
+def test_two_nightlies_of_one_day_have_different_names(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite"
     with writing(file) as history:
         for started in ("2026-11-22T01:22:40Z", "2026-11-22T03:05:00Z", "2026-11-23T01:00:00Z"):
-            night = history.begin(Kind.NIGHT, started[:10], started, {})
+            night = history.start(Kind.NIGHTLY, started[:10], started, {})
             result = RunResult("bf16_clip", Verdict.REPRODUCED, (), ())
-            history.keep_verdict(night, result, 60.0, None)
-            history.end(night, started)
-    names = [each.name for each in collect(file, [], print).nights]
+            history.add_verdict(night, result, 60.0, None)
+            history.finish(night, started)
+    names = [each.name for each in collect(file, [], print).nightlies]
     assert names == ["2026-11-22 01:22", "2026-11-22 03:05", "2026-11-23"]
     assert main(["site", "--out", str(tmp_path / "site"), "--history", str(file)]) == 0
     page = (tmp_path / "site" / "nights.html").read_text()
-    assert all(page.count(f'"night": "{name}"') == 1 for name in names)
+    assert all(page.count(f'"nightly": "{name}"') == 1 for name in names)

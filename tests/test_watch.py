@@ -1,4 +1,4 @@
-"""A night on an index, on releases and on runs that are made up: nothing is launched."""
+"""A nightly with a fake index, fake releases and fake runs: nothing is launched."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from harness.errors import Fault, UserError
 from harness.spec import Verdict
 from harness.sweep import affected
 from harness.sweep import changes as compared
-from harness.sweep.cells import Status
-from harness.sweep.history import History, Kind, reading, writing
+from harness.sweep.cell import Status
+from harness.sweep.history import History, reading, writing
+from harness.sweep.history_rows import Kind
 from tests.made_up import scenario_module
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
 
@@ -27,7 +28,7 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 
 @pytest.fixture(autouse=True)
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.13.0 is recorded, on 2024-03-01, as every fact of a made up record."""
+    """0.13.0 is recorded as not affected, on 2024-03-01."""
     fact = {
         "pins": {PACKAGE: "0.13.0"},
         "status": "not affected",
@@ -54,31 +55,32 @@ def appeared(world: World, version: str, day: str) -> None:
     world.releases.append(release(version, day))
 
 
-def test_a_history_begins_with_the_record_and_the_newest_release(
+def test_a_history_starts_with_recorded_results_and_the_newest_release(
     world: World, capsys: Capture
 ) -> None:
     assert watch() == 0
     assert world.versions == ["0.13.1"]
     assert world.ran == [SCENARIO]
     with reading(FILE) as history:
-        recorded, tonight = history.nights()
+        recorded, tonight = history.nightlies()
         assert (recorded.kind, recorded.day) == (Kind.RECORDED, "2024-03-01")
-        assert (tonight.kind, tonight.day) == (Kind.NIGHT, "2024-03-04")
+        assert (tonight.kind, tonight.day) == (Kind.NIGHTLY, "2024-03-04")
         assert recorded.ended
         assert tonight.ended
         assert tonight.facts["index"] is True
-        assert [(a.night, a.version) for a in history.answers()] == [
+        assert [(a.nightly, a.version) for a in history.results()] == [
             (recorded.id, "0.13.0"),
             (tonight.id, "0.13.1"),
         ]
         assert [own.verdict for own in history.verdicts()] == ["reproduced"]
     out = capsys.readouterr().out
     assert (
-        "night of 2024-03-04: 1 release asked, 1 scenario of ours (1 reproduced), no change" in out
+        "nightly of 2024-03-04: 1 release tested, 1 scenario of ours (1 reproduced), no change"
+        in out
     )
 
 
-def test_a_second_night_asks_what_has_appeared_and_nothing_else(world: World) -> None:
+def test_a_second_nightly_tests_only_new_releases(world: World) -> None:
     watch()
     world.asked.clear()
     world.day = "2024-03-05"
@@ -90,7 +92,7 @@ def test_a_second_night_asks_what_has_appeared_and_nothing_else(world: World) ->
     assert world.ran == [SCENARIO] * 3
 
 
-def test_a_release_that_is_worse_ends_the_night_with_1_and_what_to_do(
+def test_an_affected_release_ends_the_nightly_with_exit_code_1_and_advice(
     world: World, capsys: Capture
 ) -> None:
     watch()
@@ -99,23 +101,25 @@ def test_a_release_that_is_worse_ends_the_night_with_1_and_what_to_do(
     assert watch() == 1
     assert changes() == [("now affected", "0.13.2")]
     out = capsys.readouterr().out
-    assert "deepspeed 0.13.2 (2024-03-04) has clip_max_for_min, which 0.13.1 had not" in out
+    assert "deepspeed 0.13.2 (2024-03-04) is affected by clip_max_for_min; 0.13.1 was not." in out
     assert (
         f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2" in out
     )
     assert watch() == 0  # told once
 
 
-def test_a_release_that_is_better_is_told_and_no_failure(world: World, capsys: Capture) -> None:
+def test_a_release_that_is_no_longer_affected_is_reported_without_failure(
+    world: World, capsys: Capture
+) -> None:
     world.answers["0.13.1"] = YES
     watch()
     appeared(world, "0.13.2", "2024-03-04")
     assert watch() == 0
     assert changes()[-1] == ("no longer affected", "0.13.2")
-    assert "no longer has clip_max_for_min, which 0.13.1 had" in capsys.readouterr().out
+    assert "is not affected by clip_max_for_min; 0.13.1 was." in capsys.readouterr().out
 
 
-def test_a_release_that_gives_no_answer_is_worse_and_asked_again(world: World) -> None:
+def test_an_inconclusive_release_is_worse_and_is_tested_again(world: World) -> None:
     world.answers["0.13.1"] = UNCLEAR
     assert watch() == 1
     assert watch() == 0  # told already
@@ -125,14 +129,14 @@ def test_a_release_that_gives_no_answer_is_worse_and_asked_again(world: World) -
     assert changes() == [("no longer answers", "0.13.1"), ("answers again", "0.13.1")]
 
 
-def test_what_this_machine_cannot_run_is_told_once_and_is_not_worse(world: World) -> None:
+def test_an_unsupported_release_is_reported_once_and_is_not_worse(world: World) -> None:
     world.answers["0.13.1"] = Status.UNSUPPORTED
     assert watch() == 0
     assert watch() == 0
     assert changes() == [("cannot be asked here", "0.13.1")]
 
 
-def test_what_could_not_be_asked_is_no_answer_of_the_release(world: World, capsys: Capture) -> None:
+def test_a_release_that_could_not_be_tested_has_no_result(world: World, capsys: Capture) -> None:
     world.answers["0.13.1"] = Fault("no room on the disk")
     appeared(world, "0.13.2", "2024-03-03")
     world.answers["0.13.2"] = UserError("no release deepspeed==0.13.2")
@@ -159,7 +163,7 @@ def test_a_scenario_of_ours_that_no_longer_reproduces_is_worse(
     assert changes()[-1] == ("reproduces again", None)
 
 
-def test_a_scenario_of_ours_that_still_does_not_reproduce_is_told_once_and_never_green(
+def test_a_scenario_that_still_does_not_reproduce_is_reported_once_and_keeps_failing(
     world: World,
 ) -> None:
     world.verdict = Verdict.NOT_REPRODUCED
@@ -170,20 +174,7 @@ def test_a_scenario_of_ours_that_still_does_not_reproduce_is_told_once_and_never
     assert suite.get("failures") == "1"
 
 
-def test_an_inconclusive_run_of_ours_ends_the_night_with_3(world: World) -> None:
-    world.verdict = Verdict.INCONCLUSIVE
-    assert watch() == 3
-    assert changes() == []
-
-
-def test_what_this_machine_cannot_run_of_ours_is_no_failure(world: World) -> None:
-    world.verdict = Verdict.UNSUPPORTED
-    assert watch() == 0
-
-
-def test_a_release_that_was_yanked_is_told_and_its_answer_kept(
-    world: World, capsys: Capture
-) -> None:
+def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys: Capture) -> None:
     watch()
     capsys.readouterr()
     world.releases[-1] = release("0.13.1", "2024-01-23", yanked=True)
@@ -191,8 +182,8 @@ def test_a_release_that_was_yanked_is_told_and_its_answer_kept(
     assert world.versions == ["0.13.1"]
     assert changes() == [("yanked", "0.13.1")]
     out = capsys.readouterr().out
-    assert "deepspeed 0.13.1 was yanked, and is not asked any more" in out
-    assert f"Kept are its last answers to {SCENARIO} (not affected)." in out
+    assert "deepspeed 0.13.1 was yanked and is no longer tested" in out
+    assert f"Its last status stays: {SCENARIO} (not affected)." in out
     with reading(FILE) as history:
         assert history.known(SCENARIO)[PACKAGE, "0.13.1"].cell.status is NO
         assert {r.version: r.yanked for r in history.releases()} == {
@@ -203,7 +194,7 @@ def test_a_release_that_was_yanked_is_told_and_its_answer_kept(
     assert changes() == [("yanked", "0.13.1")]
 
 
-def test_a_release_that_was_yanked_before_its_answer_is_not_asked_again(world: World) -> None:
+def test_a_yanked_inconclusive_release_is_not_tested_again(world: World) -> None:
     world.answers["0.13.1"] = UNCLEAR
     watch()
     world.releases[-1] = release("0.13.1", "2024-01-23", yanked=True)
@@ -211,39 +202,39 @@ def test_a_release_that_was_yanked_before_its_answer_is_not_asked_again(world: W
     assert world.versions == ["0.13.1"]
 
 
-def test_without_a_network_a_night_asks_what_the_history_knows(
+def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     world: World, capsys: Capture
 ) -> None:
     world.answers["0.13.1"] = UNCLEAR
     watch()
     world.answers.clear()
-    world.fault = Fault("the package index does not answer (ConnectionError)")
+    world.fault = Fault("the package index does not respond (ConnectionError)")
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 2
-    assert "the package index does not answer" in capsys.readouterr().out
+    assert "the package index does not respond" in capsys.readouterr().out
     with reading(FILE) as history:
-        assert history.nights()[-1].facts["index"] is False
+        assert history.nightlies()[-1].facts["index"] is False
     appeared(world, "0.13.2", "2024-03-04")
     world.fault = None
     watch()
-    assert world.versions[-1] == "0.13.2"  # the night without a network has missed nothing
+    assert world.versions[-1] == "0.13.2"  # the nightly without a network missed nothing
 
 
-def test_without_a_network_and_without_a_history_nothing_was_learnt(world: World) -> None:
+def test_without_a_network_and_without_a_history_it_is_inconclusive(world: World) -> None:
     world.fault = Fault("no network")
     assert watch() == 3
     assert world.versions == []
     assert world.ran == [SCENARIO]
 
 
-def kill_after(world: World, answers: int, capsys: Capture) -> None:
-    world.killed_after = answers
+def kill_after(world: World, results: int, capsys: Capture) -> None:
+    world.killed_after = results
     assert watch() == 130
     assert "interrupted" in capsys.readouterr().err
     world.killed_after = None
 
 
-def test_a_night_that_was_killed_is_gone_on_with_and_tells_all(
+def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
     world: World, capsys: Capture
 ) -> None:
     watch()
@@ -254,14 +245,14 @@ def test_a_night_that_was_killed_is_gone_on_with_and_tells_all(
     world.releases[0] = release("0.13.0", "2024-01-10", yanked=True)
     kill_after(world, 1, capsys)
     with reading(FILE) as history:
-        killed = history.nights()[-1]
+        killed = history.nightlies()[-1]
         assert killed.ended is None
-        assert [a.version for a in history.answers(killed.id)] == ["0.13.2"]
+        assert [a.version for a in history.results(killed.id)] == ["0.13.2"]
     assert watch() == 1
     assert world.versions == ["0.13.2", "0.13.3"]  # neither of them twice
     with reading(FILE) as history:
-        assert history.nights()[-1].id == killed.id
-        assert history.nights()[-1].ended
+        assert history.nightlies()[-1].id == killed.id
+        assert history.nightlies()[-1].ended
     assert changes() == [
         ("yanked", "0.13.0"),
         ("now affected", "0.13.2"),
@@ -269,40 +260,40 @@ def test_a_night_that_was_killed_is_gone_on_with_and_tells_all(
     ]
 
 
-def test_our_runs_that_a_killed_night_had_done_are_not_done_again(
+def test_finished_runs_of_a_killed_nightly_are_not_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-    told = compared.of_ours
+    original = compared.of_ours
     monkeypatch.setattr(compared, "of_ours", interrupted)
     assert watch() == 130
-    monkeypatch.setattr(compared, "of_ours", told)
+    monkeypatch.setattr(compared, "of_ours", original)
     assert watch() == 0
     assert world.ran == [SCENARIO]
 
 
-def test_a_record_that_was_killed_while_it_was_kept_is_kept_whole(
+def test_recorded_results_are_added_again_if_that_was_interrupted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = History.end
-    monkeypatch.setattr(History, "end", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    end = History.finish
+    monkeypatch.setattr(History, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert watch() == 130
-    monkeypatch.setattr(History, "end", end)
+    monkeypatch.setattr(History, "finish", end)
     assert watch() == 0
     with reading(FILE) as history:
-        assert [n.kind for n in history.nights()] == [Kind.RECORDED, Kind.NIGHT]
-        assert all(n.ended for n in history.nights())
-        assert len(history.answers(history.nights()[0].id)) == 1
+        assert [n.kind for n in history.nightlies()] == [Kind.RECORDED, Kind.NIGHTLY]
+        assert all(n.ended for n in history.nightlies())
+        assert len(history.results(history.nightlies()[0].id)) == 1
 
 
-def test_two_nights_at_once_are_one_too_many(world: World, capsys: Capture) -> None:
+def test_only_one_nightly_at_a_time_writes_to_a_history(world: World, capsys: Capture) -> None:
     with writing(FILE):
         assert watch() == 3
-    assert "another night is being written to history.sqlite" in capsys.readouterr().err
+    assert "another command is writing to history.sqlite" in capsys.readouterr().err
     assert world.asked == []
 
 
-def test_a_clock_that_was_set_back_is_told(world: World, capsys: Capture) -> None:
+def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) -> None:
     watch()
     world.day = "2024-03-03"
     assert watch() == 3
@@ -313,10 +304,10 @@ def test_a_clock_that_was_set_back_is_told(world: World, capsys: Capture) -> Non
     assert len(err) == 2
     assert all("is this machine's clock right?" in line or "clock right" in line for line in err)
     with reading(FILE) as history:
-        assert len(history.nights()) == 2
+        assert len(history.nightlies()) == 2
 
 
-def test_a_replay_sees_the_index_as_it_was(world: World, capsys: Capture) -> None:
+def test_a_replay_reads_the_index_as_it_was(world: World, capsys: Capture) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     appeared(world, "0.13.3", "2024-02-23")
     world.answers["0.13.2"] = YES
@@ -324,10 +315,10 @@ def test_a_replay_sees_the_index_as_it_was(world: World, capsys: Capture) -> Non
     assert watch(*REPLAY) == 1
     assert world.versions == ["0.13.1", "0.13.2", "0.13.3"]
     assert world.ran == []
-    # Resolved as of the replayed night, while their dependencies had not settled.
+    # Resolved as of the replayed day, as the usual day is later.
     assert [config.date for config in world.asked] == ["2024-02-05", "2024-02-12", "2024-02-26"]
     with reading(FILE) as history:
-        nights = history.nights()
+        nights = history.nightlies()
         assert [n.day for n in nights] == [
             "2024-02-05",
             "2024-02-12",
@@ -343,9 +334,7 @@ def test_a_replay_sees_the_index_as_it_was(world: World, capsys: Capture) -> Non
         ]
 
 
-def test_a_replay_that_was_killed_goes_on_with_the_same_command(
-    world: World, capsys: Capture
-) -> None:
+def test_the_same_command_continues_a_replay_that_was_killed(world: World, capsys: Capture) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     world.killed_after = 1
     assert watch(*REPLAY) == 130
@@ -353,10 +342,10 @@ def test_a_replay_that_was_killed_goes_on_with_the_same_command(
     assert watch(*REPLAY) == 0
     assert world.versions == ["0.13.1", "0.13.2"]
     with reading(FILE) as history:
-        assert len(history.nights()) == 5
+        assert len(history.nightlies()) == 5
 
 
-def test_a_nightly_may_go_on_with_a_history_that_was_replayed(world: World) -> None:
+def test_a_nightly_may_follow_a_replay_in_a_history(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     watch("--as-of", "2024-02-01")
     with reading(FILE) as history:
@@ -368,20 +357,18 @@ def test_a_nightly_may_go_on_with_a_history_that_was_replayed(world: World) -> N
 @pytest.mark.parametrize(
     ("day", "why"),
     [
-        ("2024-03-05", "--as-of 2024-03-05 is yet to come: it is 2024-03-04"),
-        ("yesterday", "--as-of yesterday is no day: write one like 2024-03-04"),
-        ("20240301", "--as-of 20240301 is no day"),
-        ("", "is no day"),
+        ("2024-03-05", "--as-of 2024-03-05 is in the future: today is 2024-03-04"),
+        ("yesterday", "--as-of yesterday is not a day: write one like 2024-03-04"),
+        ("20240301", "--as-of 20240301 is not a day"),
+        ("", "is not a day"),
         ("2024-02-01:2024-03-01", "--as-of 2024-02-01:2024-03-01: write a day"),
         ("2024-02-01:2024-03-01:0", "write a day"),
         ("2024-02-01:2024-03-01:x", "write a day"),
-        ("2024-03-01:2024-02-01:7", "2024-02-01 lies before 2024-03-01"),
-        ("2024-02-01:2024-03-09:7", "is yet to come"),
+        ("2024-03-01:2024-02-01:7", "2024-02-01 is before 2024-03-01"),
+        ("2024-02-01:2024-03-09:7", "is in the future"),
     ],
 )
-def test_a_day_that_cannot_be_meant_is_a_mistake(
-    world: World, capsys: Capture, day: str, why: str
-) -> None:
+def test_an_invalid_day_is_a_mistake(world: World, capsys: Capture, day: str, why: str) -> None:
     assert watch("--as-of", day) == 2
     err = capsys.readouterr().err
     assert why in err
@@ -389,13 +376,15 @@ def test_a_day_that_cannot_be_meant_is_a_mistake(
     assert not FILE.exists()
 
 
-def test_a_replay_goes_forward_and_has_a_history_of_its_own(world: World, capsys: Capture) -> None:
+def test_a_replay_needs_later_days_and_a_history_without_nightlies(
+    world: World, capsys: Capture
+) -> None:
     watch("--as-of", "2024-02-05")
     assert watch("--as-of", "2024-02-04") == 2
-    assert "go forward, or name another file" in capsys.readouterr().err
+    assert "replay a later day, or name another file" in capsys.readouterr().err
     watch("--history", "nightly.sqlite")
     assert watch("--history", "nightly.sqlite", "--as-of", "2024-02-05") == 2
-    assert "nightly.sqlite has nights of its own" in capsys.readouterr().err
+    assert "nightly.sqlite has nightlies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -403,9 +392,9 @@ def test_a_replay_goes_forward_and_has_a_history_of_its_own(world: World, capsys
     [
         (["scenario=nothing"], "no scenario 'nothing'"),
         (["scenario="], "no scenario ''"),
-        (["pins.deepspeed=0.13.2"], "no override of a night 'pins.deepspeed'"),
-        (["variant=all"], "no override of a night 'variant'"),
-        (["scenario.lr=1"], "no override of a night 'scenario.lr'"),
+        (["pins.deepspeed=0.13.2"], "no override of watch 'pins.deepspeed'"),
+        (["variant=all"], "no override of watch 'variant'"),
+        (["scenario.lr=1"], "no override of watch 'scenario.lr'"),
         (["--multirun"], "unrecognized arguments: --multirun"),
         (["launch=tpu"], "Choices: auto, cpu, gpu"),
         (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
@@ -426,7 +415,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not FILE.exists()
 
 
-def test_all_scenarios_are_asked_by_default(world: World, capsys: Capture) -> None:
+def test_all_scenarios_are_run_by_default(world: World, capsys: Capture) -> None:
     world.releases = []
     assert main(["watch"]) == 0
     assert len(world.ran) == len(set(world.ran)) > 15
@@ -436,7 +425,7 @@ def test_all_scenarios_are_asked_by_default(world: World, capsys: Capture) -> No
     assert sorted(world.ran) == ["bf16_clip", SCENARIO]
 
 
-def test_a_broken_scenario_is_inconclusive_and_not_the_others_loss(
+def test_a_broken_scenario_does_not_affect_others(
     world: World, more_scenarios: Path, capsys: Capture
 ) -> None:
     scenario_module(more_scenarios, "broken_one", "import nothing_of_that_name\n")
@@ -452,14 +441,14 @@ def worse_night(world: World) -> None:
         world.answers[version] = answer
 
 
-def test_the_summary_has_what_got_worse_and_tables(world: World) -> None:
+def test_the_summary_has_changes_for_the_worse_and_tables(world: World) -> None:
     worse_night(world)
     assert watch("--summary", "night.md") == 1
     text = Path("night.md").read_text()
     assert text.startswith(
-        "## night of 2024-03-04: 3 releases asked, 1 scenario of ours (1 reproduced)"
+        "## nightly of 2024-03-04: 3 releases tested, 1 scenario of ours (1 reproduced)"
     )
-    worse = text[text.index("### Worse") : text.index("### Releases asked")]
+    worse = text[text.index("### Worse") : text.index("### Releases tested")]
     assert "deepspeed 0.13.2" in worse
     assert (
         f"`python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2`"
@@ -467,10 +456,10 @@ def test_the_summary_has_what_got_worse_and_tables(world: World) -> None:
     )
     assert "deepspeed 0.13.3 (" not in worse
     assert f"| {SCENARIO} | deepspeed | 0.13.2 | 2024-03-04 | affected | now affected |  |" in text
-    assert f"| {SCENARIO} | reproduced |" in text[text.index("### Our own record") :]
+    assert f"| {SCENARIO} | reproduced |" in text[text.index("### Our own scenarios") :]
 
 
-def test_what_upstream_wrote_is_no_markup(world: World) -> None:
+def test_text_of_upstream_is_escaped(world: World) -> None:
     watch()
     appeared(world, "0.13.2", "2024-03-04")
     world.answers["0.13.2"] = UNCLEAR
@@ -482,7 +471,7 @@ def test_what_upstream_wrote_is_no_markup(world: World) -> None:
         return replace(ask(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")  # type: ignore[arg-type]
 
     world_ask = pytest.MonkeyPatch()
-    world_ask.setattr("harness.sweep.cells.ask", nasty)
+    world_ask.setattr("harness.sweep.cells.find", nasty)
     try:
         assert watch("--summary", "night.md", "--junitxml", "night.xml") == 1
     finally:
@@ -495,7 +484,7 @@ def test_what_upstream_wrote_is_no_markup(world: World) -> None:
     ElementTree.parse("night.xml")
 
 
-def test_junit_has_a_case_for_each_of_ours_and_each_release(world: World) -> None:
+def test_junit_has_a_case_for_each_scenario_and_each_release(world: World) -> None:
     worse_night(world)
     assert watch("--junitxml", "night.xml") == 1
     (suite,) = ElementTree.parse("night.xml").getroot()
@@ -509,7 +498,7 @@ def test_junit_has_a_case_for_each_of_ours_and_each_release(world: World) -> Non
     assert [suite.get(k) for k in ("tests", "failures", "errors", "skipped")] == [*"4200"]
 
 
-def test_a_release_that_stays_silent_is_one_line_and_skipped_in_junit(
+def test_a_release_that_stays_inconclusive_is_one_line_and_skipped_in_junit(
     world: World, capsys: Capture
 ) -> None:
     world.answers["0.13.1"] = UNCLEAR
@@ -519,33 +508,35 @@ def test_a_release_that_stays_silent_is_one_line_and_skipped_in_junit(
     (suite,) = ElementTree.parse("night.xml").getroot()
     assert suite.get("skipped") == "1"
     out = capsys.readouterr().out
-    assert f"1 release asked again, still without an answer: {SCENARIO}" in out
-    assert "why there is no answer" not in out  # no table of what everybody knows
+    assert f"1 release tested again, still without a certain status: {SCENARIO}" in out
+    assert "why not certain" not in out  # no table of what was reported before
 
 
-@pytest.mark.parametrize(
-    ("verdict", "tag"),
-    [
-        (Verdict.NOT_REPRODUCED, "failure"),
-        (Verdict.INCONCLUSIVE, "error"),
-        (Verdict.UNSUPPORTED, "skipped"),
-    ],
-)
-def test_junit_tells_apart_how_ours_came_out(world: World, verdict: Verdict, tag: str) -> None:
-    world.verdict = verdict
-    watch("--junitxml", "night.xml")
-    (suite,) = ElementTree.parse("night.xml").getroot()
-    (case,) = [c for c in suite if c.get("classname") == "watch.ours"]
-    assert [e.tag for e in case] == [tag]
-
-
-def test_json_has_all_that_the_nights_say(world: World) -> None:
+def test_json_has_all_results(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     world.answers["0.13.2"] = YES
     watch(*REPLAY, "--json", "replay.json")
-    told = json.loads(Path("replay.json").read_text())
-    assert told["exit_code"] == 1
-    assert [n["night"]["day"] for n in told["nights"]][:2] == ["2024-02-05", "2024-02-12"]
-    assert [a["version"] for n in told["nights"] for a in n["asked"]] == ["0.13.1", "0.13.2"]
-    (change,) = told["nights"][1]["changes"]
+    content = json.loads(Path("replay.json").read_text())
+    assert content["exit_code"] == 1
+    assert [n["night"]["day"] for n in content["nights"]][:2] == ["2024-02-05", "2024-02-12"]
+    assert [a["version"] for n in content["nights"] for a in n["asked"]] == ["0.13.1", "0.13.2"]
+    (change,) = content["nights"][1]["changes"]
     assert (change["kind"], change["version"]) == ("now affected", "0.13.2")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "tag"),
+    [
+        (Verdict.NOT_REPRODUCED, 1, "failure"),
+        (Verdict.INCONCLUSIVE, 3, "error"),
+        (Verdict.UNSUPPORTED, 0, "skipped"),
+    ],
+)
+def test_the_verdict_of_our_scenario_decides_the_exit_code_and_the_case_of_junit(
+    world: World, verdict: Verdict, code: int, tag: str
+) -> None:
+    world.verdict = verdict
+    assert watch("--junitxml", "night.xml") == code
+    (suite,) = ElementTree.parse("night.xml").getroot()
+    (case,) = [c for c in suite if c.get("classname") == "watch.ours"]
+    assert [e.tag for e in case] == [tag]

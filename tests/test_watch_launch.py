@@ -11,8 +11,9 @@ import pytest
 from harness import catalog
 from harness.__main__ import INTERRUPTED
 from harness.machine import cache_folder
-from harness.sweep.history import Kind, reading
-from harness.upstream import overlay, pins
+from harness.sweep.history import reading
+from harness.sweep.history_rows import Kind
+from harness.upstream import overlay, resolution
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES
 from tests.overlays import lent
@@ -27,7 +28,7 @@ WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.
 def place(tmp_path: Path) -> Iterator[Sandbox]:
     """With the user's cache, which has the overlays after this."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
-    overlay.make(pins.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
+    overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
         place = Sandbox.under(tmp_path, cache)
         yield place
@@ -57,7 +58,7 @@ def test_nights_of_real_runs_say_when_a_bug_appeared(place: Sandbox, index: dict
     assert tonight.code == 0, tonight
     assert "1 scenario of ours (1 reproduced)" in tonight.out
     with reading(place.cwd.parent / "nights.sqlite") as history:
-        assert [(n.kind, n.day) for n in history.nights()][:2] == [
+        assert [(n.kind, n.day) for n in history.nightlies()][:2] == [
             (Kind.REPLAY, "2024-05-15"),
             (Kind.REPLAY, "2024-05-22"),
         ]
@@ -86,8 +87,10 @@ def test_a_night_that_is_told_to_end_ends_and_the_next_goes_on(
     assert done.complaint.startswith("interrupted")
     assert place.living() == []
     with reading(history) as kept:
-        (tonight,) = (night for night in kept.nights() if night.kind is Kind.NIGHT)
+        (tonight,) = (night for night in kept.nightlies() if night.kind is Kind.NIGHTLY)
         assert tonight.ended is None
     assert place.run(*WATCH, **index).code == 0
     with reading(history) as kept:
-        assert [n.id for n in kept.nights() if n.kind is Kind.NIGHT and n.ended] == [tonight.id]
+        assert [n.id for n in kept.nightlies() if n.kind is Kind.NIGHTLY and n.ended] == [
+            tonight.id
+        ]

@@ -16,7 +16,7 @@ from harness.report import count
 from harness.spec import BUGGY, FIXED, OTHER, Lane, Outcome, Scenario, Verdict
 from harness.sweep import affected
 from harness.trial.grade import grade
-from harness.upstream import locks, pins
+from harness.upstream import locks, pins, resolution
 
 LONGEST_TITLE = 110
 """Characters of a title."""
@@ -99,7 +99,7 @@ def _check_lock(name: str, path: Path, chosen: dict[str, str]) -> None:
     lock = locks.read(path)
     for python in lock.pythons:
         versions = lock.versions(python)
-        if not versions.items() >= chosen.items() or versions.keys() & set(pins.BASE) - {
+        if not versions.items() >= chosen.items() or versions.keys() & set(resolution.BASE) - {
             "setuptools"
         }:
             raise Missing(f"locks/{path.name} does not fit: python -m harness lock {name}")

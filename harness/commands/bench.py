@@ -27,7 +27,7 @@ from harness.machine import cache_folder
 from harness.report import table, terminal
 from harness.spec import BUGGY, Scenario
 from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE, read_json
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, pins, resolution
 
 STARTING = {"start": "torchrun, interpreters, waiting for shared imports", "torch": "import torch"}
 """Phases that every launch has."""
@@ -83,7 +83,7 @@ def _harness(*words: str) -> None:
 def _overlay_seconds(scenario: Scenario, cache: Path) -> dict[str, float]:
     """Wall seconds to install an overlay in an empty cache (uv's cache is full), and to check
     it."""
-    stack = pins.stack(scenario, pins.complete(scenario, {}), cache_folder())
+    stack = resolution.stack(scenario, pins.complete(scenario, {}), cache_folder())
     defects = scenario.variants[BUGGY].defects
 
     def borrow() -> None:

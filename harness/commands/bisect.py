@@ -1,10 +1,10 @@
-"""find the releases between which a bug came or went, and test few of them
+"""find the releases between which a bug appeared or disappeared, with few tests
 
     python -m harness bisect scenario=rope_zero_init pins.transformers=4.31:5.23
 
-First every n-th release is asked, so that a bug that was fixed and came back is met; then each
-stretch whose two ends differ is halved until its ends are neighbours. A release that gives no
-answer is stepped round.
+First every n-th release is tested, so that a bug that was fixed and came back is found. Then each
+interval whose ends differ is halved until its ends are neighbours. If the status of a release is
+not certain, its neighbours are tested instead.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from harness.commands import Arguments, pages
-from harness.commands.matrix import STYLES, Sweep, asked, said
+from harness.commands.matrix import STYLES, Sweep, describe, sweep_of
 from harness.errors import ExitCode, Fault, UserError
 from harness.machine import cache_folder
 from harness.report import Progress, count, terminal
 from harness.run_config import RunConfig
 from harness.sweep import affected
-from harness.sweep.cells import FAULTS, Cell, Status, Streak, ask, overlays_made
+from harness.sweep.cell import Cell, Status
+from harness.sweep.cells import find, overlays_made
+from harness.sweep.streak import FAULTS, Streak
 
-Ask = Callable[[int], Status]
+StatusOf = Callable[[int], Status]
+"""The status of the release with this index."""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Two releases, by their places, that answer differently; all between gave no answer."""
+    """Two releases, by index, whose statuses differ; none between them has a certain one."""
 
     before: int
     after: int
@@ -42,71 +45,73 @@ class Flip:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     flips: tuple[Flip, ...]
     gap: int
-    """The most neighbours, between two that agree, that were not asked: a flip and its way back
-    would not be seen there."""
+    """The longest row of untested releases between two with the same status: a bug that came and
+    went within it is not found."""
 
 
 class Search:
-    """Looks for flips among ``count`` releases, which ``ask`` answers by their place, from 0."""
+    """Finds the flips among ``count`` releases, which have indices from 0."""
 
-    def __init__(self, count: int, ask: Ask, apart: int) -> None:
+    def __init__(self, count: int, status_of: StatusOf, apart: int) -> None:
         self.count, self.apart = count, apart
-        self.ask = ask
-        self.answers: dict[int, Status] = {}
+        self.status_of = status_of
+        self.statuses: dict[int, Status] = {}
 
     @property
     def first(self) -> list[int]:
-        """The places that are asked in any case: every ``apart``-th one, and the last."""
+        """The releases that are always tested: every ``apart``-th one, and the last."""
         return [*range(0, self.count - 1, self.apart), self.count - 1]
 
     def run(self) -> Found:
-        """Ask every ``apart``-th release and the last, then halve between those that differ."""
-        for place in self.first:
-            self._certain_near(place, -1, self.count)
+        """Test every ``apart``-th release and the last, then halve between those that differ."""
+        for index in self.first:
+            self._certain_near(index, -1, self.count)
         flips = []
         for before, after in self._pairs():
-            if self.answers[before] is not self.answers[after]:
+            if self.statuses[before] is not self.statuses[after]:
                 flips += self._narrowed(before, after)
-        return Found(tuple(flips), max((self._unasked(*pair) for pair in self._pairs()), default=0))
+        return Found(
+            tuple(flips), max((self._untested(*pair) for pair in self._pairs()), default=0)
+        )
 
     def _narrowed(self, before: int, after: int) -> list[Flip]:
         """The flip between two releases that differ."""
         middle = self._certain_near((before + after) // 2, before, after)
         if middle is None:
             return [Flip(before, after)]
-        if self.answers[middle] is self.answers[before]:
+        if self.statuses[middle] is self.statuses[before]:
             return self._narrowed(middle, after)
         return self._narrowed(before, middle)
 
-    def _certain_near(self, place: int, low: int, high: int) -> int | None:
-        """The release next to ``place``, between ``low`` and ``high``, that has a clear answer."""
-        between = sorted(range(low + 1, high), key=lambda other: abs(other - place))
-        return next((other for other in between if self._answer(other).certain), None)
+    def _certain_near(self, index: int, low: int, high: int) -> int | None:
+        """The release nearest to ``index``, between ``low`` and ``high``, with a certain status."""
+        between = sorted(range(low + 1, high), key=lambda other: abs(other - index))
+        return next((other for other in between if self._status(other).certain), None)
 
-    def _answer(self, place: int) -> Status:
-        if place not in self.answers:
-            self.answers[place] = self.ask(place)
-        return self.answers[place]
+    def _status(self, index: int) -> Status:
+        if index not in self.statuses:
+            self.statuses[index] = self.status_of(index)
+        return self.statuses[index]
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Neighbours among the releases that have a clear answer."""
-        clear = sorted(place for place, answer in self.answers.items() if answer.certain)
-        return list(itertools.pairwise(clear))
+        """Neighbours among the releases with a certain status."""
+        certain = sorted(index for index, status in self.statuses.items() if status.certain)
+        return list(itertools.pairwise(certain))
 
-    def _unasked(self, before: int, after: int) -> int:
-        if self.answers[before] is not self.answers[after]:
+    def _untested(self, before: int, after: int) -> int:
+        if self.statuses[before] is not self.statuses[after]:
             return 0
-        return sum(place not in self.answers for place in range(before + 1, after))
+        return sum(index not in self.statuses for index in range(before + 1, after))
 
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    parser.add_argument("--again", action="store_true", help="ask anew what is stored")
+    parser.add_argument("--again", action="store_true", help="test stored releases again")
     parser.add_argument(
         "--record", action="store_true", help="keep the results in the scenario's affected.json"
     )
@@ -114,7 +119,7 @@ def main(arguments: list[str]) -> int:
         "--apart",
         type=int,
         metavar="N",
-        help="first ask every N-th release (default: about the square root of their number)",
+        help="first test every N-th release (default: about the square root of their number)",
     )
     options = parser.parse_intermixed_args(arguments)
     return bisect(
@@ -125,11 +130,11 @@ def main(arguments: list[str]) -> int:
 def bisect(
     words: Sequence[str], *, again: bool = False, apart: int | None = None, record: bool = False
 ) -> int:
-    """Find where a scenario's answer flips along one range of releases; the exit code.
+    """Find where a scenario's status flips along one range of releases; returns the exit code.
 
-    With ``record`` the answers are kept in the repository, see ``affected``.
+    With ``record`` the results are written to the scenario's ``affected.json``.
     """
-    sweep, console = asked("bisect", words), terminal()
+    sweep, console = sweep_of("bisect", words), terminal()
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
@@ -137,89 +142,89 @@ def bisect(
     if apart < 1:
         raise UserError("--apart must be at least 1")
     console.print(
-        f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} releases, of "
-        f"which first every {apart}.",
+        f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} releases; "
+        f"{'all are' if apart == 1 else f'first every {apart}th is'} tested",
         style="bold",
     )
     cells: dict[int, Cell] = {}
     with Progress(console) as progress:
-        search = Search(len(releases), _asker(sweep, cells, console, progress, again), apart)
-        with overlays_made([sweep.configs[place] for place in search.first], again=again):
+        status_of = _tester(sweep, cells, console, progress, again)
+        search = Search(len(releases), status_of, apart)
+        with overlays_made([sweep.configs[index] for index in search.first], again=again):
             found = search.run()
-    _tell(console, name, releases, cells, found)
+    _report(console, name, releases, cells, found)
     if record:
         affected.record(cells.values())
         pages.write([sweep.scenario])
-    return (
-        ExitCode.AS_EXPECTED
-        if any(c.status.certain for c in cells.values())
-        else (ExitCode.INCONCLUSIVE)
-    )
+    certain = any(cell.status.certain for cell in cells.values())
+    return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
 
 
-def _asker(
+def _tester(
     sweep: Sweep, cells: dict[int, Cell], console: Console, progress: Progress, again: bool
-) -> Ask:
+) -> StatusOf:
     (name,) = sweep.axes
     streak = Streak()
 
-    def answer(place: int) -> Status:
-        config: RunConfig = sweep.configs[place]
-        release = sweep.axes[name][place]
+    def status_of(index: int) -> Status:
+        config: RunConfig = sweep.configs[index]
+        release = sweep.axes[name][index]
         if console.is_terminal:
-            progress.say(f"asking {name} {release}")
-        cell = ask(config, cache_folder(), again=again)
-        cells[place] = cell
-        console.print(f"  {name} {release}: {said(cell)}", style=STYLES[cell.status])
+            progress.say(f"testing {name} {release}")
+        cell = find(config, cache_folder(), again=again)
+        cells[index] = cell
+        console.print(f"  {name} {release}: {describe(cell)}", style=STYLES[cell.status])
         if hint := streak.hint(cell):
             if FAULTS.search(cell.reason):
                 raise Fault(hint)
             console.print(f"  {hint}")
         return cell.status
 
-    return answer
+    return status_of
 
 
-def _tell(
+def _report(
     console: Console, name: str, releases: Sequence[str], cells: dict[int, Cell], found: Found
 ) -> None:
     console.print()
-    clear = sorted(place for place, cell in cells.items() if cell.status.certain)
-    if not clear:
-        console.print("no release gave an answer")
-    starts = [clear[0], *(flip.after for flip in found.flips)] if clear else []
-    ends = [*(flip.before for flip in found.flips), clear[-1]] if clear else []
+    certain = sorted(index for index, cell in cells.items() if cell.status.certain)
+    if not certain:
+        console.print("no release has a certain status")
+    starts = [certain[0], *(flip.after for flip in found.flips)] if certain else []
+    ends = [*(flip.before for flip in found.flips), certain[-1]] if certain else []
     for start, end in zip(starts, ends, strict=True):
-        answer = cells[start].status
-        mute = [n for n in cells if start < n < end and not cells[n].status.certain]
-        but = f", but for {', '.join(releases[n] for n in sorted(mute))}: no answer" if mute else ""
+        status = cells[start].status
+        others = sorted(n for n in cells if start < n < end and not cells[n].status.certain)
+        names = ", ".join(releases[n] for n in others)
+        note = f" (not certain: {names})" if others else ""
         console.print(
-            f"{name} {releases[start]} to {releases[end]}: {answer}{but}", style=STYLES[answer]
+            f"{name} {releases[start]} to {releases[end]}: {status}{note}", style=STYLES[status]
         )
     for flip in found.flips:
         between = releases[flip.before + 1 : flip.after]
-        doubt = (
-            "neighbours: certain"
-            if flip.adjacent
-            else (f"somewhere between, for {', '.join(between)} gave no answer")
-        )
+        unclear = f"not certain between: {', '.join(between)}"
+        where = "neighbours" if flip.adjacent else unclear
         console.print(
             f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
-            f"{releases[flip.before]} and {releases[flip.after]} ({doubt})"
+            f"{releases[flip.before]} and {releases[flip.after]} ({where})"
         )
     console.print(
-        f"asked {len(cells)} of {count(len(releases), 'release')}: {_how(cells.values())}"
+        f"tried {len(cells)} of {count(len(releases), 'release')}: {_how(cells.values())}"
     )
     if found.gap:
         console.print(
-            f"between those that agree up to {count(found.gap, 'neighbour')} went unasked: a "
-            "change that was taken back there would not be seen (--apart 1 asks all)"
+            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} "
+            "not tested: a bug that came and went there is not found (--apart 1 tests all)"
         )
 
 
 def _how(cells: Collection[Cell]) -> str:
-    """How the cells came by their answers: ``7 by a run, 28 did not start``."""
+    """How the cells were found: ``7 ran, 28 did not start``."""
     stored = sum(cell.stored for cell in cells)
     run = sum(cell.started for cell in cells) - stored
-    counts = {"by a run": run, "stored": stored, "did not start": len(cells) - run - stored}
+    counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
     return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"

@@ -28,7 +28,7 @@ from harness.files import ROOT, new_folder_beside, write_whole, writing
 from harness.machine import cache_folder
 from harness.report import terminal
 from harness.spec import RELEASED, Defect, Scenario
-from harness.upstream import archive, overlay, pins
+from harness.upstream import archive, overlay, pins, resolution
 from harness.upstream.defect import DefectError
 from harness.upstream.overlay import Overlay
 
@@ -187,7 +187,7 @@ def _wanted(
         for given in _choices(scenario, releases):
             for variant in (*scenario.variants, RELEASED):
                 chosen = pins.complete(scenario, {**given, **scenario.pins_of(variant)})
-                stack = pins.stack(scenario, chosen, cache, python=python, platform=tag)
+                stack = resolution.stack(scenario, chosen, cache, python=python, platform=tag)
                 yield stack, scenario.variant(variant).defects
 
 

@@ -11,7 +11,7 @@ from harness.errors import ExitCode, HarnessError, UserError
 from harness.files import writing
 from harness.machine import cache_folder
 from harness.report import table, terminal
-from harness.upstream import archive, overlay
+from harness.upstream import archive, overlay, overlay_cache
 
 
 def main(arguments: list[str]) -> int:
@@ -27,20 +27,20 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
     """Show the overlays in the cache, and free those that are named (default: all) and not in
     use."""
     cache, console = cache_folder(), terminal()
-    found = {folder.name: folder for folder in overlay.kept(cache)}
+    found = {folder.name: folder for folder in overlay_cache.folders(cache)}
     for key in keys:
         if key not in found:
             raise UserError(unknown("overlay", key, found))
     seen: set[int] = set()
-    sizes = {key: overlay.disk_use(folder, seen) for key, folder in found.items()}
+    sizes = {key: overlay_cache.disk_use(folder, seen) for key, folder in found.items()}
     rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in found]
     console.print(table(f"{cache}", ["overlay", "size", "contains"], rows))
     if dry_run:
         return
     with writing(cache, "HARNESS_CACHE"):
-        overlay.sweep(cache)
+        overlay_cache.delete_unfinished(cache)
         archive.sweep(cache)
-        freed = [key for key in keys or found if overlay.free(cache, key)]
+        freed = [key for key in keys or found if overlay_cache.delete(cache, key)]
     size = _megabytes(sum(sizes[key] for key in freed))
     console.print(f"freed {len(freed)} of {len(keys or found)}: {size}")
     for key in set(keys or found) - set(freed):

@@ -29,6 +29,7 @@ from harness.commands import Arguments
 from harness.errors import ExitCode
 from harness.results import TrialResult
 from harness.spec import BUGGY, Outcome, Records
+from harness.text import markdown_table
 from harness.trial.grade import grade_trial, run_of
 from harness.trial.records import RUN_FILE
 from scenarios.deepspeed.fp16_overflow import loss_scale
@@ -99,6 +100,14 @@ def newest(runs: Path) -> dict[str, Trials]:
 def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
     """The page in Markdown."""
     step = costs["training step"]
+    columns = ["detector", "checks that", "called", "cost", "of a step", "fires in", "false alarms"]
+    rows = []
+    for name, detector in DETECTORS.items():
+        cost = costs[name]
+        fires, alarms = _seen(name, {s: results[s] for s in detector.scenarios if s in results})
+        time_, share = f"{1e3 * cost:.1f} ms", f"{100 * cost / step:.1f} %"
+        when = f"once {detector.when}"
+        rows.append([f"`{name}`", detector.about, when, time_, share, fires, alarms])
     lines = [
         "# Detectors",
         "",
@@ -111,17 +120,7 @@ def page(results: Mapping[str, Trials], costs: Mapping[str, float]) -> str:
         f"{ROUNDS}. The model has {LAYERS} layers of width {WIDTH} and {_millions():.0f} M "
         f"parameters; its training step takes {1e3 * step:.0f} ms.",
         "",
-        "| detector | checks that | called | cost | of a step | fires in | false alarms |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, detector in DETECTORS.items():
-        cost = costs[name]
-        fires, alarms = _seen(name, {s: results[s] for s in detector.scenarios if s in results})
-        lines.append(
-            f"| `{name}` | {detector.about} | once {detector.when} | {1e3 * cost:.1f} ms | "
-            f"{100 * cost / step:.1f} % | {fires} | {alarms} |"
-        )
-    lines += [
+        markdown_table(columns, rows),
         "",
         "*Fires in*: the buggy variants in which it fires, and when. *False alarms*: variants of",
         "these scenarios in which it fires although nothing is wrong. `headroom` warns early:",

@@ -17,6 +17,7 @@ from harness import catalog
 from harness.commands import Arguments
 from harness.errors import ExitCode, Inconclusive
 from harness.files import write_all, writing
+from harness.text import markdown_table
 from harness.trial.grade import grade
 from harness.trial.records import RUN_FILE, VERDICT_FILE, read_json, read_records
 from harness.upstream import locks
@@ -93,6 +94,10 @@ def page(kept: Mapping[str, Any], name: str) -> str:
     source = kept["source"]
     versions = ", ".join(f"{k} {v}" for k, v in environment.items() if k not in ("gpu", "threads"))
     trial = next(iter(kept["trials"].values()))
+    rows = [
+        [t["variant"], t["outcome"], f"{t['seconds']:.1f}", t["reason"].replace("\n", "<br>")]
+        for t in kept["result"]["trials"]
+    ]
     lines = [
         f"# {name}",
         "",
@@ -104,13 +109,10 @@ def page(kept: Mapping[str, Any], name: str) -> str:
         f"- lane: {kept['lane']}; GPUs: {gpus}; {machine['cpus']} CPU cores; {versions}",
         f"- harness: commit {source['commit']}{', with changes' if source['dirty'] else ''}",
         "",
-        "| variant | outcome | seconds | what was found |",
-        "| --- | --- | --- | --- |",
+        markdown_table(["variant", "outcome", "seconds", "what was found"], rows),
+        "",
+        f"Shims used (all ranks): {_shims(kept)}.",
     ]
-    for t in kept["result"]["trials"]:
-        reason = t["reason"].replace("\n", "<br>").replace("|", "\\|")
-        lines.append(f"| {t['variant']} | {t['outcome']} | {t['seconds']:.1f} | {reason} |")
-    lines += ["", "Shims used (all ranks): " + _shims(kept) + "."]
     return "\n".join(lines) + "\n"
 
 

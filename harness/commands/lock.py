@@ -2,8 +2,8 @@
 
     python -m harness lock bf16_clip        # or without a name: of every scenario
 
-They are in the folder locks of the scenario, one for each combination of releases that its variants
-run on. Files that no variant needs any more are deleted. Needs the package index.
+A scenario's folder locks has one file for each combination of releases that its variants run on.
+Files that no variant needs any more are deleted. Needs the package index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.errors import ExitCode, Unsupported
 from harness.files import write_all
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.upstream import locks, pins
+from harness.upstream import locks, pins, release_days, resolution
 from harness.upstream.pins import Stack
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write(name: str) -> None:
-    """Write the lock files of one scenario, all of them or none."""
+    """Write the lock files of one scenario: all of them, or none."""
     folder, console = catalog.folder(name) / "locks", terminal()
     texts = {}
     for stack in stacks(name):
@@ -48,31 +48,31 @@ def write(name: str) -> None:
 
 
 def stacks(name: str) -> Iterator[Stack]:
-    """The stacks that the variants of a scenario run on, each once, with the day of each."""
+    """The stacks that the variants of a scenario run on, each once."""
     scenario = catalog.scenario(name)
     seen: list[Mapping[str, str]] = []
     for variant in scenario.variants:
         chosen = pins.complete(scenario, scenario.pins_of(variant))
         if chosen and chosen not in seen:
             seen.append(chosen)
-            day = pins.day_of(scenario, chosen, pins.here()[0], cache_folder())
+            day = release_days.day_of(scenario, chosen, pins.here()[0], cache_folder())
             yield Stack(chosen, day, *pins.here())
 
 
 def resolved(stack: Stack) -> dict[str, dict[str, str]]:
-    """The versions that a stack resolves to, by Python. Pythons without wheels are left out.
+    """The versions that a stack resolves to, by Python, without Pythons that have no wheels.
 
-    A Python that was too young on the stack's day is resolved for its own first day instead.
+    A Python that is newer than the stack's day is resolved for its own first day instead.
     """
     found = {}
     for python in locks.PYTHONS:
-        for day in dict.fromkeys((stack.date, max(stack.date, pins.first_day(python)))):
+        for day in dict.fromkeys((stack.date, max(stack.date, release_days.first_day(python)))):
             try:
-                lock = pins.lock(Stack(stack.pins, day, python, locks.PLATFORM))
+                lock = resolution.lock(Stack(stack.pins, day, python, locks.PLATFORM))
             except Unsupported:
                 continue
             found[python] = locks.versions(lock)
             break
     if not found:
-        raise Unsupported(f"{stack} can be installed for none of {', '.join(locks.PYTHONS)}")
+        raise Unsupported(f"{stack} cannot be installed for Python {', '.join(locks.PYTHONS)}")
     return found

@@ -29,7 +29,10 @@ from harness.report import COLOURS, Progress, count, table, terminal
 from harness.run_config import ALL, RunConfig
 from harness.spec import RELEASED, Scenario, Verdict
 from harness.sweep import affected
-from harness.sweep.cells import Cell, Status, Streak, answers, exit_code
+from harness.sweep.cell import Cell, Status
+from harness.sweep.cells import exit_code, find_all
+from harness.sweep.streak import Streak
+from harness.text import short
 from harness.upstream import releases
 
 STYLES = {
@@ -38,25 +41,23 @@ STYLES = {
     Status.INCONCLUSIVE: COLOURS[Verdict.INCONCLUSIVE],
     Status.UNSUPPORTED: COLOURS[Verdict.UNSUPPORTED],
 }
-WIDEST = 100
-"""Characters of a reason that the terminal's table shows; the files have all of it."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked: every combination of the releases on the axes."""
+    """The cells to find: every combination of the releases on the axes."""
 
     scenario: str
     axes: Mapping[str, Sequence[str]]
-    """The releases to ask, oldest first, of each package that has several."""
+    """The releases, oldest first, of each package that has several."""
     configs: Sequence[RunConfig]
     """One for each combination; the last axis changes fastest."""
 
 
-def asked(verb: str, words: Sequence[str]) -> Sweep:
-    """Read a command's overrides, of which at least one pin names several releases.
+def sweep_of(command: str, words: Sequence[str]) -> Sweep:
+    """The sweep of a command's overrides, with the releases to test in ``pins.NAME=...``.
 
-    Raises UserError for what cannot be meant.
+    Raises UserError for overrides that are not valid.
     """
     ranges, others = {}, []
     for word in words:
@@ -64,10 +65,10 @@ def asked(verb: str, words: Sequence[str]) -> Sweep:
         if key.startswith("pins.") and sign:
             ranges[key.removeprefix("pins.")] = value
         elif key == "variant":
-            raise UserError(f"{verb} asks releases as published: leave {word} out")
+            raise UserError(f"{command} tests releases as published: leave {word} out")
         else:
             others.append(word)
-    scenario = _scenario(verb, others)
+    scenario = _scenario(command, others)
     for name in ranges:
         if name not in scenario.pins:
             raise UserError(catalog.unknown("pin of this scenario", name, scenario.pins))
@@ -75,7 +76,7 @@ def asked(verb: str, words: Sequence[str]) -> Sweep:
     if not axes:
         example = next(iter(scenario.pins), None)
         hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
-        raise UserError(f"{verb} needs the releases to ask{hint}")
+        raise UserError(f"{command} needs the releases to test{hint}")
     base = config.compose([*others, f"variant={RELEASED}"])
     combinations = itertools.product(*axes.values())
     configs = [_pinned(base, dict(zip(axes, each, strict=True))) for each in combinations]
@@ -83,16 +84,16 @@ def asked(verb: str, words: Sequence[str]) -> Sweep:
     return Sweep(configs[0].scenario, several or axes, configs)
 
 
-def _scenario(verb: str, words: Sequence[str]) -> Scenario:
+def _scenario(command: str, words: Sequence[str]) -> Scenario:
     named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
     if len(named) != 1 or named[0] == ALL:
         choices = ", ".join(catalog.names())
-        raise UserError(f"{verb} asks about one scenario: scenario=NAME. Choices: {choices}.")
+        raise UserError(f"{command} tests one scenario: scenario=NAME. Choices: {choices}.")
     return catalog.scenario(named[0])
 
 
 def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
-    """The same question of other releases; its command is what would ask it alone."""
+    """The config of one cell; its command finds this cell alone."""
     words = [f"pins.{name}={version}" for name, version in chosen.items()]
     return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
 
@@ -100,7 +101,7 @@ def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    parser.add_argument("--again", action="store_true", help="ask anew what is stored")
+    parser.add_argument("--again", action="store_true", help="test stored releases again")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
     parser.add_argument(
@@ -124,14 +125,14 @@ def matrix(
     csv_file: Path | None = None,
     json_file: Path | None = None,
 ) -> int:
-    """Ask every combination of releases, print the table and write the files; the exit code.
+    """Test every combination of releases, print the table and write the files; the exit code.
 
-    With ``record`` the answers are kept in the repository, see ``affected``.
+    With ``record`` the results are written to the scenario's ``affected.json``.
     """
     for file in filter(None, (csv_file, json_file)):
-        if not file.parent.is_dir():  # told before a sweep of hours, not after it
-            raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
-    sweep, console = asked("matrix", words), terminal()
+        if not file.parent.is_dir():  # now, not after hours of tests
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    sweep, console = sweep_of("matrix", words), terminal()
     cells = swept(sweep, console, again=again)
     console.print()
     console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
@@ -148,7 +149,7 @@ def matrix(
 
 
 def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
-    """The cells of a sweep in its order, each told as soon as it is known."""
+    """The cells of a sweep in its order, each printed as soon as it is known."""
     found: dict[int, Cell] = {}
     clock = Clock(len(sweep.configs))
     cells = count(len(sweep.configs), "cell")
@@ -156,16 +157,16 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
     streak = Streak()
     with Progress(console) as progress:
         if console.is_terminal:
-            progress.say("asking", clock.left())
-        for place, cell in answers(sweep.configs, again=again, jobs=sweep.configs[0].jobs):
-            found[place] = cell
+            progress.say("testing", clock.left())
+        for index, cell in find_all(sweep.configs, again=again, jobs=sweep.configs[0].jobs):
+            found[index] = cell
             clock.tick(cell)
-            console.print(f"  {_told(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
+            console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
             if not cell.status.certain and cell.run and Path(cell.run).is_dir():
                 console.print(f"    {cell.run}")
             if hint := streak.hint(cell):
                 console.print(f"  {hint}")
-    return [found[place] for place in sorted(found)]
+    return [found[index] for index in sorted(found)]
 
 
 class Clock:
@@ -180,7 +181,7 @@ class Clock:
         self.run += not cell.stored
 
     def left(self) -> str:
-        """``[3/48, 4 min left]``; stored cells cost nothing, and are not reckoned with."""
+        """``[3/48, 4 min left]``; stored cells cost no time, and are not counted."""
         rest = self.cells - self.done
         count = f"{self.done}/{self.cells}"
         if not rest or not self.run:
@@ -190,19 +191,19 @@ class Clock:
         return f"[{count}, {left} left]"
 
 
-def _told(sweep: Sweep, cell: Cell) -> str:
+def _line(sweep: Sweep, cell: Cell) -> str:
     releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
-    return f"{releases_}: {said(cell)}"
+    return f"{releases_}: {describe(cell)}"
 
 
-def said(cell: Cell) -> str:
-    """The answer of a cell, how it came by it, and why it is none."""
+def describe(cell: Cell) -> str:
+    """The status of a cell, how it was found, and the reason if it is not certain."""
     how = "stored" if cell.stored else f"{cell.seconds:.1f} s" if cell.started else "not run"
     return f"{cell.status}  [{how}]" + ("" if cell.status.certain else f"  {why(cell)}")
 
 
 def why(cell: Cell) -> str:
-    """The reason of a cell, for a row that names its releases already."""
+    """The reason of a cell, without the releases, which its row names."""
     return short(re.sub(r"^(\S+==\S+ )+(?=could not be installed)", "", cell.reason))
 
 
@@ -223,25 +224,19 @@ def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
-    """The releases of one package down, those of the other across."""
+    """The releases of one package in the rows, those of the other in the columns."""
     (down, rows_), (across, columns) = sweep.axes.items()
-    answer = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
-    lines = [[row, *(answer[row, column] for column in columns)] for row in rows_]
+    status = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
+    lines = [[row, *(status[row, column] for column in columns)] for row in rows_]
     return table("", [f"{down} \\ {across}", *columns], lines)
 
 
 def counted(cells: Sequence[Cell]) -> str:
-    """One line that says how many cells gave which answer."""
-    counts = {answer: sum(cell.status is answer for cell in cells) for answer in Status}
-    told = ", ".join(f"{number} {answer}" for answer, number in counts.items() if number)
+    """One line with the number of cells of each status."""
+    counts = {status: sum(cell.status is status for cell in cells) for status in Status}
+    parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     stored = sum(cell.stored for cell in cells)
-    return f"{count(len(cells), 'cell')}: {told}" + (f" ({stored} stored)" if stored else "")
-
-
-def short(reason: str) -> str:
-    """The first line of a reason, cut to what a table has room for."""
-    line = (reason.splitlines() or [""])[0]
-    return line if len(line) <= WIDEST else line[: WIDEST - 4] + " ..."
+    return f"{count(len(cells), 'cell')}: {parts}" + (f" ({stored} stored)" if stored else "")
 
 
 def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
@@ -250,7 +245,7 @@ def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
     facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
     writer.writerow([*sweep.axes, *facts])
     for cell in cells:
-        told = cell.to_json()
-        writer.writerow([*(cell.pins[name] for name in sweep.axes), *(told[f] for f in facts)])
+        fields = cell.to_json()
+        writer.writerow([*(cell.pins[name] for name in sweep.axes), *(fields[f] for f in facts)])
     with writing(file, "file"):
         write_whole(file, text.getvalue())

@@ -24,7 +24,7 @@ from harness.errors import ExitCode, UserError
 from harness.files import write_whole
 from harness.machine import cache_folder
 from harness.report import terminal
-from harness.upstream import overlay
+from harness.upstream import overlay, release_days
 from harness.upstream import pins as upstream
 from harness.upstream.pins import Stack
 
@@ -148,7 +148,7 @@ def new(
     _refuse_name(name)
     subject = next(iter(chosen), None)
     for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
-        upstream.released(package, version, cache_folder())  # raises if there is none
+        release_days.released(package, version, cache_folder())  # raises if there is none
     source = _text(chosen, fixed) if like is None else _like(like, chosen, fixed)
     parent = parent_folder() / folder(chosen)
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
@@ -218,10 +218,10 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
     """The Python files of the first package that differ between two sets of pins, sorted."""
     subject, cache = next(iter(before)), cache_folder()
     python, platform = upstream.here()
-    stacks = [
-        Stack(dict(pins), upstream.own_day(subject, pins[subject], python, cache), python, platform)
-        for pins in (before, after)
-    ]
+    stacks = []
+    for chosen in (before, after):
+        day = release_days.released(subject, chosen[subject], cache)
+        stacks.append(Stack(dict(chosen), release_days.settled(day, python), python, platform))
     with (
         overlay.borrowed(stacks[0], (), cache) as first,
         overlay.borrowed(stacks[1], (), cache) as second,

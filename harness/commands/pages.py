@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from harness import catalog
+from harness import catalog, evidence
 from harness.commands import Arguments
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
@@ -23,6 +23,7 @@ from harness.knobs import knobs, meaning
 from harness.report import releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
+from harness.text import markdown_table
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
@@ -98,7 +99,7 @@ def _facts(told: Scenario) -> str:
         "releases": releases(chosen),
         "runs on": f"{told.ranks} rank{'s' * (told.ranks > 1)}; {' or '.join(told.lanes)}",
     }
-    return _table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
+    return markdown_table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
 
 
 def _linked(text: str) -> str:
@@ -110,7 +111,7 @@ def _variants(told: Scenario) -> str:
         [f"`{name}`", told.about(name), "trigger off" if not v.triggers else "", str(v.expect)]
         for name, v in told.variants.items()
     ]
-    return _table(["variant", "", "", "expected"], rows)
+    return markdown_table(["variant", "", "", "expected"], rows)
 
 
 def _knobs(module: Any) -> str:
@@ -118,7 +119,7 @@ def _knobs(module: Any) -> str:
     if not found:
         return "None."
     rows = [[f"`scenario.{k.name}={k.default}`", meaning(k)] for k in found]
-    return _table(["knob and default", ""], rows)
+    return markdown_table(["knob and default", ""], rows)
 
 
 def _questions(module: Any, name: str) -> str:
@@ -127,14 +128,14 @@ def _questions(module: Any, name: str) -> str:
         f"- *Is it there?* {_doc(module.detect)}",
         f"- *Was it put to the test?* {_doc(module.exercised)}",
     ]
-    blind = _blind(name)
-    if blind:
+    checks = _insufficient_checks(name)
+    if checks:
         lines += [
             "",
             "Other checks, and what they did in the buggy variant of the newest evidence:",
             "",
         ]
-        lines += [f"- {check}: {'fired' if fired else 'silent'}" for check, fired in blind.items()]
+        lines += [f"- {check}: {'fired' if fired else 'silent'}" for check, fired in checks.items()]
     return "\n".join(lines)
 
 
@@ -142,13 +143,9 @@ def _doc(function: Any) -> str:
     return _markdown(" ".join((inspect.getdoc(function) or "").split()))
 
 
-def _blind(name: str) -> Mapping[str, bool]:
-    for _, kept in _kept(name):
-        for trial in kept["result"]["trials"]:
-            if trial["variant"] == "buggy" and trial["insufficient_checks"]:
-                found: Mapping[str, bool] = trial["insufficient_checks"]
-                return found
-    return {}
+def _insufficient_checks(name: str) -> Mapping[str, bool]:
+    found = (evidence.insufficient_checks(content) for _, content in evidence.kept(name))
+    return next(filter(None, found), {})
 
 
 def _by_hand(name: str) -> str:
@@ -159,15 +156,8 @@ def _by_hand(name: str) -> str:
     return "\n".join([BY_HAND, *([kept] if kept else []), END])
 
 
-def _kept(name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The evidence of a scenario by its name, newest first."""
-    files = (catalog.folder(name) / "evidence").glob("*.json")
-    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return sorted(found, key=lambda pair: str(pair[1]["started"]), reverse=True)
-
-
 def _evidence(name: str) -> Iterator[str]:
-    kept = _kept(name)
+    kept = evidence.kept(name)
     if kept:
         yield "## Recorded runs"
     for stem, run in kept:
@@ -177,7 +167,9 @@ def _evidence(name: str) -> Iterator[str]:
             f"[{stem}](evidence/{stem}.md): {releases(chosen)}; {where}, torch "
             f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
         )
-        yield _table(["variant", "outcome", "what was found"], map(_trial, run["result"]["trials"]))
+        yield markdown_table(
+            ["variant", "outcome", "what was found"], list(map(_trial, run["result"]["trials"]))
+        )
 
 
 def _trial(trial: Mapping[str, Any]) -> list[str]:
@@ -202,16 +194,7 @@ def _mutations(name: str) -> Iterator[str]:
         rows = json.loads(file.read_text(encoding="utf-8")).values()
         columns = ["put into", "the mutation", "outcome", "reason"]
         cells = [[f"`{r['variant']}`", r["about"], r["outcome"], r["reason"]] for r in rows]
-        yield _table(columns, cells)
-
-
-def _table(columns: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *([_cell(text) for text in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+        yield markdown_table(columns, cells)
 
 
 def with_table(text: str) -> str:
@@ -221,7 +204,9 @@ def with_table(text: str) -> str:
         raise Inconclusive(f"{BUGS.name} has lost the marks of its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    table = _table(["scenario", "package", "what happens", "what it spoils", "the bug is in"], rows)
+    table = markdown_table(
+        ["scenario", "package", "what happens", "what it spoils", "the bug is in"], rows
+    )
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 

@@ -18,7 +18,7 @@ from harness.knobs import knobs, meaning
 from harness.machine import cache_folder
 from harness.report import releases, terminal
 from harness.spec import BUGGY, FIXED, Scenario
-from harness.upstream import overlay, pins, shims
+from harness.upstream import overlay, pins, resolution, shims
 from harness.upstream.defect import diff
 
 
@@ -58,7 +58,7 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
 def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, str]) -> None:
     cache = cache_folder()
     chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
-    stack = pins.stack(scenario, chosen[BUGGY], cache)
+    stack = resolution.stack(scenario, chosen[BUGGY], cache)
     console.print(f"\npins      {releases(chosen)}; dependencies of {stack.date}")
     for lane in scenario.lanes:
         console.print(f"shims on the {lane} lane")
@@ -69,7 +69,7 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
         with overlay.borrowed(stack, (defect,), cache) as lent:
             console.print(lent.diff, end="")
     if scenario.files and chosen[BUGGY] != chosen[FIXED]:
-        before, after = (pins.told(chosen[variant]) for variant in (BUGGY, FIXED))
+        before, after = (pins.describe(chosen[variant]) for variant in (BUGGY, FIXED))
         console.print(f"\nwhat changed from {before} to {after}\n")
         for text in changes(scenario, chosen, cache):
             console.print(text, end="")
@@ -83,7 +83,7 @@ def changes(
     scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
 ) -> Iterator[str]:
     """Diffs of the files with the bug, from the release of buggy to that of fixed."""
-    stacks = {v: pins.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
+    stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
         overlay.borrowed(stacks[BUGGY], (), cache) as buggy,
         overlay.borrowed(stacks[FIXED], (), cache) as fixed,

@@ -1,11 +1,10 @@
-"""write everything that was found as a static website
+"""write all results as a static website
 
     python -m harness site --out build/site
     python -m harness site --out build/site --history nightly.sqlite --runs runs
 
-Without a history it has no nights, and tells of releases what came with the harness. Its pictures
-are of the newest whole run of each scenario that grades, of those that the newest night names and
-those under --runs.
+Without a history it shows no nightlies, and only the results that come with the harness. Its
+pictures show the newest complete run of each scenario, from the newest nightly and from --runs.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from pathlib import Path
 
 from harness.commands import Arguments
 from harness.errors import ExitCode
-from harness.report import terminal
-from harness.site.inputs import Material, collect
+from harness.report import count, terminal
+from harness.site.inputs import collect
 from harness.site.output import put, refuse_unless_ours
 from harness.site.pages import pages
 
@@ -29,13 +28,13 @@ def main(arguments: list[str]) -> int:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a folder that is new or empty, or a site to replace",
+        help="a new or empty folder, or a site to replace",
     )
     parser.add_argument(
         "--history",
         type=Path,
         metavar="FILE",
-        help=f"of the nights (default: {HISTORY}, if it is there)",
+        help=f"the file with all nightlies (default: {HISTORY}, if it exists)",
     )
     parser.add_argument(
         "--runs",
@@ -55,12 +54,8 @@ def main(arguments: list[str]) -> int:
     put(out, made)
     bugs = sum(name.startswith("bugs/") for name in made)
     console.print(
-        f"{bugs} bugs, {len(material.shown)} with a run, {_nights(material)}: "
+        f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "
+        f"{len(material.nightlies)} {'nightly' if len(material.nightlies) == 1 else 'nightlies'}: "
         f"{options.out / 'index.html'}"
     )
     return ExitCode.AS_EXPECTED
-
-
-def _nights(material: Material) -> str:
-    count = len(material.nights)
-    return f"{count} night{'s' * (count != 1)}"

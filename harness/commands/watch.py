@@ -1,4 +1,4 @@
-r"""run every night: test what is new upstream, and run our own scenarios
+r"""run every night: test new upstream releases, and run our own scenarios
 
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
@@ -6,8 +6,8 @@ r"""run every night: test what is new upstream, and run our own scenarios
     python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
         --history then.sqlite
 
-Overrides are run's: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N. Exit code 1 where
-something got worse.
+Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N. The exit code
+is 1 if something got worse.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from harness import catalog, config
 from harness.commands import Arguments
 from harness.errors import ExitCode, UserError
 from harness.nightly import report
-from harness.nightly.steps import Told, ask_index, today, watch
-from harness.report import terminal
+from harness.nightly.steps import Summary, read_index, today, watch
+from harness.report import count, terminal
 from harness.run_config import ALL, RunConfig
-from harness.sweep.history import History, Kind, writing
+from harness.sweep.history import History, writing
+from harness.sweep.history_rows import Kind
 
 KEYS = ("scenario", "launch", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs")
-"""What can be overridden: each release is asked the same, or nights could not be compared."""
+"""The possible overrides. With others, nightlies could not be compared."""
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         type=Path,
         default=Path("history.sqlite"),
         metavar="FILE",
-        help="where the nights are kept (default: %(default)s)",
+        help="the file with all nightlies (default: %(default)s)",
     )
     parser.add_argument(
         "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
@@ -52,39 +53,39 @@ def main(arguments: list[str]) -> int:
         report.as_json: options.json,
     }
     for file in filter(None, files.values()):
-        if not file.parent.is_dir():  # told before the night, not after it
-            raise UserError(f"no folder {file.parent} for {file.name}: name one that is there")
+        if not file.parent.is_dir():  # now, not after hours of tests
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
     days = days_of(options.as_of) if options.as_of is not None else []
-    nights = _nights(options.history, days, _configs(options.overrides))
-    report.keep(nights, files)
-    return ExitCode.worst(night.exit_code for night in nights)
+    summaries = _watch(options.history, days, _configs(options.overrides))
+    report.write(summaries, files)
+    return ExitCode.worst(summary.exit_code for summary in summaries)
 
 
-def _nights(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> list[Told]:
-    """Watch tonight, or replay days, and say of each night what it says."""
-    console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHT
+def _watch(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> list[Summary]:
+    """Run today's nightly, or replay days, and report each."""
+    console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHTLY
     with writing(file) as history:
         days = _left(history, days) if days else [today()]
-        found = ask_index(configs, console)
-        nights = []
+        found = read_index(configs, console)
+        names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
+        summaries = []
         for day in days:
-            names = f"{len(configs)} scenarios" if len(configs) > 1 else configs[0].scenario
-            console.print(f"{kind} of {day}: {names}", style="bold")
-            nights.append(watch(history, kind, day, configs, found, console))
-            report.show(console, nights[-1])
-    return nights
+            console.print(f"{report.name_of(kind)} of {day}: {names}", style="bold")
+            summaries.append(watch(history, kind, day, configs, found, console))
+            report.show(console, summaries[-1])
+    return summaries
 
 
 def _left(history: History, days: Sequence[str]) -> Sequence[str]:
-    """Of several days those that were not replayed yet: the command that was killed goes on."""
-    done = {n.day for n in history.nights() if n.kind is Kind.REPLAY and n.ended}
+    """The days that were not replayed yet: a command that was killed continues."""
+    done = {n.day for n in history.nightlies() if n.kind is Kind.REPLAY and n.ended}
     return [day for day in days if day not in done] or days[-1:]
 
 
 def days_of(expression: str) -> list[str]:
-    """The days (ISO) that ``--as-of`` means: a day, or ``FROM:TO:N``, every N days.
+    """The days (ISO) of ``--as-of``: one day, or ``FROM:TO:N``, every N days.
 
-    Raises UserError for what is no day, one in the future, and no day at all.
+    Raises UserError for a text that is not a day, for a day in the future, and for no day at all.
     """
     first, *rest = expression.split(":")
     if not rest:
@@ -95,7 +96,7 @@ def days_of(expression: str) -> list[str]:
         )
     begin, end, step = _day(first), _day(rest[0]), timedelta(days=int(rest[1]))
     if end < begin:
-        raise UserError(f"--as-of {expression}: {end} lies before {begin}")
+        raise UserError(f"--as-of {expression}: {end} is before {begin}")
     return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
 
 
@@ -105,19 +106,19 @@ def _day(word: str) -> date:
     except ValueError:
         day = None
     if day is None or day.isoformat() != word:
-        raise UserError(f"--as-of {word} is no day: write one like 2024-03-04") from None
+        raise UserError(f"--as-of {word} is not a day: write one like 2024-03-04") from None
     if word > today():
-        raise UserError(f"--as-of {word} is yet to come: it is {today()}")
+        raise UserError(f"--as-of {word} is in the future: today is {today()}")
     return day
 
 
 def _configs(words: Sequence[str]) -> list[RunConfig]:
-    """What asks each scenario that was named; all, where none was."""
+    """A config for each named scenario, or for all of them."""
     named, others = None, []
     for word in words:
         key, _, value = word.partition("=")
         if key not in KEYS:
-            raise UserError(catalog.unknown("override of a night", key, KEYS))
+            raise UserError(catalog.unknown("override of watch", key, KEYS))
         if key == "scenario":
             named = value
         else:

@@ -1,1 +1,1 @@
-"""Nights: what upstream released, what was asked of it, and what changed."""
+"""Nightlies: find new upstream releases, test them, and report what changed."""

@@ -1,7 +1,7 @@
-"""What a night asks: which releases of which packages, of each scenario. Pure functions.
+"""Selects the releases that a nightly tests, for each scenario. Pure functions.
 
-A night asks what has appeared since the first night that asked, or the record, and has no certain
-answer. So what one night missed, as it was killed or had no network, the next one asks.
+A nightly tests the releases without a certain result that appeared since the package's first
+nightly or recorded result. So the next nightly tests what one missed, killed or without a network.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from packaging.version import Version
 from harness import catalog
 from harness.run_config import RunConfig
 from harness.spec import RELEASED, Scenario
-from harness.sweep.history import Kind, Night, ReleaseResult
-from harness.upstream import pins
+from harness.sweep.history_rows import Kind, Nightly, ReleaseResult
+from harness.upstream import pins, release_days
 from harness.upstream.index import Release
 
 
 @dataclass(frozen=True)
-class Question:
-    """Whether a release has the bug of a scenario, as published."""
+class ReleaseTest:
+    """One release to test, as published, for one scenario."""
 
     scenario: str
     release: Release
 
 
-def to_ask(
+def tests_of(
     scenario: str,
     releases: Mapping[str, Sequence[Release]],
-    told: Sequence[ReleaseResult],
-    nights: Mapping[int, Night],
+    results: Sequence[ReleaseResult],
+    nightlies: Mapping[int, Nightly],
     day: str,
-    place: tuple[str, ...],
-) -> list[Question]:
-    """The questions of a scenario on ``day``; ``told`` is all that it ever said, oldest first.
+    environment: tuple[str, ...],
+) -> list[ReleaseTest]:
+    """The tests of a scenario on ``day``; ``results`` are all that it ever had, oldest first.
 
-    ``releases`` has those of each package that are known, ``nights`` all nights by their numbers,
-    ``place`` is where it is asked, see ``cells.place``.
+    ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
+    ``environment`` is that of the tests, see ``cells.environment``.
     """
     scope = catalog.scenario(scenario)
     found = []
     for package in scope.pins:
-        there = askable(scope, releases.get(package, ()), day)
-        of_package = [asked for asked in told if asked.package == package]
-        found += [Question(scenario, r) for r in _unanswered(there, of_package, nights, place)]
+        testable_ = testable(scope, releases.get(package, ()), day)
+        of_package = [result for result in results if result.package == package]
+        untested = _uncertain(testable_, of_package, nightlies, environment)
+        found += [ReleaseTest(scenario, release) for release in untested]
     return found
 
 
-def askable(scope: Scenario, releases: Sequence[Release], day: str) -> list[Release]:
-    """The releases of a package that a scenario can ask on a day, the oldest version first."""
-    there = [r for r in releases if r.day <= day and r.final and not r.yanked]
-    covered = [r for r in there if pins.covers(scope, _pins(scope, r))]
+def testable(scope: Scenario, releases: Sequence[Release], day: str) -> list[Release]:
+    """The releases of a package that a scenario can test on a day, lowest version first."""
+    final = [r for r in releases if r.day <= day and r.final and not r.yanked]
+    covered = [r for r in final if pins.covers(scope, _pins(scope, r))]
     return sorted(covered, key=lambda release: Version(release.version))
 
 
@@ -60,61 +61,64 @@ def _pins(scope: Scenario, release: Release) -> dict[str, str]:
     return pins.complete(scope, {release.package: release.version})
 
 
-def _unanswered(
-    there: Sequence[Release],
-    told: Sequence[ReleaseResult],
-    nights: Mapping[int, Night],
-    place: tuple[str, ...],
+def _uncertain(
+    testable: Sequence[Release],
+    results: Sequence[ReleaseResult],
+    nightlies: Mapping[int, Nightly],
+    environment: tuple[str, ...],
 ) -> list[Release]:
-    """What never got a certain answer: of those that nobody has asked, the newest, and what has
-    appeared since there were answers of this package.
+    """The releases without a certain result: tested ones, the highest one, and those that appeared
+    since the package's first results.
 
-    What was recorded as inconclusive on a place like this would be so again.
+    A release that was recorded as inconclusive in this environment would be so again.
     """
-    asked = {one.version for one in told}
-    settled = {one.version for one in told if _settled(one, nights, place)}
-    since = _since(told, nights)
+    tested = {one.version for one in results}
+    settled = {one.version for one in results if _settled(one, nightlies, environment)}
+    since = _since(results, nightlies)
     return [
         release
-        for release in there
+        for release in testable
         if release.version not in settled
         and (
-            release.version in asked
-            or release is there[-1]
+            release.version in tested
+            or release is testable[-1]
             or (since is not None and release.day >= since)
         )
     ]
 
 
-def _settled(one: ReleaseResult, nights: Mapping[int, Night], place: tuple[str, ...]) -> bool:
-    recorded_here = nights[one.night].kind is Kind.RECORDED and one.cell.place == place
+def _settled(
+    one: ReleaseResult, nightlies: Mapping[int, Nightly], environment: tuple[str, ...]
+) -> bool:
+    recorded = nightlies[one.nightly].kind is Kind.RECORDED
+    recorded_here = recorded and one.cell.environment == environment
     return one.cell.status.certain or recorded_here
 
 
-def _since(told: Sequence[ReleaseResult], nights: Mapping[int, Night]) -> str | None:
-    """The day as of which a package was first asked whole; None where it never was.
+def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
+    """The day of a package's first results; None without results.
 
-    A record was as of the day that its newest release was asked: it may be a choice of releases.
+    Recorded results may be a choice of releases: they have the day on which the highest was tested.
     """
-    if not told:
+    if not results:
         return None
-    first = nights[told[0].night]
+    first = nightlies[results[0].nightly]
     if first.kind is not Kind.RECORDED:
         return first.day
-    recorded = [asked for asked in told if asked.night == first.id]
-    return max(recorded, key=lambda asked: Version(asked.version)).cell.date
+    recorded = [result for result in results if result.nightly == first.id]
+    return max(recorded, key=lambda result: Version(result.version)).cell.date
 
 
-def config(base: RunConfig, question: Question, day: str | None) -> RunConfig:
-    """What asks a question: as published, the other releases as the scenario has them.
+def config(base: RunConfig, test: ReleaseTest, day: str | None) -> RunConfig:
+    """The config of a test: the release as published, the other pins as the scenario has them.
 
-    ``day`` is a day of the past whose index is asked: dependencies are resolved as they were then.
+    ``day`` is a past day that is replayed: dependencies are resolved as they were then.
     """
-    release = question.release
+    release = test.release
     named = {release.package: release.version}
-    words = [f"scenario={question.scenario}", f"variant={RELEASED}"]
+    words = [f"scenario={test.scenario}", f"variant={RELEASED}"]
     words += [f"pins.{name}={version}" for name, version in named.items()]
-    date = day and _date(catalog.scenario(question.scenario), release, day)
+    date = day and _date(catalog.scenario(test.scenario), release, day)
     if date:
         words.append(f"date={date}")
     command = " ".join(["python -m harness run", *words])
@@ -122,9 +126,9 @@ def config(base: RunConfig, question: Question, day: str | None) -> RunConfig:
 
 
 def _date(scope: Scenario, release: Release, day: str) -> str | None:
-    """The day to resolve for, where the usual one had not come yet."""
+    """The day to resolve for, if the usual one is later than ``day``."""
     python, _ = pins.here()
     chosen = pins.complete(scope, {release.package: release.version})
-    usual = pins.locked_day(scope, chosen) or pins.settled(release.day, python)
-    then = max(day, pins.first_day(python))
+    usual = release_days.locked_day(scope, chosen) or release_days.settled(release.day, python)
+    then = max(day, release_days.first_day(python))
     return then if then < usual else None

@@ -1,7 +1,7 @@
-"""A night, from the index to what changed: the steps in their order.
+"""A nightly, from the index to the changes: its steps in their order.
 
-All that a night learns goes into the history at once. So a night that was killed is gone on with by
-the next one, and what it says in the end is read from the history.
+Each result goes into the history at once. So the next nightly continues one that was killed, and
+the report of a nightly is read from the history.
 """
 
 from __future__ import annotations
@@ -19,53 +19,55 @@ from rich.console import Console
 from harness import catalog, machine
 from harness.errors import ExitCode, Fault, Inconclusive, UserError
 from harness.nightly import selection
-from harness.nightly.selection import Question
+from harness.nightly.selection import ReleaseTest
 from harness.report import Progress, terminal
 from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import Verdict
 from harness.sweep import baseline, changes
-from harness.sweep.cells import answers, place, room
+from harness.sweep.cells import environment, find_all, room
 from harness.sweep.changes import Releases
-from harness.sweep.history import Change, History, Kind, Night, Own, ReleaseResult
+from harness.sweep.history import History
+from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.sweep.suite import Done, side_by_side
 from harness.upstream import index
 from harness.upstream.index import Release
 
 Index = Mapping[str, Sequence[Release] | Fault]
-"""The releases of each package, or why it could not be asked."""
+"""The releases of each package, or why they are not known."""
 
 
 @dataclass
 class Watch:
-    """One night on its way through the steps; each adds what the next ones need."""
+    """The state of a nightly; each step adds what the next ones need."""
 
     history: History
     kind: Kind
     day: str
-    """As of which the index is seen."""
+    """The day (ISO) as of which the index is read."""
     configs: Sequence[RunConfig]
-    """What asks each scenario: its own pins, the variants buggy and fixed."""
+    """The config of each scenario: its own pins, the variants buggy and fixed."""
     index: Index
     console: Console
-    night: Night | None = None
-    questions: Sequence[Question] = ()
+    nightly: Nightly | None = None
+    tests: Sequence[ReleaseTest] = ()
     notes: list[str] = field(default_factory=list)
-    """What could not be done, a line each."""
-    lost: list[str] = field(default_factory=list)
-    """Of those, the questions that could not be put."""
+    """Problems with the index, one line each."""
+    failed: list[str] = field(default_factory=list)
+    """The tests that could not be run, one line each."""
     started: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a night says in the end."""
+class Summary:
+    """The results of a finished nightly."""
 
-    night: Night
-    asked: Sequence[ReleaseResult]
-    own: Sequence[Own]
+    nightly: Nightly
+    results: Sequence[ReleaseResult]
+    own: Sequence[ScenarioResult]
+    """The results of our own scenarios."""
     again: Sequence[ReleaseResult]
-    """Of what was asked, what had given no answer before, and gives none now."""
+    """The results that are not certain, of releases that were tested before."""
     changes: Sequence[Change]
     notes: Sequence[str]
     releases: Releases
@@ -79,24 +81,24 @@ def now() -> str:
 
 
 def today() -> str:
-    """The day, ISO, in UTC: the index counts so."""
+    """The day, ISO, in UTC, as in the index."""
     return now()[:10]
 
 
-def ask_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
-    """What the index says of every package that the scenarios pin, asked once."""
-    lost = catalog.broken()
+def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
+    """The releases of every package that the scenarios pin."""
+    broken = catalog.broken()
     names = sorted(
         {
             pin
             for c in configs
-            if c.scenario not in lost
+            if c.scenario not in broken
             for pin in catalog.scenario(c.scenario).pins
         }
     )
     with Progress(console) as progress:
-        progress.say(f"asking the index about {', '.join(names) or 'nothing'}")
-        return dict(index.ask(names))
+        progress.say(f"reading the index for {', '.join(names) or 'nothing'}")
+        return dict(index.releases_of(names))
 
 
 def watch(
@@ -106,182 +108,185 @@ def watch(
     configs: Sequence[RunConfig],
     found: Index,
     console: Console,
-) -> Told:
-    """Watch one night, and keep it in the history. Raises UserError and Inconclusive for a day
-    that the history, or the index, says cannot be."""
+) -> Summary:
+    """Run one nightly and write it to the history.
+
+    Raises UserError or Inconclusive for a day that contradicts the history or the index.
+    """
     watched = Watch(history, kind, day, configs, found, console)
     for step in STEPS:
         step(watched)
-    return told(watched)
+    return summary(watched)
 
 
 def check_the_day(watched: Watch) -> None:
-    """Refuse a day that cannot be, before anything is written."""
-    kinds = {night.kind for night in watched.history.nights()}
+    """Refuse a day that contradicts the history or the index, before anything is written."""
+    kinds = {nightly.kind for nightly in watched.history.nightlies()}
     if watched.kind is Kind.REPLAY and kinds - {Kind.REPLAY}:
         raise UserError(
-            f"{watched.history.file.name} has nights of its own, which know of later releases: "
-            "name another file for a replay with --history"
+            f"{watched.history.file.name} has nightlies, which know later releases: name another "
+            "file for a replay with --history"
         )
     latest = max((r.day for of in _lists(watched.index) for r in of), default="")
     ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
-    if watched.kind is Kind.NIGHT and latest > ahead:
+    if watched.kind is Kind.NIGHTLY and latest > ahead:
         raise Inconclusive(
-            f"the index has a release of {latest}, and this machine says that it is {watched.day}: "
+            f"the index has a release of {latest}, but the date of this machine is {watched.day}: "
             "is its clock right?"
         )
 
 
-def begin(watched: Watch) -> None:
-    """Begin the night, or go on with the one that was killed; a history begins with the record."""
-    if watched.kind is Kind.NIGHT:
-        baseline.keep(watched.history, now())
+def start(watched: Watch) -> None:
+    """Start the nightly, or continue one that was killed. Recorded results come first."""
+    if watched.kind is Kind.NIGHTLY:
+        baseline.add(watched.history, now())
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
-    watched.night = watched.history.begin(watched.kind, watched.day, now(), facts)
+    watched.nightly = watched.history.start(watched.kind, watched.day, now(), facts)
 
 
-def keep_index(watched: Watch) -> None:
-    """Keep what the index says, as it was on the day; tell first what was yanked since."""
+def add_index(watched: Watch) -> None:
+    """Add the releases of the index as of the day, and report those that were yanked since."""
     seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
-    history, night = watched.history, _night(watched)
-    yanked = changes.of_yanked(seen, _releases(history), history.answers())
-    earlier = [change for _, change in history.changes(night.id) if change.kind == changes.YANKED]
-    history.keep_changes(night, [*earlier, *(c for c in yanked if c not in earlier)])
-    history.keep_releases(seen)
+    history, nightly = watched.history, _nightly(watched)
+    yanked = changes.of_yanked(seen, _releases(history), history.results())
+    earlier = [change for _, change in history.changes(nightly.id) if change.kind == changes.YANKED]
+    history.set_changes(nightly, [*earlier, *(c for c in yanked if c not in earlier)])
+    history.add_releases(seen)
     watched.notes += list(
         dict.fromkeys(str(f) for f in watched.index.values() if isinstance(f, Fault))
     )
     if watched.notes:
-        watched.notes.append("asked is what the history knows of them")
+        watched.notes.append("only releases in the history are tested")
 
 
 def choose(watched: Watch) -> None:
-    """Decide what to ask, the releases in their order: what asks the same one shares overlays."""
+    """Select the tests, ordered by release: tests of one release share overlays."""
     history = watched.history
     releases: dict[str, list[Release]] = {}
     for release in history.releases():
         releases.setdefault(release.package, []).append(release)
-    nights = {night.id: night for night in history.nights()}
+    nightlies = {nightly.id: nightly for nightly in history.nightlies()}
     found = [
-        question
+        test
         for config in _sound(watched.configs)
-        for question in selection.to_ask(
+        for test in selection.tests_of(
             config.scenario,
             releases,
-            history.answers(scenario=config.scenario),
-            nights,
+            history.results(scenario=config.scenario),
+            nightlies,
             watched.day,
-            place(config),
+            environment(config),
         )
     ]
-    watched.questions = sorted(found, key=lambda q: (q.release.package, q.release.day, q.scenario))
+    watched.tests = sorted(found, key=lambda t: (t.release.package, t.release.day, t.scenario))
 
 
-def ask(watched: Watch) -> None:
-    """Put the questions; each answer is kept as it comes."""
-    if not watched.questions:
+def run_tests(watched: Watch) -> None:
+    """Run the tests; each result is written as soon as it is known."""
+    if not watched.tests:
         return
     bases = {config.scenario: config for config in watched.configs}
     day = watched.day if watched.kind is Kind.REPLAY else None
-    asking = [selection.config(bases[q.scenario], q, day) for q in watched.questions]
-    jobs = asking[0].jobs or min(room(config) for config in asking)
+    configs = [selection.config(bases[t.scenario], t, day) for t in watched.tests]
+    jobs = configs[0].jobs or min(room(config) for config in configs)
 
-    def lost(number: int, error: Exception) -> None:
-        watched.lost.append(f"{_name(watched.questions[number])}: {error}")
+    def failed(number: int, error: Exception) -> None:
+        watched.failed.append(f"{_name(watched.tests[number])}: {error}")
 
-    with closing(answers(asking, jobs=jobs, lost=lost)) as coming:
-        for number, cell in coming:
-            release = watched.questions[number].release
-            watched.history.keep_answer(_night(watched), release.package, release.version, cell)
+    with closing(find_all(configs, jobs=jobs, failed=failed)) as cells:
+        for number, cell in cells:
+            release, number_of_nightly = watched.tests[number].release, _nightly(watched).id
+            result = ReleaseResult(number_of_nightly, release.package, release.version, cell)
+            watched.history.add_results([result])
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
-            watched.console.print(f"  {_name(watched.questions[number])}: {cell.status}  [{how}]")
+            watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
 
 
 def run_ours(watched: Watch) -> None:
-    """Run our own buggy and fixed; a replay has none, as a run of today tells nothing of then."""
+    """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
     if watched.kind is Kind.REPLAY:
         return
-    night = _night(watched)
-    done = {o.scenario for o in watched.history.verdicts(night.id) if _reproduced(o)}
+    nightly = _nightly(watched)
+    done = {o.scenario for o in watched.history.verdicts(nightly.id) if _reproduced(o)}
     left = [config for config in watched.configs if config.scenario not in done]
     if not left:
         return
-    with closing(side_by_side(left, terminal(io.StringIO()))) as coming:
-        for ended in coming:
-            watched.history.keep_verdict(night, ended.result, ended.seconds, ended.folder)
+    with closing(side_by_side(left, terminal(io.StringIO()))) as ended_runs:
+        for ended in ended_runs:
+            watched.history.add_verdict(nightly, ended.result, ended.seconds, ended.folder)
             watched.console.print(_own_line(ended))
 
 
-def say_what_changed(watched: Watch) -> None:
-    """Compare with what was known before, and keep what changed."""
-    history, night = watched.history, _night(watched)
-    yanked = [change for _, change in history.changes(night.id) if change.kind == changes.YANKED]
-    before = [asked for asked in history.answers() if asked.night < night.id]
+def find_changes(watched: Watch) -> None:
+    """Compare the results with the earlier ones, and write the changes."""
+    history, nightly = watched.history, _nightly(watched)
+    yanked = [change for _, change in history.changes(nightly.id) if change.kind == changes.YANKED]
+    before = [result for result in history.results() if result.nightly < nightly.id]
     of_releases = changes.of_releases(
-        history.answers(night.id), before, _releases(history), watched.day
+        history.results(nightly.id), before, _releases(history), watched.day
     )
-    own = [own for own in history.verdicts() if own.night < night.id]
-    of_ours = changes.of_ours(history.verdicts(night.id), own, watched.day)
-    history.keep_changes(night, [*yanked, *of_releases, *of_ours])
+    own = [own for own in history.verdicts() if own.nightly < nightly.id]
+    of_ours = changes.of_ours(history.verdicts(nightly.id), own, watched.day)
+    history.set_changes(nightly, [*yanked, *of_releases, *of_ours])
 
 
-def end(watched: Watch) -> None:
-    """Say that the night has come to its end."""
-    watched.history.end(_night(watched), now())
+def finish(watched: Watch) -> None:
+    """Note that the nightly has finished."""
+    watched.history.finish(_nightly(watched), now())
 
 
 STEPS: tuple[Callable[[Watch], None], ...] = (
     check_the_day,
-    begin,
-    keep_index,
+    start,
+    add_index,
     choose,
-    ask,
+    run_tests,
     run_ours,
-    say_what_changed,
-    end,
+    find_changes,
+    finish,
 )
-"""The whole of a night, on one screen."""
+"""The steps of a nightly."""
 
 
-def told(watched: Watch) -> Told:
-    """What a night says, as the history has it."""
-    history, number = watched.history, _night(watched).id
-    (night,) = (night for night in history.nights() if night.id == number)
+def summary(watched: Watch) -> Summary:
+    """The results of a finished nightly, as the history has them."""
+    history, number = watched.history, _nightly(watched).id
+    (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
     found = [change for _, change in history.changes(number)]
-    own, asked = history.verdicts(number), history.answers(number)
-    before = {one.key for one in history.answers() if one.night < number}
-    again = [one for one in asked if one.key in before and not one.cell.status.certain]
-    return Told(
-        night,
-        asked,
+    own, results = history.verdicts(number), history.results(number)
+    before = {one.key for one in history.results() if one.nightly < number}
+    again = [one for one in results if one.key in before and not one.cell.status.certain]
+    return Summary(
+        nightly,
+        results,
         own,
         again,
         found,
-        [*watched.notes, *watched.lost],
+        [*watched.notes, *watched.failed],
         _releases(history),
         time.monotonic() - watched.started,
         _exit_code(watched, own, found),
     )
 
 
-def _exit_code(watched: Watch, own: Sequence[Own], found: Sequence[Change]) -> int:
-    """1 where something got worse, or is ours and not as expected; 3 where something could not be
-    asked."""
+def _exit_code(watched: Watch, own: Sequence[ScenarioResult], found: Sequence[Change]) -> int:
+    """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
+    or if no release is known."""
     codes = [int(one.result["exit_code"]) for one in own]
     codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     if changes.worse(found):
         codes.append(ExitCode.NOT_AS_EXPECTED)
-    blind = not _night(watched).facts["index"] and not watched.history.releases()
-    if watched.lost or blind:
+    no_releases = not _nightly(watched).facts["index"] and not watched.history.releases()
+    if watched.failed or no_releases:
         codes.append(ExitCode.INCONCLUSIVE)
     return ExitCode.worst(codes)
 
 
 def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """The configs of scenarios that can be used; the others are told of as our own."""
-    lost = catalog.broken()
-    return [config for config in configs if config.scenario not in lost]
+    """The configs of scenarios that can be loaded; the others fail in ``run_ours``."""
+    broken = catalog.broken()
+    return [config for config in configs if config.scenario not in broken]
 
 
 def _lists(found: Index) -> list[Sequence[Release]]:
@@ -292,18 +297,18 @@ def _releases(history: History) -> dict[tuple[str, str], Release]:
     return {(release.package, release.version): release for release in history.releases()}
 
 
-def _night(watched: Watch) -> Night:
-    if watched.night is None:
-        raise RuntimeError("the steps of a nightly are out of order: it has not begun")
-    return watched.night
+def _nightly(watched: Watch) -> Nightly:
+    if watched.nightly is None:
+        raise RuntimeError("the steps of a nightly are out of order: it has not started")
+    return watched.nightly
 
 
-def _name(question: Question) -> str:
-    release = question.release
-    return f"{release.package} {release.version} ({release.day}), {question.scenario}"
+def _name(test: ReleaseTest) -> str:
+    release = test.release
+    return f"{release.package} {release.version} ({release.day}), {test.scenario}"
 
 
-def _reproduced(own: Own) -> bool:
+def _reproduced(own: ScenarioResult) -> bool:
     return own.verdict == str(Verdict.REPRODUCED)
 
 
@@ -314,19 +319,20 @@ def _own_line(ended: Done) -> str:
     return f"{line}  {why}" if why else line
 
 
-def to_json(told: Told) -> dict[str, Any]:
-    """A night as plain values."""
-    night = told.night
+def to_json(summary: Summary) -> dict[str, Any]:
+    """The summary of a nightly as plain values."""
+    nightly = summary.nightly
     return {
         "night": {
-            "kind": str(night.kind),
-            "day": night.day,
-            "started": night.started,
-            "ended": night.ended,
-            "facts": dict(night.facts),
+            "kind": str(nightly.kind),
+            "day": nightly.day,
+            "started": nightly.started,
+            "ended": nightly.ended,
+            "facts": dict(nightly.facts),
         },
         "asked": [
-            {"package": a.package, "version": a.version, **a.cell.to_json()} for a in told.asked
+            {"package": r.package, "version": r.version, **r.cell.to_json()}
+            for r in summary.results
         ],
         "ours": [
             {
@@ -335,10 +341,10 @@ def to_json(told: Told) -> dict[str, Any]:
                 "seconds": round(o.seconds, 2),
                 "run": o.run,
             }
-            for o in told.own
+            for o in summary.own
         ],
-        "changes": [vars(change) for change in told.changes],
-        "notes": list(told.notes),
-        "seconds": round(told.seconds, 1),
-        "exit_code": told.exit_code,
+        "changes": [change.to_json() for change in summary.changes],
+        "notes": list(summary.notes),
+        "seconds": round(summary.seconds, 1),
+        "exit_code": summary.exit_code,
     }

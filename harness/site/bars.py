@@ -1,4 +1,4 @@
-"""Bars: one value for each name, the variants beside each other."""
+"""Bars: one value for each name, the variants side by side."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from harness.site.chart import Chart, made
 from harness.site.drawing import colours, cycle, finite, limits, names_of, plain_axis
 
 FILLED = [1.0, 0.25, 0.65, 0.45, 0.85, 0.1]
-"""How full the bars of a variant are, for those who cannot tell the colours."""
+"""The opacity of each variant's bars, for readers who cannot distinguish the colours."""
 
 
 def draw(picture: Bars) -> Chart:
-    """The chart of such a picture."""
+    """The chart of this picture."""
     variants = names_of(variant for variant, *_ in picture.values)
     names = list(dict.fromkeys(name for _, name, _ in picture.values))
     rows = [

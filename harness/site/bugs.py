@@ -1,4 +1,4 @@
-"""A bug, as its page tells it."""
+"""The content of a bug's page."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.site.chart import Chart
 from harness.site.evidence import Evidence
 from harness.site.inputs import Material
 from harness.site.runs import Shown
-from harness.site.statuses import Said
+from harness.site.statuses import Result
 from harness.spec import BUGGY, Scenario
-from harness.sweep.cells import Status
+from harness.sweep.cell import Status
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A scenario of the catalogue, with all that is known of it."""
+    """A scenario of the catalogue, with all its results."""
 
     name: str
     material: Material
@@ -36,7 +36,7 @@ class Bug:
 
     @property
     def upstream(self) -> str:
-        """The package whose bug it is."""
+        """The package that has the bug."""
         return next(iter(self.scenario.pins), "torch")
 
     @cached_property
@@ -46,17 +46,17 @@ class Bug:
 
     @property
     def shown(self) -> Shown | None:
-        """The run that its pictures are of."""
+        """The run that its pictures show."""
         return self.material.shown.get(self.name)
 
     @cached_property
-    def newest(self) -> Said | None:
-        """What the newest release that gave an answer said."""
-        return self.material.answers.newest(self.name, self.upstream)
+    def newest(self) -> Result | None:
+        """The result of the highest release with a certain status."""
+        return self.material.statuses.newest(self.name, self.upstream)
 
     @property
     def alive(self) -> bool:
-        """Whether the newest release that gave an answer is affected."""
+        """Whether the highest release with a certain status is affected."""
         return bool(self.newest and self.newest.status is Status.AFFECTED)
 
     @cached_property
@@ -65,81 +65,78 @@ class Bug:
 
     @cached_property
     def strips(self) -> list[Chart]:
-        """Which releases of each package have the bug, where more than one was asked."""
-        answers = self.material.answers
-        packages = [p for p in answers.packages(self.name) if len(answers.of(self.name, p)) > 1]
+        """Which releases of each package have the bug, if more than one was tested."""
+        statuses = self.material.statuses
+        packages = [p for p in statuses.packages(self.name) if len(statuses.of(self.name, p)) > 1]
         packages.sort(key=lambda package: package != self.upstream)
         return [
-            timelines.strip(list(self._strip(p)), p, answers.beside(self.name, p)) for p in packages
+            timelines.strip(list(self._strip(p)), p, statuses.others(self.name, p))
+            for p in packages
         ]
 
     def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
-        answers = self.material.answers
-        said = answers.of(self.name, package)
-        first = Version(next(iter(said)))
-        asked: list[Mapping[str, str | None]] = [
+        statuses = self.material.statuses
+        results = statuses.of(self.name, package)
+        first = Version(next(iter(results)))
+        tested: list[Mapping[str, str | None]] = [
             {
-                "version": said.version,
-                "day": answers.days.get((package, said.version)),
-                "status": str(said.status),
-                "why": said.why,
+                "version": result.version,
+                "day": statuses.days.get((package, result.version)),
+                "status": str(result.status),
+                "why": result.why,
             }
-            for said in said.values()
+            for result in results.values()
         ]
         others: list[Mapping[str, str | None]] = [
             {
                 "version": release.version,
                 "day": release.day,
-                "status": "not asked",
+                "status": timelines.UNTESTED,
                 "why": "yanked" if release.yanked else "",
             }
-            for release in answers.unasked(self.name, package)
+            for release in statuses.untested(self.name, package)
             if Version(release.version) > first
         ]
-        yield from sorted([*asked, *others], key=lambda row: Version(str(row["version"])))
+        yield from sorted([*tested, *others], key=lambda row: Version(str(row["version"])))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The run that was graded just now, and those that are kept."""
+        """The run that the pictures show, and the kept ones."""
         own = [evidence.of_run(self.shown)] if self.shown else []
         return [*own, *evidence.kept(self.name)]
 
     @cached_property
-    def blind(self) -> Mapping[str, bool]:
-        """The usual checks, and whether each fired where the bug is in."""
-        return next((each.blind for each in self.evidence if each.blind), {})
-
-    @property
-    def found(self) -> TrialResult | None:
-        """The trial in which the bug was seen."""
-        trials = self.shown.result.trials if self.shown else ()
-        return next((t for t in trials if t.variant == BUGGY), None)
+    def insufficient_checks(self) -> Mapping[str, bool]:
+        """The insufficient checks, and whether each fired in the buggy variant."""
+        found = (each.insufficient_checks for each in self.evidence)
+        return next(filter(None, found), {})
 
     @property
     def first_seen(self) -> str:
-        return first_seen(self.found) if self.found else ""
+        buggy = self.trial(BUGGY)
+        return first_seen(buggy) if buggy else ""
 
     def trial(self, variant: str) -> TrialResult | None:
-        """What a variant showed in the run that the pictures are of."""
+        """The trial of a variant in the run that the pictures show."""
         trials = self.shown.result.trials if self.shown else ()
         return next((t for t in trials if t.variant == variant), None)
 
     def question(self, of: str) -> str:
-        """What ``detect`` or ``exercised`` asks, in its own words."""
+        """The docstring of ``detect`` or ``exercised``."""
         function: Any = getattr(catalog.load(self.name), of)
         return " ".join((inspect.getdoc(function) or "").split())
 
     @property
     def text(self) -> str:
-        """All that a search looks through, in small letters."""
-        told = self.scenario
+        """The text that a search looks through, in lower case."""
+        scenario = self.scenario
         parts = (
             self.name,
-            told.title,
-            told.symptom,
-            told.trigger,
-            told.goes_wrong,
-            *told.pins,
+            scenario.title,
+            scenario.symptom,
+            scenario.trigger,
+            scenario.goes_wrong,
+            *scenario.pins,
             *self.story,
         )
         return " ".join(" ".join(parts).split()).lower()

@@ -1,4 +1,4 @@
-"""How each kind of picture is drawn: Vega-Lite, by way of Altair."""
+"""Draws each kind of picture with Altair, as Vega-Lite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.site.chart import Chart
 
 
 def chart(picture: Picture) -> Chart:
-    """How a scenario's picture is drawn."""
+    """The chart of a scenario's picture."""
     if isinstance(picture, Lines):
         return lines.draw(picture)
     if isinstance(picture, Bars):

@@ -1,8 +1,8 @@
-"""What every chart draws with: colours, signs, axes, limits.
+"""Parts of every chart: colours, signs, axes, limits.
 
-A colour is named, ``var:--buggy``: the page fills in what its scheme has. Nothing is told by colour
-alone: a line has its dashes and its points' shape, a bar its place beside the others, a word of a
-grid its sign, and every chart its table of numbers.
+Colours have names such as ``var:--buggy``, which the page replaces by those of its colour scheme.
+Colour is never the only difference: lines also have dashes and shapes of points, bars have
+positions, words in a grid have signs, and every chart has a table of its numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def finite(value: float | None) -> float | None:
 
 
 def colours(names: Sequence[str]) -> list[str]:
-    """A colour for each name: buggy and fixed have their own, everywhere."""
+    """A colour for each name; buggy and fixed have the same colours everywhere."""
     rest = [name for name in names if name not in OWN]
     return [OWN.get(name) or OTHERS[rest.index(name) % len(OTHERS)] for name in names]
 
@@ -41,16 +41,16 @@ def names_of(found: Iterable[str]) -> list[str]:
     return sorted(ordered, key=lambda name: (name != BUGGY, name != FIXED, ordered.index(name)))
 
 
-def plain_axis(title: str | None, places: Iterable[float] = (), **more: Any) -> Any:
-    """An axis of plain numbers, with ticks at whole ones alone where all places are whole."""
-    whole = [float(place).is_integer() for place in places]
+def plain_axis(title: str | None, values: Iterable[float] = (), **more: Any) -> Any:
+    """An axis of plain numbers; its ticks are integers if all values are."""
+    whole = [float(value).is_integer() for value in values]
     if whole and all(whole):
         more["tickMinStep"] = 1
     return alt.Axis(title=title or None, labelExpr="format(datum.value, '.6~g')", **more)
 
 
 def limits(limits: Mapping[str, float], along: str = "y") -> list[Any]:
-    """A dashed rule across the chart for each level that means something, with its name."""
+    """A dashed line across the chart for each limit, with its name."""
     if not limits:
         return []
     levels = [{"name": name, "level": level} for name, level in limits.items()]
@@ -58,14 +58,14 @@ def limits(limits: Mapping[str, float], along: str = "y") -> list[Any]:
     hover = [alt.Tooltip("name:N", title="limit"), alt.Tooltip("level:Q", title="at")]
     if along == "y":
         base = base.encode(y="level:Q", tooltip=hover)
-        place: dict[str, Any] = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3}
-        words = base.mark_text(**place, fontStyle="italic", color="var:--ink").encode(
+        align: dict[str, Any] = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3}
+        words = base.mark_text(**align, fontStyle="italic", color="var:--ink").encode(
             x=alt.value("width"), text="name:N"
         )
     else:
         base = base.encode(x="level:Q", tooltip=hover)
-        place = {"align": "right", "baseline": "top", "dx": -4, "dy": 4}
-        words = base.mark_text(**place, fontStyle="italic", color="var:--ink").encode(
+        align = {"align": "right", "baseline": "top", "dx": -4, "dy": 4}
+        words = base.mark_text(**align, fontStyle="italic", color="var:--ink").encode(
             y=alt.value(0), text="name:N"
         )
     return [base.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var:--ink"), words]

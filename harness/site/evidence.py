@@ -1,25 +1,23 @@
-"""Evidence, to be opened on a bug's page: what ran where, and what came out."""
+"""The evidence on a bug's page: what ran where, and the result."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness import catalog
+from harness import evidence
 from harness.report import releases
 from harness.site.runs import Shown
-from harness.spec import BUGGY
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One run that is kept, on a CPU or on GPUs."""
+    """One kept run, on a CPU or on GPUs."""
 
     name: str
     content: Mapping[str, Any]
-    """run.json, with the result of its grading as ``result``."""
+    """run.json, with the graded result as ``result``."""
 
     @property
     def where(self) -> str:
@@ -38,7 +36,7 @@ class Evidence:
 
     @property
     def releases(self) -> str:
-        """What it ran on: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed)``."""
+        """The releases that it ran on: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed)``."""
         trials = self.content["trials"]
         return releases({variant: trial["pins"] for variant, trial in trials.items()})
 
@@ -49,7 +47,7 @@ class Evidence:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The command, the machine, the versions, the commit and the shims, by what they are."""
+        """The command, the machine, the versions, the commit and the shims, by name."""
         content, machine = self.content, self.content["machine"]
         first = self.trials[0]
         shims = first["shims"] or {}
@@ -63,26 +61,21 @@ class Evidence:
         }
 
     @property
-    def blind(self) -> dict[str, bool]:
-        """The usual checks, and whether each fired in the buggy variant."""
-        for trial in self.trials:
-            if trial["variant"] == BUGGY and trial["insufficient_checks"]:
-                return dict(trial["insufficient_checks"])
-        return {}
+    def insufficient_checks(self) -> Mapping[str, bool]:
+        """The insufficient checks, and whether each fired in the buggy variant."""
+        return evidence.insufficient_checks(self.content)
 
 
 def _without_paths(command: str) -> list[str]:
-    """A command's words, less those that name a folder of the machine that ran it."""
+    """The words of a command, without those that name a folder of its machine."""
     return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
 def of_run(shown: Shown) -> Evidence:
-    """A run that was graded just now."""
+    """The evidence of a run that was graded now."""
     return Evidence(shown.folder.name, {**shown.run, "result": shown.result.to_json()})
 
 
-def kept(scenario: str) -> Iterator[Evidence]:
-    """The evidence of a scenario that is kept with the harness, the newest first."""
-    files = (catalog.folder(scenario) / "evidence").glob("*.json")
-    found = [Evidence(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    yield from sorted(found, key=lambda each: str(each.content["started"]), reverse=True)
+def kept(scenario: str) -> list[Evidence]:
+    """The evidence of a scenario that comes with the harness, newest first."""
+    return [Evidence(name, content) for name, content in evidence.kept(scenario)]

@@ -13,13 +13,13 @@ from harness.site.chart import Chart, made, text
 from harness.site.drawing import OTHERS, SHAPES, cycle, finite
 
 FEW_COLUMNS = 8
-"""A grid with at most so many columns has its values written in its fields, on a phone, too."""
+"""Up to this many columns, the values are written in the fields, also on a phone."""
 MANY_COLUMNS = 24
-"""A panel with more columns than this has the page's width to itself."""
+"""With more columns, a panel takes the width of the page."""
 
 
 def draw(picture: Grid) -> Chart:
-    """The chart of such a picture."""
+    """The chart of this picture."""
     panels = list(dict.fromkeys(panel for panel, *_ in picture.fields))
     values = [value for *_, value in picture.fields if value is not None]
     words = [value for value in values if isinstance(value, str)]
@@ -43,7 +43,7 @@ def _panel(picture: Grid, fields: Sequence[tuple[Any, ...]], colour: Any, words:
     across = list(dict.fromkeys(str(field[1]) for field in fields))
     down = list(dict.fromkeys(str(field[2]) for field in fields))
     rows = [
-        {"x": str(x), "y": str(y), "value": _value(value), "said": text(value)}
+        {"x": str(x), "y": str(y), "value": _value(value), "label": text(value)}
         for _, x, y, value in fields
     ]
     few = len(across) <= FEW_COLUMNS
@@ -58,7 +58,7 @@ def _panel(picture: Grid, fields: Sequence[tuple[Any, ...]], colour: Any, words:
         tooltip=[
             alt.Tooltip("x:N", title=picture.x or "column"),
             alt.Tooltip("y:N", title=picture.y or "row"),
-            alt.Tooltip("said:N", title=picture.value or "value"),
+            alt.Tooltip("label:N", title=picture.value or "value"),
         ],
     )
     layers = [base.mark_rect(stroke="var:--page", strokeWidth=1).encode(color=colour)]
@@ -75,7 +75,7 @@ def _value(value: float | str | None) -> float | str | None:
 
 
 def _by_number(values: Sequence[Any], written: bool) -> Any:
-    """Shades of one colour; with a legend where the values do not stand in their fields."""
+    """Shades of one colour; with a legend if the values are not written in their fields."""
     numbers = [number for value in values if (number := finite(value)) is not None]
     ends = [min(numbers, default=0.0), max(numbers, default=1.0)]
     shades = alt.Scale(
@@ -86,7 +86,7 @@ def _by_number(values: Sequence[Any], written: bool) -> Any:
 
 
 def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
-    """A colour for each word: that of the bug for those that should not be there."""
+    """A colour for each word; words that should not occur have that of the bug."""
     right = [word for word in words if word not in wrong]
     colours = dict(zip(right, cycle(OTHERS, right), strict=True))
     shades = [colours.get(word, "var:--buggy") for word in words]
@@ -94,7 +94,7 @@ def _by_word(words: list[str], wrong: Sequence[str]) -> Any:
 
 
 def _written(base: Any, picture: Grid) -> Any:
-    """The values in their fields, in an ink that can be read on each."""
+    """The values in their fields, in a readable colour."""
     found = [_value(value) for *_, value in picture.fields]
     numbers = [value for value in found if isinstance(value, float)]
     middle = (min(numbers, default=0.0) + max(numbers, default=0.0)) / 2
@@ -105,7 +105,7 @@ def _written(base: Any, picture: Grid) -> Any:
 
 
 def _signed(base: Any, colour: Any) -> Any:
-    """A sign for each word, for those who cannot tell the colours."""
+    """A sign for each word, for readers who cannot distinguish the colours."""
     words = colour.to_dict()["scale"]["domain"]
     shape = alt.Shape(
         "value:N", title=None, sort=words, scale=alt.Scale(domain=words, range=cycle(SHAPES, words))

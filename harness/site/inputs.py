@@ -1,4 +1,4 @@
-"""All that the site is made from: what is known of releases, the nights, the runs."""
+"""The inputs of the site: the statuses of releases, the nightlies, the runs."""
 
 from __future__ import annotations
 
@@ -10,80 +10,81 @@ from pathlib import Path
 
 from harness import catalog
 from harness.site import runs, statuses
-from harness.site.runs import Shown, Tell
-from harness.site.statuses import Answers
-from harness.sweep.history import Change, History, Kind, Night, Own, ReleaseResult, reading
+from harness.site.runs import Shown, Warn
+from harness.site.statuses import Statuses
+from harness.sweep.history import History, reading
+from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 
 
 @dataclass(frozen=True)
-class Nightly:
-    """A night, and all that it brought."""
+class NightlyResults:
+    """A nightly with its results and changes."""
 
-    night: Night
-    own: tuple[Own, ...]
-    asked: tuple[ReleaseResult, ...]
+    nightly: Nightly
+    own: tuple[ScenarioResult, ...]
+    results: tuple[ReleaseResult, ...]
     changes: tuple[Change, ...]
     name: str
-    """Its day (ISO), with the time (UTC) it was begun where that day had several."""
+    """Its day (ISO), with its start time (UTC) if that day had several."""
 
     @property
     def seconds(self) -> float:
-        """What its runs took, in seconds of wall clock, one after another."""
-        fresh = [asked.cell.seconds for asked in self.asked if not asked.cell.stored]
+        """The sum of the wall seconds of its runs."""
+        fresh = [result.cell.seconds for result in self.results if not result.cell.stored]
         return sum(fresh) + sum(own.seconds for own in self.own)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the pages tell."""
+    """The content of the pages."""
 
-    answers: Answers
-    nights: tuple[Nightly, ...]
-    """The oldest first; what was recorded before the first one is none."""
+    statuses: Statuses
+    nightlies: tuple[NightlyResults, ...]
+    """Oldest first, without the recorded results."""
     history: Path | None
     shown: dict[str, Shown]
-    """The newest whole run of a scenario, by its name."""
+    """The newest complete run of each scenario, by its name."""
 
 
-def collect(history: Path | None, places: Sequence[Path], tell: Tell) -> Material:
-    """Read all there is; ``tell`` hears of each thing that is of no use, in one line.
+def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material:
+    """Read all inputs; ``warn`` gets one line for each that cannot be used.
 
-    Raises what ``history.reading`` does, and UserError for a place of runs that is no folder.
+    Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
     """
-    found = runs.folders(places)
+    found = runs.folders(paths)
     with ExitStack() as held:
         past = held.enter_context(reading(history)) if history else None
         known = statuses.of(past) if past else statuses.recorded()
-        nights = tuple(_nights(past)) if past else ()
+        nightlies = tuple(_nightlies(past)) if past else ()
     for name, why in catalog.broken().items():
-        tell(f"not shown, {name}: {why}")
-    shown = runs.newest([*_of_newest(nights, tell), *found], tell)
-    return Material(known, nights, history, shown)
+        warn(f"{name} is not shown: {why}")
+    shown = runs.newest([*_of_newest(nightlies, warn), *found], warn)
+    return Material(known, nightlies, history, shown)
 
 
-def _nights(history: History) -> list[Nightly]:
+def _nightlies(history: History) -> list[NightlyResults]:
     changes: dict[int, list[Change]] = {}
     for number, change in history.changes():
         changes.setdefault(number, []).append(change)
-    nights = [night for night in history.nights() if night.kind is not Kind.RECORDED]
-    days = Counter(night.day for night in nights)
+    nightlies = [each for each in history.nightlies() if each.kind is not Kind.RECORDED]
+    days = Counter(each.day for each in nightlies)
     return [
-        Nightly(
-            night,
-            tuple(history.verdicts(night.id)),
-            tuple(history.answers(night.id)),
-            tuple(changes.get(night.id, ())),
-            night.day if days[night.day] == 1 else f"{night.day} {night.started[11:16]}",
+        NightlyResults(
+            each,
+            tuple(history.verdicts(each.id)),
+            tuple(history.results(each.id)),
+            tuple(changes.get(each.id, ())),
+            each.day if days[each.day] == 1 else f"{each.day} {each.started[11:16]}",
         )
-        for night in nights
+        for each in nightlies
     ]
 
 
-def _of_newest(nights: Sequence[Nightly], tell: Tell) -> list[Path]:
-    """The run folders that the newest night with any names, less those that are gone."""
-    named = next((n.own for n in reversed(nights) if any(own.run for own in n.own)), ())
+def _of_newest(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
+    """The run folders of the newest nightly that has any, without those that were deleted."""
+    named = next((n.own for n in reversed(nightlies) if any(own.run for own in n.own)), ())
     folders = [Path(own.run) for own in named if own.run]
     for folder in folders:
         if not folder.is_dir():
-            tell(f"no longer there, of the newest night: {folder}")
+            warn(f"a run folder of the newest nightly was deleted: {folder}")
     return [folder for folder in folders if folder.is_dir()]

@@ -1,4 +1,4 @@
-"""Lines along an axis: what happened step by step, or by position."""
+"""Lines along an axis: values by step, or by position."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from harness.site.drawing import (
 )
 
 TALL = 260
-"""Height of a chart in pixels; its width is the page's."""
+"""The height of a chart in pixels; its width is that of the page."""
 FEW_POINTS = 40
-"""Of a line with more points than this none is drawn, though each still answers a pointer."""
+"""With more points, the points of a line are invisible, but still have tooltips."""
 
 
 def draw(picture: Lines) -> Chart:
-    """The chart of such a picture."""
+    """The chart of this picture."""
     points = [(name, x, finite(y)) for name, x, y in picture.points]
     names = names_of(name for name, *_ in points)
     levels = [*(y for *_, y in points if y is not None), *picture.limits.values()]
     decades = _decades(levels) if picture.log else None
-    places = [at for _, at, _ in points]
+    positions = [at for _, at, _ in points]
     x = alt.X(
         "x:Q",
         scale=alt.Scale(zero=False, nice=False),
-        axis=plain_axis(picture.x, places, grid=False, tickCount=10),
+        axis=plain_axis(picture.x, positions, grid=False, tickCount=10),
     )
     y = _upright(picture.y, decades)
     rows = [
@@ -53,7 +53,7 @@ def draw(picture: Lines) -> Chart:
 
 
 def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any, y: Any) -> Any:
-    """The lines, and their points with what they say to a pointer."""
+    """The lines, and their points with tooltips."""
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
     longest = max((sum(row["name"] == name for row in rows) for name in names), default=0)
     few = longest <= FEW_POINTS
@@ -87,7 +87,7 @@ def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any
 
 
 def _marks(marks: Sequence[tuple[str, float]]) -> list[Any]:
-    """An upright rule for each event, with what happened."""
+    """A vertical line for each event, with its name."""
     if not marks:
         return []
     events = [{"name": name, "at": at, "line": n % 3} for n, (name, at) in enumerate(marks)]
@@ -103,8 +103,8 @@ def _marks(marks: Sequence[tuple[str, float]]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Decades:
-    """An axis of orders of magnitude: from a power of ten, which stands for 0 where there is one,
-    up to the greatest value."""
+    """A logarithmic axis from a power of ten up to the greatest value. If there are zeros, they are
+    drawn at the lowest power."""
 
     bottom: int
     greatest: float
@@ -123,7 +123,7 @@ class Decades:
 
 
 def _decades(levels: Sequence[float]) -> Decades | None:
-    """None where the axis has to be a plain one: nothing is above 0, or something below."""
+    """None if a logarithmic axis is not possible: no value is above 0, or one is below."""
     above = [level for level in levels if level > 0]
     if not above or min(levels) < 0:
         return None

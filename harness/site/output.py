@@ -1,4 +1,4 @@
-"""Where the site goes: a folder that is ours, replaced whole or not at all."""
+"""Writes the site to its folder: replaces a site that is there completely, or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.errors import UserError
 from harness.files import new_folder_beside, write_whole, writing
 
 MARK = "site.json"
-"""Names what a site of ours consists of: what else lies in its folder is somebody's, and stays."""
+"""The file that lists the files of a site. A folder with other files is not replaced."""
 
 MAKER = "python -m harness site"
 
@@ -21,37 +21,37 @@ Files = Mapping[str, str | bytes]
 
 
 def refuse_unless_ours(out: Path) -> None:
-    """Raise UserError unless there is nothing at ``out``, or a site of ours and nothing else."""
+    """Raise UserError unless ``out`` is missing, empty, or a site and nothing else."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UserError(f"{out} is no folder: name one that is new, or a site to replace")
+        raise UserError(f"{out} is not a folder: name a new one, or a site to replace")
     if not out.is_dir():
         return
-    strange = sorted(_present(out) - _made(out))
-    if strange:
+    foreign = sorted(_present(out) - _made(out))
+    if foreign:
         raise UserError(
-            f"{out} holds what is no site of ours ({strange[0]}): name a folder that is new or "
-            "empty, or a site to replace"
+            f"{out} contains a file that is not part of a site ({foreign[0]}): name a new or empty "
+            "folder, or a site to replace"
         )
 
 
 def put(out: Path, files: Files) -> None:
-    """Write a site aside, then have it take the place of the one that is there.
+    """Write a site to a temporary folder, then replace ``out`` with it.
 
-    Raises as ``refuse_unless_ours``, and Inconclusive where it cannot be written; what was there
-    before is still there then.
+    Raises the errors of ``refuse_unless_ours``, and Inconclusive if it cannot be written; then the
+    old site is unchanged.
     """
     refuse_unless_ours(out)
     with writing(out, "--out"):
         aside = new_folder_beside(out)
         try:
             _write(aside, files)
-            _take_the_place(out, aside)
+            _replace(out, aside)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
 
 def _present(folder: Path) -> set[str]:
-    """The files in a folder, and the folders with nothing in them, by their paths in it."""
+    """The files, links and empty folders in a folder, by their paths in it."""
     found = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
     empty = [Path(root) for root, inside, names in os.walk(folder) if not (inside or names)]
     links = [
@@ -64,10 +64,10 @@ def _present(folder: Path) -> set[str]:
 
 
 def _made(folder: Path) -> set[str]:
-    """What a site of ours in a folder consists of; nothing where there is none."""
+    """The files of the site in a folder; empty if there is none."""
     try:
-        told = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        return {MARK, *told["files"]} if told["made by"] == MAKER else set()
+        content = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        return {MARK, *content["files"]} if content["made by"] == MAKER else set()
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
@@ -80,8 +80,8 @@ def _write(folder: Path, files: Files) -> None:
     write_whole(folder / MARK, json.dumps({"made by": MAKER, "files": sorted(files)}) + "\n")
 
 
-def _take_the_place(out: Path, aside: Path) -> None:
-    """Rename; the old site is brought back where the new one cannot come."""
+def _replace(out: Path, aside: Path) -> None:
+    """Rename; if that fails, the old site is restored."""
     if not out.exists():
         aside.rename(out)
         return

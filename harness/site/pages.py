@@ -1,4 +1,4 @@
-"""The pages: what is told, put into the templates. No page asks anything of a network."""
+"""The pages: the content in the templates. No page needs a network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from packaging.version import Version
 from harness import catalog
 from harness.site import timelines
 from harness.site.bugs import Bug
-from harness.site.inputs import Material, Nightly
+from harness.site.inputs import Material, NightlyResults
 from harness.site.output import Files
-from harness.site.statuses import Answers, Standing
+from harness.site.statuses import Known, Statuses
 from harness.spec import GOES_WRONG, Lane
 from harness.sweep import changes
 
@@ -38,7 +38,7 @@ SIGNS = {
     "unjudged": ("unsure", "·"),
     "yanked": ("unsure", "·"),
 }
-"""Of each word that is said of a release or a run: the kind, which decides the colour; the sign."""
+"""For each status, outcome and verdict: the kind, which decides the colour, and the sign."""
 
 LINK = re.compile(r"https://(?:[^\s<>&();,]|&amp;)+[^\s<>&();,.]")
 CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
@@ -47,31 +47,38 @@ CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
 def pages(material: Material) -> Files:
     """Every file of the site, by its path in it."""
     bugs = [Bug(name, material) for name in catalog.sound()]
-    upstreams = material.answers.packages()
-    told = {
+    upstreams = material.statuses.packages()
+    content = {
         "bugs": bugs,
         "upstreams": upstreams,
-        "answers": material.answers,
-        "nights": material.nights,
+        "statuses": material.statuses,
+        "nightlies": material.nightlies,
         "material": material,
     }
     made: dict[str, str | bytes] = {
-        "index.html": _page("index", told, wrongs=_wrongs(bugs), lanes=list(Lane)),
-        "releases.html": _page("releases", told, heats=[_heat(told, each) for each in upstreams]),
-        "nights.html": _page("nights", told, **_nights(material)),
+        "index.html": _page("index", content, wrongs=_wrongs(bugs), lanes=list(Lane)),
+        "releases.html": _page(
+            "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
+        ),
+        "nights.html": _page("nights", content, **_nightlies(material)),
     }
     for bug in bugs:
-        made[f"bugs/{bug.name}.html"] = _page("bug", told, bug=bug, root="../")
+        made[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
     for package in upstreams:
-        rows = list(_rows(material.answers, package))
+        rows = list(_rows(material.statuses, package))
         made[f"upstreams/{package}.html"] = _page(
-            "upstream", told, package=package, rows=rows, heat=_heat(told, package), root="../"
+            "upstream",
+            content,
+            package=package,
+            rows=rows,
+            heat=_heat(material.statuses, package),
+            root="../",
         )
     return made | _assets()
 
 
-def _page(template: str, told: Mapping[str, Any], root: str = "", **more: Any) -> str:
-    return _templates().get_template(f"{template}.html.j2").render(**told, **more, root=root)
+def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
+    return _templates().get_template(f"{template}.html.j2").render(**content, **more, root=root)
 
 
 @cache
@@ -89,7 +96,7 @@ def _templates() -> Environment:
 
 
 def prose(text: str) -> Markup:
-    """Text of ours as HTML: what is in backticks as code, addresses as links, all else as it is."""
+    """Our own text as HTML: text in backticks becomes code, and addresses become links."""
     marked = CODE.sub(lambda found: f"<code>{found[1] or found[2]}</code>", str(escape(text)))
     return Markup(LINK.sub(lambda found: f'<a href="{found[0]}">{found[0]}</a>', marked))
 
@@ -104,73 +111,72 @@ def _vega() -> str:
     """Vega, Vega-Embed and the Vega-Lite that Altair writes for, in one script, which sets
     ``window.vegaEmbed``."""
     version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    bundle: Any = vl_convert.javascript_bundle  # its stub wants a snippet, and it takes none
+    bundle: Any = vl_convert.javascript_bundle  # its stub requires a snippet, the function does not
     return str(bundle(vl_version=version))
 
 
 def _wrongs(bugs: Sequence[Bug]) -> list[str]:
-    """What goes wrong in some bug, in the order of the words."""
+    """The kinds of damage that some bug does, in the order of GOES_WRONG."""
     return [word for word in GOES_WRONG if any(b.scenario.goes_wrong == word for b in bugs)]
 
 
 Heat = dict[str, Any]
 
 
-def _heat(told: Mapping[str, Any], package: str) -> Heat:
-    """The table of a package: its releases, and for each bug how each of them stands."""
-    answers: Answers = told["answers"]
-    versions = answers.versions(package)
+def _heat(statuses: Statuses, package: str) -> Heat:
+    """The table of a package: its releases, and for each bug the status of each."""
+    versions = statuses.versions(package)
     return {
         "package": package,
-        "versions": [(version, answers.days.get((package, version), "")) for version in versions],
+        "versions": [(version, statuses.days.get((package, version), "")) for version in versions],
         "rows": [
             (
                 name,
-                answers.beside(name, package),
-                [answers.standing(name, package, version) for version in versions],
+                statuses.others(name, package),
+                [statuses.known(name, package, version) for version in versions],
             )
-            for name in answers.scenarios(package)
+            for name in statuses.scenarios(package)
         ],
     }
 
 
-def _rows(answers: Answers, package: str) -> Iterator[Mapping[str, Any]]:
-    """A package's releases, the newest first, each with how it stands towards each bug."""
+def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
+    """A package's releases, highest first, each with the bugs of each status."""
     releases = {
-        release.version: release for release in answers.releases if release.package == package
+        release.version: release for release in statuses.releases if release.package == package
     }
-    for version in sorted({*answers.versions(package), *releases}, key=Version, reverse=True):
-        standings = {
-            name: standing
-            for name in answers.scenarios(package)
-            if (standing := answers.standing(name, package, version))
+    for version in sorted({*statuses.versions(package), *releases}, key=Version, reverse=True):
+        known = {
+            name: status
+            for name in statuses.scenarios(package)
+            if (status := statuses.known(name, package, version))
         }
-        if standings:
+        if known:
             yield {
                 "version": version,
                 "day": releases[version].day if version in releases else "",
                 "yanked": version in releases and releases[version].yanked,
-                "affected": _of(standings, "affected"),
-                "clean": _of(standings, "not affected"),
-                "silent": _of(standings, "inconclusive", "unsupported"),
+                "affected": _of(known, "affected"),
+                "clean": _of(known, "not affected"),
+                "uncertain": _of(known, "inconclusive", "unsupported"),
             }
 
 
-def _of(standings: Mapping[str, Standing], *answers: str) -> list[tuple[str, Standing]]:
-    return [(name, each) for name, each in standings.items() if str(each.status) in answers]
+def _of(known: Mapping[str, Known], *statuses: str) -> list[tuple[str, Known]]:
+    return [(name, each) for name, each in known.items() if str(each.status) in statuses]
 
 
-def _nights(material: Material) -> dict[str, Any]:
-    """What the page of the nights tells: the grid of them, how long they took."""
-    nights = material.nights
+def _nightlies(material: Material) -> dict[str, Any]:
+    """The content of the page of nightlies: their grid, and how long they took."""
+    nightlies = material.nightlies
     names = sorted(
-        {own.scenario for each in nights for own in each.own}
-        | {asked.cell.scenario for each in nights for asked in each.asked}
-        | {change.scenario for each in nights for change in each.changes}
+        {own.scenario for each in nightlies for own in each.own}
+        | {result.cell.scenario for each in nightlies for result in each.results}
+        | {change.scenario for each in nightlies for change in each.changes}
     )
-    took = [(_named(each), each.seconds) for each in nights]
+    took = [(_named(each), each.seconds) for each in nightlies]
     return {
-        "grid": [(name, [_cell(each, name) for each in nights]) for name in names],
+        "grid": [(name, [_cell(each, name) for each in nightlies]) for name in names],
         "took": timelines.durations(took) if len(took) > 1 else None,
         "minutes": sum(seconds for _, seconds in took) / 60,
         "sound": set(catalog.sound()),
@@ -178,22 +184,22 @@ def _nights(material: Material) -> dict[str, Any]:
     }
 
 
-def _named(nightly: Nightly) -> str:
-    replay = " (replay)" if nightly.night.kind == "replay" else ""
-    return f"{nightly.name}{replay}"
+def _named(results: NightlyResults) -> str:
+    replay = " (replay)" if results.nightly.kind == "replay" else ""
+    return f"{results.name}{replay}"
 
 
-def _cell(nightly: Nightly, scenario: str) -> Mapping[str, Any]:
-    """What became of a scenario on a night: its own verdict, what it was asked, what changed."""
-    own = next((each for each in nightly.own if each.scenario == scenario), None)
-    asked = [each for each in nightly.asked if each.cell.scenario == scenario]
-    changed = [each for each in nightly.changes if each.scenario == scenario]
-    told = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
-    told += [f"{each.package} {each.version}: {each.cell.status}" for each in asked]
-    told += [f"changed: {each.told}" for each in changed]
+def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:
+    """The results of a scenario in a nightly: its own verdict, tested releases, and changes."""
+    own = next((each for each in results.own if each.scenario == scenario), None)
+    tested = [each for each in results.results if each.cell.scenario == scenario]
+    changed = [each for each in results.changes if each.scenario == scenario]
+    lines = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
+    lines += [f"{each.package} {each.version}: {each.cell.status}" for each in tested]
+    lines += [f"changed: {each.message}" for each in changed]
     return {
         "verdict": own.verdict if own else "",
-        "asked": len(asked),
+        "tested": len(tested),
         "changed": bool(changed),
-        "told": "; ".join(told),
+        "summary": "; ".join(lines),
     }

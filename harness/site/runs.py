@@ -1,4 +1,4 @@
-"""Run folders for the site: of each scenario the newest whole one that grades."""
+"""Run folders for the site: the newest complete run of each scenario that can be graded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness.text import complaint
 from harness.trial.grade import graded
 from harness.trial.records import RUN_FILE, read_json
 
-Tell = Callable[[str], None]
-"""Says in one line what could not be used."""
+Warn = Callable[[str], None]
+"""Prints one line about an input that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A run that grades, and the pictures of it."""
+    """A graded run, and its pictures."""
 
     folder: Path
     run: Mapping[str, Any]
@@ -31,45 +31,45 @@ class Shown:
     pictures: tuple[Picture, ...]
 
 
-def folders(places: Iterable[Path]) -> list[Path]:
-    """The run folders at some places, each of which is one itself or holds some.
+def folders(paths: Iterable[Path]) -> list[Path]:
+    """The run folders in some folders; each is a run folder, or contains some.
 
-    Raises UserError for a place that is no folder.
+    Raises UserError for a path that is not a folder.
     """
     found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise UserError(f"no folder {place}: name one of run folders with --runs")
-        inside = [place] if (place / RUN_FILE).is_file() else sorted(place.iterdir())
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"no folder {path}: name a folder of run folders with --runs")
+        inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
         found += [folder for folder in inside if (folder / RUN_FILE).is_file()]
     return found
 
 
-def newest(found: Iterable[Path], tell: Tell) -> dict[str, Shown]:
-    """The newest whole run of each scenario, by its name; ``tell`` hears of those of no use."""
+def newest(found: Iterable[Path], warn: Warn) -> dict[str, Shown]:
+    """The newest complete run of each scenario, by its name."""
     shown: dict[str, Shown] = {}
-    for scenario, folder in _by_age(found, tell):
-        if scenario not in shown and (run := _whole(folder, tell)):
+    for scenario, folder in _by_age(found, warn):
+        if scenario not in shown and (run := _complete(folder, warn)):
             shown[scenario] = run
     return shown
 
 
-def _by_age(found: Iterable[Path], tell: Tell) -> list[tuple[str, Path]]:
-    """Of which scenario each run folder is; the newest first."""
-    told = []
+def _by_age(found: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
+    """The scenario of each run folder, with the folder; newest first."""
+    started = []
     for folder in dict.fromkeys(path.resolve() for path in found):
         try:
             run = read_json(folder / RUN_FILE)
-            told.append((str(run["scenario"]), str(run["started"]), folder))
+            started.append((str(run["scenario"]), str(run["started"]), folder))
         except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
-            tell(f"{folder} is not the record of a run: {complaint(error)}")
-    told.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
-    return [(scenario, folder) for scenario, _, folder in told]
+            warn(f"{folder} is not the record of a run: {complaint(error)}")
+    started.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
+    return [(scenario, folder) for scenario, _, folder in started]
 
 
-def _whole(folder: Path, tell: Tell) -> Shown | None:
-    """A run in which buggy and fixed both said something; None for another, which is told of
-    where it should have."""
+def _complete(folder: Path, warn: Warn) -> Shown | None:
+    """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
+    or is inconclusive."""
     try:
         run = read_json(folder / RUN_FILE)
         if not {BUGGY, FIXED} <= set(run["trials"]):
@@ -79,18 +79,18 @@ def _whole(folder: Path, tell: Tell) -> Shown | None:
             raise HarnessError(result.reasons[0].splitlines()[0])
     except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = str(error) if isinstance(error, HarnessError) else complaint(error)
-        tell(f"not used, {folder}: {why}")
+        warn(f"{folder} is not used: {why}")
         return None
     if not {BUGGY, FIXED} <= set(records):
-        return None  # unsupported here: nothing to be seen, and nothing wrong
-    return Shown(folder, run, result, tuple(_pictures(result.scenario, records, tell)))
+        return None  # unsupported here: nothing to show, and nothing wrong
+    return Shown(folder, run, result, tuple(_pictures(result.scenario, records, warn)))
 
 
-def _pictures(name: str, records: Mapping[str, Records], tell: Tell) -> Iterator[Picture]:
+def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator[Picture]:
     draw = getattr(catalog.load(name), "picture", None)
     if draw is None:
         return
     try:
         yield from list(draw(records))
-    except Exception as error:  # a scenario's own code: it spoils its picture, and no other's
-        tell(f"no picture of {name}: {complaint(error)}")
+    except Exception as error:  # a scenario's own code: its failure must not affect others
+        warn(f"no picture of {name}: {complaint(error)}")

@@ -1,6 +1,6 @@
-"""Which releases have which bug: what each scenario said of each release, for the site's pages.
+"""The status of each release for each bug, for the site's pages.
 
-Of a history the newest certain answers count; without one, the scenarios' ``affected.json``.
+It comes from the newest certain results of a history; without one, from ``affected.json``.
 """
 
 from __future__ import annotations
@@ -12,144 +12,142 @@ from functools import cached_property
 from packaging.version import Version
 
 from harness import catalog
-from harness.sweep.baseline import cells
-from harness.sweep.cells import Status
-from harness.sweep.history import History, ReleaseResult
+from harness.sweep.baseline import recorded as recorded_results
+from harness.sweep.cell import Status
+from harness.sweep.history import History
+from harness.sweep.history_rows import ReleaseResult
+from harness.sweep.neighbours import infer
 from harness.upstream.index import Release
+from harness.upstream.pins import describe
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a scenario said of a release when it ran on it."""
+class Result:
+    """The result of a release for a scenario that ran on it."""
 
     scenario: str
     package: str
     version: str
     status: Status
     reason: str
+    """The first line of it."""
     date: str
-    """The day (ISO) it was asked."""
-    lane: str
-    beside: str
-    """The other pins of that run, in words; empty where there are none."""
+    """The day (ISO) of the run."""
+    others: str
+    """The other pins of the run, in words; empty if there are none."""
 
     @property
-    def among(self) -> str:
-        """The other pins, to be read after something else."""
-        return f", with {self.beside}" if self.beside else ""
+    def with_others(self) -> str:
+        """The other pins, to append to a text."""
+        return f", with {self.others}" if self.others else ""
 
     @property
     def why(self) -> str:
-        """The reason, and with what."""
-        return f"{self.reason}{self.among}"
+        """The reason, and the other pins."""
+        return f"{self.reason}{self.with_others}"
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a release stands towards a bug, and how that is known."""
+class Known:
+    """The status of a release for a bug, and how it is known."""
 
     status: Status
-    told: str
-    asked: bool
-    """Whether the release was asked itself; else the releases around it were."""
+    how: str
+    tested: bool
+    """Whether the release itself was tested; otherwise its neighbours were."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """All that was said of releases, and when these appeared."""
+class Statuses:
+    """All results of releases, and the days of releases."""
 
-    said: tuple[Said, ...]
+    results: tuple[Result, ...]
     releases: tuple[Release, ...] = ()
-    """Every release that the history knows of, with its day; none without a history."""
-    _by: dict[tuple[str, str], dict[str, Said]] = field(init=False, default_factory=dict)
+    """Every release in the history; empty without a history."""
+    _by: dict[tuple[str, str], dict[str, Result]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        for each in sorted(self.said, key=lambda said: Version(said.version)):
+        for each in sorted(self.results, key=lambda result: Version(result.version)):
             self._by.setdefault((each.scenario, each.package), {})[each.version] = each
 
     @cached_property
     def days(self) -> Mapping[tuple[str, str], str]:
-        """The day (ISO) on which a release of a package appeared, where that is known."""
+        """The day (ISO) of releases, by package and version, if known."""
         return {(release.package, release.version): release.day for release in self.releases}
 
     def packages(self, scenario: str | None = None) -> list[str]:
-        """The packages of which releases were asked, by a scenario or by any; sorted."""
+        """The packages with tested releases, of one scenario or of all; sorted."""
         return sorted({package for name, package in self._by if scenario in (None, name)})
 
     def scenarios(self, package: str) -> list[str]:
-        """The scenarios that were asked of a package's releases; sorted."""
+        """The scenarios with tested releases of a package; sorted."""
         return sorted({name for name, of in self._by if of == package})
 
-    def of(self, scenario: str, package: str) -> Mapping[str, Said]:
-        """What a scenario said, by version, the oldest first."""
+    def of(self, scenario: str, package: str) -> Mapping[str, Result]:
+        """The results of a scenario by version, lowest first."""
         return self._by.get((scenario, package), {})
 
     def versions(self, package: str) -> list[str]:
-        """Every release of a package that some scenario was asked of, the oldest first."""
-        asked = {version for (_, of), said in self._by.items() if of == package for version in said}
-        return sorted(asked, key=Version)
+        """Every tested release of a package, lowest first."""
+        found = [results for (_, of), results in self._by.items() if of == package]
+        return sorted({version for results in found for version in results}, key=Version)
 
-    def unasked(self, scenario: str, package: str) -> Iterator[Release]:
-        """The releases that the history knows and the scenario was never asked of."""
-        asked = self.of(scenario, package)
+    def untested(self, scenario: str, package: str) -> Iterator[Release]:
+        """The releases in the history that were never tested for the scenario."""
+        tested = self.of(scenario, package)
         for release in self.releases:
-            if release.package == package and release.version not in asked:
+            if release.package == package and release.version not in tested:
                 yield release
 
-    def standing(self, scenario: str, package: str, version: str) -> Standing | None:
-        """How a release stands: its own answer, or that of both its neighbours where they agree.
+    def known(self, scenario: str, package: str, version: str) -> Known | None:
+        """The status of a release: its own, otherwise from its neighbours, see ``infer``.
 
-        None where nothing is known of it.
+        None if it is not known.
         """
-        said = self.of(scenario, package)
-        if version in said:
-            own = said[version]
-            return Standing(own.status, f"asked on {own.date}{own.among}", True)
-        certain = [each for each in said.values() if each.status.certain]
-        here = Version(version)
-        older = [each for each in certain if Version(each.version) < here]
-        newer = [each for each in certain if Version(each.version) > here]
-        if not (older and newer) or older[-1].status is not newer[0].status:
+        results = self.of(scenario, package)
+        if version in results:
+            own = results[version]
+            return Known(own.status, f"tested on {own.date}{own.with_others}", True)
+        found = infer(((each, result.status) for each, result in results.items()), version)
+        if found is None:
             return None
-        around = f"as {older[-1].version} and {newer[0].version} are; not asked itself"
-        return Standing(older[-1].status, around, False)
+        how = f"as {found.older} and {found.newer} are; not tested itself"
+        return Known(found.status, how, False)
 
-    def beside(self, scenario: str, package: str) -> str:
-        """With which releases of the bug's own package another one was asked, if always with those:
-        ``with transformers 4.36.2``."""
-        beside = {said.beside for said in self.of(scenario, package).values()}
+    def others(self, scenario: str, package: str) -> str:
+        """The releases of the bug's own package that another package was tested with, if they were
+        always the same: ``with transformers 4.36.2``."""
+        others = {result.others for result in self.of(scenario, package).values()}
         own = next(iter(catalog.scenario(scenario).pins), package)
-        return f"with {beside.pop()}" if own != package and len(beside) == 1 else ""
+        return f"with {others.pop()}" if own != package and len(others) == 1 else ""
 
-    def newest(self, scenario: str, package: str) -> Said | None:
-        """The certain answer of a package's newest release that gave one; None where none did."""
+    def newest(self, scenario: str, package: str) -> Result | None:
+        """The result of a package's highest release with a certain status; None without one."""
         certain = [each for each in self.of(scenario, package).values() if each.status.certain]
         return certain[-1] if certain else None
 
 
-def recorded() -> Answers:
-    """What came with the harness: the scenarios' ``affected.json``."""
-    return Answers(tuple(map(_said, cells())))
+def recorded() -> Statuses:
+    """The results that come with the harness: the scenarios' ``affected.json``."""
+    return Statuses(tuple(map(_result, recorded_results())))
 
 
-def of(history: History) -> Answers:
-    """What a history knows: of each release the newest certain answer, else the newest."""
-    known = [asked for name in catalog.sound() for asked in history.known(name).values()]
-    return Answers(tuple(map(_said, known)), tuple(history.releases()))
+def of(history: History) -> Statuses:
+    """The results of a history: for each release the newest certain one, otherwise the newest."""
+    known = [result for name in catalog.sound() for result in history.known(name).values()]
+    return Statuses(tuple(map(_result, known)), tuple(history.releases()))
 
 
-def _said(asked: ReleaseResult) -> Said:
-    cell = asked.cell
-    others = {name: version for name, version in cell.pins.items() if name != asked.package}
-    beside = ", ".join(f"{name} {version}" for name, version in others.items())
+def _result(result: ReleaseResult) -> Result:
+    cell = result.cell
+    others = {name: version for name, version in cell.pins.items() if name != result.package}
     first = (cell.reason.splitlines() or [""])[0]
-    return Said(
+    return Result(
         cell.scenario,
-        asked.package,
-        asked.version,
+        result.package,
+        result.version,
         cell.status,
         first,
         cell.date,
-        cell.lane,
-        beside,
+        describe(others) if others else "",
     )

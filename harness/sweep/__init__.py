@@ -1,1 +1,1 @@
-"""Many runs, and what they say together."""
+"""Many runs, and their results together."""

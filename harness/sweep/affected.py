@@ -1,4 +1,4 @@
-"""Which releases were found to be affected: kept with the scenarios, and shown in their pages.
+"""Which releases are affected: recorded in the scenarios' folders, and shown on their pages.
 
 ``affected.json`` in a scenario's folder has a fact for each combination of releases that was
 tested: ``python -m harness matrix ... --record`` writes it. Never edit it.
@@ -15,7 +15,9 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.files import write_whole, writing
-from harness.sweep.cells import Cell, Status
+from harness.sweep.cell import Cell, Status
+from harness.sweep.neighbours import infer
+from harness.text import markdown_table, short
 from harness.upstream import pins
 
 FILE = "affected.json"
@@ -58,9 +60,9 @@ def of(scenario: str) -> list[Fact]:
 
 
 def _fact(cell: Cell) -> Fact:
-    told = cell.to_json()
+    fields = cell.to_json()
     first = (cell.reason.splitlines() or [""])[0]
-    return {"pins": dict(cell.pins)} | {k: told[k] for k in FACTS} | {"reason": first}
+    return {"pins": dict(cell.pins)} | {k: fields[k] for k in FACTS} | {"reason": first}
 
 
 def _order(fact: Fact) -> list[Version]:
@@ -68,62 +70,49 @@ def _order(fact: Fact) -> list[Version]:
 
 
 def known(scenario: str, package: str, version: str) -> tuple[Status, str] | None:
-    """What is recorded of a release: its own answer, or that of both its neighbours.
+    """The recorded status of a release, and in words how it is known; None if it is not known.
 
-    None where there is nothing, the neighbours differ, or it is newer than all that were asked.
+    It is the release's own status, otherwise that of both its neighbours, see ``infer``.
     """
-    facts = [f for f in of(scenario) if Status(f["status"]).certain]
-    by_release: dict[Version, set[str]] = {}
-    for fact in facts:
-        by_release.setdefault(Version(fact["pins"][package]), set()).add(fact["status"])
-    asked = Version(version)
-    older = max((v for v in by_release if v <= asked), default=None)
-    newer = min((v for v in by_release if v >= asked), default=None)
-    if older is None or newer is None:
+    tested = [(fact["pins"][package], Status(fact["status"])) for fact in of(scenario)]
+    found = infer(tested, version)
+    if found is None:
         return None
-    answers = by_release[older] | by_release[newer]
-    if len(answers) != 1:
-        return None
-    (answer,) = answers
-    between = f"as {older} and {newer} were" if older != newer else "as recorded"
-    return Status(answer), f"{answer}, {between}"
+    inferred = found.older != found.newer
+    how = f"as {found.older} and {found.newer} were" if inferred else "as recorded"
+    return found.status, f"{found.status}, {how}"
 
 
 def section(scenario: str, facts: Sequence[Fact]) -> str:
-    """The generated section: which releases answered what, those alike in one row."""
-    package = _asked(scenario, facts)
-    lines = [
-        "## Affected releases",
-        "",
-        "As released, no defect put in; each a run of its own "
-        f"(`python -m harness matrix scenario={scenario} ... --record`).",
-        "",
-        f"| {package} | | with | lane | Python | torch | when | why |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """The generated section of a page: the status of each release; equal facts share a row."""
+    package = _varied(scenario, facts)
+    rows = []
     for alike, group in itertools.groupby(facts, key=lambda fact: _alike(package, fact)):
-        members = list(group)
-        releases = ", ".join(fact["pins"][package] for fact in members)
-        answer, *others, why = alike
-        cells = [releases, f"**{answer}**", *others, _cell(why)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        releases = ", ".join(fact["pins"][package] for fact in group)
+        status, *others, why = alike
+        rows.append([releases, f"**{status}**", *others, short(why, 160).replace("<", "&lt;")])
+    columns = [package, "status", "with", "lane", "Python", "torch", "when", "why"]
+    return "\n".join(
+        [
+            "## Affected releases",
+            "",
+            "As released, no defect put in; each a run of its own "
+            f"(`python -m harness matrix scenario={scenario} ... --record`).",
+            "",
+            markdown_table(columns, rows),
+        ]
+    )
 
 
-def _asked(scenario: str, facts: Sequence[Fact]) -> str:
-    """The package that the rows go by: the one of which most releases were asked."""
+def _varied(scenario: str, facts: Sequence[Fact]) -> str:
+    """The package of the rows: the one with the most tested releases."""
     pins = catalog.scenario(scenario).pins
     return max(pins, key=lambda name: len({fact["pins"][name] for fact in facts}))
 
 
 def _alike(package: str, fact: Fact) -> tuple[str, ...]:
-    """What facts must have in common to share a row, the answer first."""
+    """What facts must have in common to share a row, the status first."""
     others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
-    places = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
+    environment = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
     why = "" if Status(fact["status"]).certain else fact["reason"]
-    return (fact["status"], others, *places, why)
-
-
-def _cell(text: str, widest: int = 160) -> str:
-    cut = text if len(text) <= widest else text[: widest - 4] + " ..."
-    return cut.replace("|", "\\|").replace("<", "&lt;")
+    return (fact["status"], others, *environment, why)

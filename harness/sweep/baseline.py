@@ -1,4 +1,4 @@
-"""What was known before the first night: the answers that came with the harness, as a night's."""
+"""The results that come with the harness, added to a history before its first nightly."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections.abc import Iterable, Iterator
 from harness import catalog
 from harness.spec import Scenario
 from harness.sweep import affected
-from harness.sweep.cells import Cell
-from harness.sweep.history import History, Kind, ReleaseResult
+from harness.sweep.cell import Cell
+from harness.sweep.history import History
+from harness.sweep.history_rows import Kind, ReleaseResult
 from harness.upstream import pins
 
 
-def keep(history: History, now: str) -> None:
-    """Keep what ``affected.json`` says of scenarios without any answer yet, as a night of its kind.
+def add(history: History, now: str) -> None:
+    """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
 
-    What was begun and killed does not count. ``now`` is the time (ISO, UTC).
+    Results of a nightly that did not finish do not count. ``now`` is the time (ISO, UTC).
     """
-    ended = {night.id for night in history.nights() if night.ended}
-    have = {asked.cell.scenario for asked in history.answers() if asked.night in ended}
-    found = [cell for cell in cells() if cell.cell.scenario not in have]
+    finished = {nightly.id for nightly in history.nightlies() if nightly.ended}
+    have = {r.cell.scenario for r in history.results() if r.nightly in finished}
+    found = [result for result in recorded() if result.cell.scenario not in have]
     if found:
-        days = [night.day for night in history.nights() if night.kind is Kind.RECORDED]
-        day = max([*days, *(asked.cell.date for asked in found)])
-        night = history.begin(Kind.RECORDED, day, now, {})
-        history.keep_answers(
-            ReleaseResult(night.id, asked.package, asked.version, asked.cell) for asked in found
+        days = [n.day for n in history.nightlies() if n.kind is Kind.RECORDED]
+        day = max([*days, *(result.cell.date for result in found)])
+        nightly = history.start(Kind.RECORDED, day, now, {})
+        history.add_results(
+            ReleaseResult(nightly.id, result.package, result.version, result.cell)
+            for result in found
         )
-        history.end(night, now)
+        history.finish(nightly, now)
 
 
-def cells() -> Iterator[ReleaseResult]:
-    """Every recorded answer of a sound scenario, once for each package that it is about."""
+def recorded() -> Iterator[ReleaseResult]:
+    """Every recorded result of a sound scenario, once for each package that it is about."""
     for scenario in catalog.sound():
         for fact in affected.of(scenario):
             cell = Cell.of_fact(scenario, fact)
@@ -40,7 +42,7 @@ def cells() -> Iterator[ReleaseResult]:
 
 
 def about(scenario: Scenario, recorded: dict[str, str]) -> Iterable[str]:
-    """The packages of which a recorded answer tells a release: all else is as it goes with that."""
+    """The packages that a recorded result is about: all other pins follow from their release."""
     return [
         package
         for package, version in recorded.items()

@@ -1,4 +1,4 @@
-"""What changed: each answer beside the one of the release before it. Pure functions."""
+"""What changed: each result compared with the release before it. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.spec import Verdict
-from harness.sweep.cells import Status
-from harness.sweep.history import Change, Own, ReleaseResult, newest
+from harness.sweep.cell import Status
+from harness.sweep.history_rows import Change, ReleaseResult, ScenarioResult, newest
+from harness.text import short
 from harness.upstream.index import Release
 
 NOW_AFFECTED = "now affected"
@@ -22,10 +23,10 @@ REPRODUCES_AGAIN = "reproduces again"
 YANKED = "yanked"
 
 WORSE = frozenset({NOW_AFFECTED, NO_LONGER_ANSWERS, NO_LONGER_REPRODUCES})
-"""The changes that end a night with exit code 1."""
+"""The changes that end a nightly with exit code 1."""
 
 SEE = "To see it: "
-"""What the command stands after that shows what changed."""
+"""The words before the command that shows a change."""
 
 Releases = Mapping[tuple[str, str], Release]
 """Releases by package and version."""
@@ -34,215 +35,206 @@ Releases = Mapping[tuple[str, str], Release]
 def of_releases(
     tonight: Sequence[ReleaseResult], before: Sequence[ReleaseResult], releases: Releases, day: str
 ) -> list[Change]:
-    """What the answers of a night changed; ``before`` is all that was said earlier, oldest first.
+    """The changes in the results of a nightly; ``before`` has all earlier ones, oldest first.
 
-    A release is compared with the nearest lower version of its package that the same scenario has
-    an answer of. So a late patch of an old branch is compared within its branch.
+    A release is compared with the nearest lower version of its package that has a result for the
+    same scenario. So a late patch of an old branch is compared within its branch.
     """
     known = newest([*before, *tonight])
     earlier = newest(before)
     found = []
-    for asked in sorted(tonight, key=_order):
-        own = earlier.get(asked.key)
-        lower = _lower(asked, known.values())
-        if kind := _kind(asked, own, lower):
-            than = _than(kind, own, lower)
-            found.append(_change(kind, asked, than, releases, day))
+    for result in sorted(tonight, key=_order):
+        own = earlier.get(result.key)
+        lower = _lower(result, known.values())
+        if kind := _kind(result, own, lower):
+            reference = _reference(kind, own, lower)
+            found.append(_change(kind, result, reference, releases, day))
     return found
 
 
-def _order(asked: ReleaseResult) -> tuple[str, str, Version]:
-    return asked.cell.scenario, asked.package, Version(asked.version)
+def _order(result: ReleaseResult) -> tuple[str, str, Version]:
+    return result.cell.scenario, result.package, Version(result.version)
 
 
-def _lower(asked: ReleaseResult, known: Iterable[ReleaseResult]) -> list[ReleaseResult]:
-    """The answers of lower versions to the same question, the nearest first."""
-    scenario, package, version = _order(asked)
+def _lower(result: ReleaseResult, known: Iterable[ReleaseResult]) -> list[ReleaseResult]:
+    """The results of lower versions for the same scenario and package, the nearest first."""
+    scenario, package, version = _order(result)
     of_package = [one for one in known if one.key[:2] == (scenario, package)]
     below = [one for one in of_package if Version(one.version) < version]
     return sorted(below, key=_order, reverse=True)
 
 
-def _certain(told: Iterable[ReleaseResult]) -> ReleaseResult | None:
-    return next((asked for asked in told if asked.cell.status.certain), None)
-
-
 def _kind(
-    asked: ReleaseResult, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
+    result: ReleaseResult, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
 ) -> str | None:
-    """What changed with an answer; None where nothing did, or there is nothing to compare with."""
-    if not asked.cell.status.certain:
-        if own is not None or not _answers(lower):
-            return None  # told before, or no change
-        unsupported = asked.cell.status is Status.UNSUPPORTED
+    """The kind of a change; None without a change, or without a result to compare with."""
+    if not result.cell.status.certain:
+        if own is not None or not _nearest_is_certain(lower):
+            return None  # reported before, or no change
+        unsupported = result.cell.status is Status.UNSUPPORTED
         return CANNOT_BE_ASKED if unsupported else NO_LONGER_ANSWERS
-    beside = _certain(lower)
-    if beside and beside.cell.status is not asked.cell.status:
-        return NOW_AFFECTED if asked.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
-    silent = (own and not own.cell.status.certain) or (lower and not _answers(lower))
-    return ANSWERS_AGAIN if silent else None
+    reference = next((one for one in lower if one.cell.status.certain), None)
+    if reference and reference.cell.status is not result.cell.status:
+        return NOW_AFFECTED if result.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
+    was_unknown = (own and not own.cell.status.certain) or (
+        lower and not _nearest_is_certain(lower)
+    )
+    return ANSWERS_AGAIN if was_unknown else None
 
 
-def _answers(lower: Sequence[ReleaseResult]) -> bool:
-    """Whether the nearest lower version has a certain answer."""
+def _nearest_is_certain(lower: Sequence[ReleaseResult]) -> bool:
     return bool(lower) and lower[0].cell.status.certain
 
 
-def _than(kind: str, own: ReleaseResult | None, lower: Sequence[ReleaseResult]) -> ReleaseResult:
-    """The answer that another one is no longer like."""
+def _reference(
+    kind: str, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
+) -> ReleaseResult:
+    """The result that a changed one is compared with."""
     if kind == ANSWERS_AGAIN:
         return own if own and not own.cell.status.certain else lower[0]
     return next(one for one in lower if one.cell.status.certain)
 
 
 def _change(
-    kind: str, asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+    kind: str, result: ReleaseResult, reference: ReleaseResult, releases: Releases, day: str
 ) -> Change:
-    cell = asked.cell
-    told = _TOLD[kind](asked, than, releases, day)
+    cell = result.cell
+    message = _MESSAGES[kind](result, reference, _name(result, releases), day)
     return Change(
         kind,
         cell.scenario,
-        asked.package,
-        asked.version,
-        str(than.cell.status),
+        result.package,
+        result.version,
+        str(reference.cell.status),
         str(cell.status),
-        told,
+        f"{message} {SEE}{command(result)}",
     )
 
 
-def _now_affected(asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str) -> str:
-    scenario = catalog.scenario(asked.cell.scenario)
+def _now_affected(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
+    scenario = catalog.scenario(result.cell.scenario)
     return (
-        f"{_name(asked, releases)} has {asked.cell.scenario}, which {than.version} had not: "
-        f"{scenario.title}. Only with {scenario.trigger}. What to do: {scenario.remedy}. Since the "
-        f"night of {day}. {SEE}{command(asked)}"
+        f"{name} is affected by {result.cell.scenario}; {reference.version} was not. "
+        f"{_capitalized(scenario.title)}. Only with {scenario.trigger}. What to do: "
+        f"{scenario.remedy}. First seen in the nightly of {day}."
     )
 
 
 def _no_longer_affected(
-    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
+    result: ReleaseResult, reference: ReleaseResult, name: str, day: str
 ) -> str:
+    return f"{name} is not affected by {result.cell.scenario}; {reference.version} was."
+
+
+def _not_certain(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
+    title = catalog.scenario(result.cell.scenario).title
     return (
-        f"{_name(asked, releases)} no longer has {asked.cell.scenario}, which {than.version} had. "
-        f"{SEE}{command(asked)}"
+        f"{name} is {result.cell.status} for {result.cell.scenario}; {reference.version} was "
+        f"{reference.cell.status}. Reason: {_reason(result)} Until a run succeeds, it is not known "
+        f"whether this release has the bug: {title}. First seen in the nightly of {day}."
     )
 
 
-def _no_longer_answers(
-    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
-) -> str:
+def _unsupported(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
     return (
-        f"{_name(asked, releases)} gives no answer to {asked.cell.scenario}, where {than.version} "
-        f"was {than.cell.status}: it is {asked.cell.status}, {_why(asked)} Until it answers, "
-        f"nobody knows whether it has the bug: {catalog.scenario(asked.cell.scenario).title}. "
-        f"Since the night of {day}. {SEE}{command(asked)}"
+        f"{name} cannot be tested for {result.cell.scenario} on this machine; "
+        f"{reference.version} was {reference.cell.status}. Reason: {_reason(result)} Run the "
+        "nightly on a machine that supports it."
     )
 
 
-def _cannot_be_asked(
-    asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str
-) -> str:
+def _certain_again(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
     return (
-        f"{_name(asked, releases)} cannot be asked about {asked.cell.scenario} on this machine, "
-        f"where {than.version} was {than.cell.status}: {_why(asked)} Nights on a machine that can "
-        f"run it would tell. {SEE}{command(asked)}"
+        f"{name} has a status for {result.cell.scenario} again: {result.cell.status}. "
+        f"{reference.version} was {reference.cell.status}."
     )
 
 
-def _answers_again(asked: ReleaseResult, than: ReleaseResult, releases: Releases, day: str) -> str:
-    return (
-        f"{_name(asked, releases)} answers {asked.cell.scenario} again: {asked.cell.status}. "
-        f"{than.version} was {than.cell.status}. {SEE}{command(asked)}"
-    )
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _why(asked: ReleaseResult) -> str:
-    """The reason of an answer, which ends as a sentence, or where it was cut."""
-    text = short(asked.cell.reason) or "it does not say why"
+def _reason(result: ReleaseResult) -> str:
+    """The reason of a result, as a sentence."""
+    text = short(result.cell.reason, 160) or "none was given"
     return text if text.endswith(".") else f"{text}."
 
 
-def short(reason: str, widest: int = 160) -> str:
-    """The first line of a reason, cut to what there is room for."""
-    line = (reason.splitlines() or [""])[0]
-    return line if len(line) <= widest else line[: widest - 4] + " ..."
-
-
-_TOLD = {
+_MESSAGES = {
     NOW_AFFECTED: _now_affected,
     NO_LONGER_AFFECTED: _no_longer_affected,
-    NO_LONGER_ANSWERS: _no_longer_answers,
-    CANNOT_BE_ASKED: _cannot_be_asked,
-    ANSWERS_AGAIN: _answers_again,
+    NO_LONGER_ANSWERS: _not_certain,
+    CANNOT_BE_ASKED: _unsupported,
+    ANSWERS_AGAIN: _certain_again,
 }
 
 
-def _name(asked: ReleaseResult, releases: Releases) -> str:
-    release = releases.get((asked.package, asked.version))
+def _name(result: ReleaseResult, releases: Releases) -> str:
+    release = releases.get((result.package, result.version))
     day = f" ({release.day})" if release else ""
-    return f"{asked.package} {asked.version}{day}"
+    return f"{result.package} {result.version}{day}"
 
 
-def command(asked: ReleaseResult) -> str:
-    """What to type to see an answer."""
+def command(result: ReleaseResult) -> str:
+    """The command that repeats the run of a result."""
     return (
-        f"python -m harness run scenario={asked.cell.scenario} variant=released "
-        f"pins.{asked.package}={asked.version}"
+        f"python -m harness run scenario={result.cell.scenario} variant=released "
+        f"pins.{result.package}={result.version}"
     )
 
 
-def of_ours(tonight: Sequence[Own], before: Sequence[Own], day: str) -> list[Change]:
-    """Which scenarios of ours no longer reproduce, or do again; ``before``: of earlier nights.
+def of_ours(
+    tonight: Sequence[ScenarioResult], before: Sequence[ScenarioResult], day: str
+) -> list[Change]:
+    """Which of our scenarios no longer reproduce, or do so again; ``before``: earlier nightlies.
 
-    One that was never run before counts as reproduced: it could not be in the catalogue else. What
-    was inconclusive or unsupported says nothing.
+    A scenario without an earlier result counts as reproduced, as only those are in the catalogue.
+    Inconclusive and unsupported verdicts do not count.
     """
     found = []
-    for own in tonight:
-        told = [old.verdict for old in before if old.scenario == own.scenario]
-        said = [verdict for verdict in told if verdict in _SAYS]
-        last = said[-1] if said else str(Verdict.REPRODUCED)
-        if own.verdict in _SAYS and own.verdict != last:
-            found.append(_own(own, last, day))
+    for result in tonight:
+        earlier = [old.verdict for old in before if old.scenario == result.scenario]
+        last = next((v for v in reversed(earlier) if v in _CLEAR), str(Verdict.REPRODUCED))
+        if result.verdict in _CLEAR and result.verdict != last:
+            found.append(_change_of_ours(result, last, day))
     return found
 
 
-_SAYS = (str(Verdict.REPRODUCED), str(Verdict.NOT_REPRODUCED))
+_CLEAR = (str(Verdict.REPRODUCED), str(Verdict.NOT_REPRODUCED))
 
 
-def _own(own: Own, last: str, day: str) -> Change:
-    see = f"{SEE}python -m harness run scenario={own.scenario}"
-    if own.verdict == str(Verdict.REPRODUCED):
-        told = f"{own.scenario} reproduces again. {see}"
-        return Change(REPRODUCES_AGAIN, own.scenario, None, None, last, own.verdict, told)
-    why = "; ".join(reason.splitlines()[0] for reason in own.result["reasons"] if reason)
-    told = (
-        f"{own.scenario} no longer reproduces on the releases that it pins: {why or 'see its run'}."
-        f" Upstream's releases did not change, so look at what did: torch, the machine, or this "
-        f"harness. Since the night of {day}. {see}"
+def _change_of_ours(result: ScenarioResult, last: str, day: str) -> Change:
+    name, verdict = result.scenario, result.verdict
+    see = f"{SEE}python -m harness run scenario={name}"
+    if verdict == str(Verdict.REPRODUCED):
+        message = f"{name} reproduces again. {see}"
+        return Change(REPRODUCES_AGAIN, name, None, None, last, verdict, message)
+    message = (
+        f"{name} no longer reproduces on the releases that it pins: "
+        f"{result.reasons or 'see its run'}. These releases did not change, so torch, the machine "
+        f"or this harness did. First seen in the nightly of {day}. {see}"
     )
-    return Change(NO_LONGER_REPRODUCES, own.scenario, None, None, last, own.verdict, told)
+    return Change(NO_LONGER_REPRODUCES, name, None, None, last, verdict, message)
 
 
 def of_yanked(
-    now: Iterable[Release], before: Releases, told: Sequence[ReleaseResult]
+    now: Iterable[Release], before: Releases, results: Sequence[ReleaseResult]
 ) -> list[Change]:
-    """Which releases were yanked since they were kept, for each scenario that has an answer."""
-    known = newest(told)
+    """The releases that were yanked since ``before``, for each scenario that has a result."""
+    known = newest(results)
     found = []
     for release in now:
         old = before.get((release.package, release.version))
         if not (release.yanked and old and not old.yanked):
             continue
-        for (scenario, package, version), asked in sorted(known.items()):
+        for (scenario, package, version), result in sorted(known.items()):
             if (package, version) == (release.package, release.version):
-                answer = str(asked.cell.status)
-                said = (
-                    f"{package} {version} ({release.day}) was yanked, and is not asked any more. "
-                    f"Its last answer to {scenario}, {answer}, is kept."
+                status = str(result.cell.status)
+                message = (
+                    f"{package} {version} ({release.day}) was yanked and is no longer tested. "
+                    f"Its last status for {scenario} stays: {status}."
                 )
-                found.append(Change(YANKED, scenario, package, version, answer, YANKED, said))
+                found.append(Change(YANKED, scenario, package, version, status, YANKED, message))
     return found
 
 

@@ -1,7 +1,7 @@
-"""Several scenarios in one command: side by side where the machine bears it, and one table.
+"""Several scenarios in one command, with one table at the end.
 
-On a box with GPUs every run leases its own, the widest scenarios first; on the CPU they run one
-after another unless ``jobs`` says otherwise.
+On a machine with GPUs each run leases its own, and the runs with the most ranks start first. On the
+CPU they run one after another, unless ``jobs`` sets another number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.errors import ExitCode, HarnessError, Unsupported, UserError
-from harness.report import summary, summary_row, terminal
+from harness.report import count, summary, summary_row, terminal
 from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import Lane, Verdict
@@ -34,27 +34,27 @@ from harness.trial.run import run
 from harness.trial.server_pool import SERVERS_A_RUN, Pool
 
 NOTES = "HARNESS_EXIT_CODES"
-"""Names the folder where each job of a command notes its exit code: a multirun's launcher may run
-its jobs in other processes."""
+"""The environment variable with the folder where each job of a command writes its exit code: a
+multirun's launcher may run its jobs in other processes."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """One scenario of several, run to its end."""
+    """One scenario of several that has finished."""
 
     result: RunResult
     seconds: float
     folder: Path | None
-    """None where there was nothing to grade."""
+    """None if there was nothing to grade."""
 
     def row(self) -> list[str]:
-        """Its line of the table, see ``report.summary``."""
-        told = read_json(self.folder / RUN_FILE) if self.folder else None
-        return summary_row(self.result, told, self.seconds)
+        """Its row of the table, see ``report.summary``."""
+        run = read_json(self.folder / RUN_FILE) if self.folder else None
+        return summary_row(self.result, run, self.seconds)
 
 
 def run_and_note(configs: list[RunConfig]) -> None:
-    """Run what one composed config selects, and note the exit code for the command."""
+    """Run the scenarios that one command line selects, and write the exit code for the command."""
     if len(configs) == 1:
         code = run(configs[0])[0].exit_code
     else:
@@ -64,7 +64,7 @@ def run_and_note(configs: list[RunConfig]) -> None:
 
 @contextmanager
 def noted_exit_codes() -> Iterator[list[int]]:
-    """Collect the exit codes that jobs note meanwhile; the list is filled on leaving."""
+    """Collect the exit codes that jobs write meanwhile; the list is filled on leaving."""
     codes: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ[NOTES] = folder
@@ -76,17 +76,17 @@ def noted_exit_codes() -> Iterator[list[int]]:
 
 
 def run_all(configs: Sequence[RunConfig]) -> int:
-    """Run several scenarios, print each as one block and then the table; the exit code of all.
+    """Run several scenarios, print each as one block and then the table; returns the exit code.
 
-    0 when everything that this machine supports came out as expected; with ``strict``, an
-    unsupported scenario is a failure.
+    It is 0 if every scenario that this machine supports has the expected verdict. With ``strict``
+    an unsupported scenario fails.
     """
     console = terminal()
     started = time.monotonic()
     done = {d.result.scenario: d for d in side_by_side(configs, console)}
     console.print()
     console.print(summary([done[c.scenario].row() for c in configs]))
-    console.print(f"{len(done)} scenarios in {time.monotonic() - started:.0f} s")
+    console.print(f"{count(len(done), 'scenario')} in {time.monotonic() - started:.0f} s")
     codes = [d.result.exit_code for d in done.values()]
     if not configs[0].strict:
         codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
@@ -94,7 +94,7 @@ def run_all(configs: Sequence[RunConfig]) -> int:
 
 
 def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Done, None, None]:
-    """Run the widest first, as many at once as ``jobs`` or the GPUs allow; yields as they end."""
+    """Run as many at once as ``jobs`` or the GPUs allow; yields the scenarios as they end."""
     jobs = _jobs(configs)
     if jobs == 1:
         yield from _one_by_one(_widest_first(configs), console)
@@ -107,7 +107,7 @@ def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Do
 
 
 def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
-    """Run one after another; the next one is prepared meanwhile."""
+    """Run one after another, and prepare the next one meanwhile."""
     with Pool() as pool, ahead(pool) as prepare, overlays_ahead(configs):
         for config, following in zip_longest(configs, configs[1:]):
             if following:
@@ -117,10 +117,10 @@ def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done
 
 @contextmanager
 def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
-    """Start runs of several scenarios, and give out what each will come to, by scenario.
+    """Start runs of several scenarios; yields a future for each, by scenario.
 
-    A future holds what the run printed and how it ended. The widest are started first, as many at
-    once as ``jobs`` or the GPUs allow; leaving the context ends those that still run.
+    A future's result is the output of the run and how it ended. Those with the most ranks start
+    first, as many at once as ``jobs`` or the GPUs allow. Leaving the context ends running ones.
     """
     stop, jobs, ordered = threading.Event(), _jobs(configs), _widest_first(configs)
     with (
@@ -130,20 +130,20 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
         ThreadPoolExecutor(jobs) as runners,
     ):
 
-        def run_(place: int) -> tuple[str, Done]:
-            for following in ordered[place + jobs : place + jobs + 1]:
+        def run_(index: int) -> tuple[str, Done]:
+            for following in ordered[index + jobs : index + jobs + 1]:
                 prepare(following)
-            return _run_in_block(ordered[place], stop, pool)
+            return _run_in_block(ordered[index], stop, pool)
 
         try:
-            yield {c.scenario: runners.submit(run_, place) for place, c in enumerate(ordered)}
+            yield {c.scenario: runners.submit(run_, index) for index, c in enumerate(ordered)}
         finally:
             stop.set()
             runners.shutdown(cancel_futures=True)
 
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
-    """How many run at once: as asked, else one on the CPU and as many as there are GPUs."""
+    """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
     gpus = 0 if configs[0].launch.lane == Lane.CPU.value else len(machine.gpus())
     return configs[0].jobs or max(1, gpus)
 
@@ -154,13 +154,13 @@ def _widest_first(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 def _width(config: RunConfig) -> int:
     if config.params is None:
-        return 0  # a broken scenario: it takes nothing but its line
-    told = catalog.scenario(config.scenario)
-    return max(told.ranks_of(variant) for variant in config.variants)
+        return 0  # a broken scenario: nothing runs
+    scenario = catalog.scenario(config.scenario)
+    return max(scenario.ranks_of(variant) for variant in config.variants)
 
 
 def _run_in_block(config: RunConfig, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
-    """Run one scenario with its output kept together, to be printed when it is over."""
+    """Run one scenario; returns its output as one block, to be printed when it has ended."""
     block = io.StringIO()
     done = _run_one(config, terminal(block), stop, pool)
     return block.getvalue(), done
@@ -172,10 +172,10 @@ def _run_one(config: RunConfig, console: Console, stop: threading.Event, pool: P
         result, folder = run(config, console, stop, pool)
     except UserError:
         raise
-    except Exception as error:  # a fault of one scenario, or of the machine, is not the others'
+    except Exception as error:  # a fault in one scenario must not end the others
         why = str(error) if isinstance(error, HarnessError) else complaint(error)
         console.print(f"{config.scenario}: {why}")
         unsupported = isinstance(error, Unsupported)
-        lost = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
-        result, folder = RunResult(config.scenario, lost, (why,), ()), None
+        verdict = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
+        result, folder = RunResult(config.scenario, verdict, (why,), ()), None
     return Done(result, time.monotonic() - started, folder)

@@ -19,7 +19,7 @@ from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import Lane, Scenario
 from harness.trial.server_pool import Pool
-from harness.upstream import pins
+from harness.upstream import pins, resolution
 from harness.upstream.overlay import Overlay
 
 
@@ -97,4 +97,4 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     if config.installed:
         versions = {name: metadata.version(name) for name in scenario.pins}
         return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
-    return pins.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    return resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)

@@ -13,7 +13,7 @@ from harness.machine import cache_folder
 from harness.run_config import RunConfig
 from harness.trial.run import make_overlay, prepared
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, uv
 
 Prepare = Callable[[RunConfig], object]
 
@@ -30,7 +30,7 @@ def ahead(pool: Pool) -> Iterator[Prepare]:
             yield lambda config: worker.submit(prepared, config, pool)
         finally:
             worker.shutdown(wait=False, cancel_futures=True)
-            pins.give_up()
+            uv.give_up()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from harness.trial.grade import grade
 from harness.trial.job import Job, chosen_pins, job_of, stack_of
 from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, write_json
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins
+from harness.upstream import overlay, overlay_cache, pins
 
 __all__ = ["chosen_pins", "make_overlay", "prepared", "run", "stack_of"]
 
@@ -77,7 +77,7 @@ def resolve(job: Job) -> None:
 
 def prepare(job: Job) -> None:
     """Get an overlay for each variant, several at a time, and start the servers."""
-    overlay.sweep(job.cache)
+    overlay_cache.delete_unfinished(job.cache)
     if job.config.installed:
         job.overlays = {v: overlay.installed(job.stacks[v].pins) for v in job.runnable}
     else:

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 
 from harness.errors import Inconclusive
 from harness.files import link, locked, new_folder_beside, sha256, write_whole
-from harness.upstream import bytecode, overlay, pins
+from harness.upstream import bytecode, overlay, pins, release_days
 from harness.upstream.overlay import DamagedOverlay, Made, Overlay
 
 COMPRESSION = (
@@ -69,7 +69,9 @@ def _members(
         write_whole(manifests / key, json.dumps(manifest))
         yield f"overlays/{key}/{overlay.MANIFEST}", manifests / key
         files.update({(path, made.sha256): found for path, made in sources.items()})
-        days = (pins.release_file(cache, name, version) for name, version in stack.pins.items())
+        days = (
+            release_days.release_file(cache, name, version) for name, version in stack.pins.items()
+        )
         released.update({day.name: day for day in days if day.is_file()})
     yield from ((f"releases/{name}", day) for name, day in released.items())
     stored: set[str] = set()

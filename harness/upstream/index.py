@@ -1,7 +1,8 @@
-"""The package index: every release of a package, the day it appeared, and whether it was yanked.
+"""The package index: every release of a package, its day, and whether it was yanked.
 
-It is read over the simple API, from the index that the user's pip or uv is configured for, once in
-a command for each package. What needs a release's files goes through uv: see ``pins``."""
+The index is the one that the user's pip or uv is configured for. It is read over the simple API,
+once for each package in a command. uv downloads the files of releases, see ``resolution``.
+"""
 
 from __future__ import annotations
 
@@ -28,55 +29,54 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple
 
 PATIENCE = (5.0, 30.0)
-"""Seconds to wait for a connection, and for the index to begin an answer."""
+"""Seconds to wait for a connection, and for the first byte of a response."""
 
 TRIES = 3
-"""How often to connect anew before there is no network; to ask anew, once."""
+"""How often to retry a connection; a request without a response is retried once."""
 
 SILENCE = 1.0
-"""Seconds after which the user is told what the command waits for."""
+"""Seconds after which a message says what the command waits for."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release of upstream, as the package index has it."""
+    """A release in the package index."""
 
     package: str
     version: str
     day: str
-    """The day (ISO, UTC) it was uploaded; empty where the index does not say."""
+    """The day (ISO, UTC) it was uploaded; empty if the index does not name it."""
     yanked: bool = False
     python: str = field(default="", compare=False)
-    """The Pythons that it can be installed for, such as ``>=3.10``; empty for any."""
+    """The Pythons that it supports, such as ``>=3.10``; empty for any."""
 
     @property
     def final(self) -> bool:
-        """Whether it is no pre-release."""
+        """Whether it is not a pre-release."""
         return not Version(self.version).is_prerelease
 
     @property
     def installable(self) -> bool:
-        """Whether it can be installed for the Python that this runs on, as far as it says."""
+        """Whether its metadata allow this Python."""
         try:
             return SpecifierSet(self.python).contains(platform.python_version(), prereleases=True)
-        except InvalidSpecifier:  # of a time when nobody checked them
+        except InvalidSpecifier:  # old releases were not checked
             return True
 
 
 class NoNetwork(Fault):
-    """The index does not answer at all."""
+    """The index does not respond at all."""
 
 
 class _NoPackage(Fault):
-    """The index answers, and has no such package."""
+    """The index responds, and does not have the package."""
 
 
 def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
-    """Every release of a package, the oldest version first; pre-releases and yanked ones, too.
+    """Every release of a package, lowest version first, with pre-releases and yanked releases.
 
-    ``indices`` are the addresses of the indices to ask, each of which may have some releases; None
-    is the user's own, which is asked where none is named. Raises Fault where one of them cannot be
-    asked, or none has the package.
+    ``indices`` are the addresses of the indices to read; None stands for the user's own index,
+    which is the default. Raises Fault if an index cannot be read, or if none has the package.
     """
     found: dict[Version, Release] = {}
     missing: Fault | None = None
@@ -91,54 +91,72 @@ def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
     return [found[version] for version in sorted(found)]
 
 
-def ask(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
-    """Ask for each package: its releases whose day the index knows, or why there are none."""
+def releases_of(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
+    """Each package with its releases that have a day, or with the reason why there are none."""
     for package in packages:
         try:
             found = [release for release in releases(package) if release.day]
             if not found:
-                raise Fault(f"the index says of no release of {package} when it was uploaded")
+                raise Fault(f"the index names no upload day for any release of {package}")
             yield package, found
         except Fault as fault:
             yield package, fault
 
 
 def forget() -> None:
-    """Ask anew from here on, of an index that may be another."""
+    """Read the index again from now on; it may be another one."""
     _usual.cache_clear()
     _index.cache_clear()
 
 
-class _Index:
-    """An index, which is asked once for each package.
+def no_release(name: str, version: str) -> str:
+    """One line that says a release was never published or was yanked, with its neighbours."""
+    wanted, found = Version(version), _final_releases(name)
+    known = [Version(release.version) for release in found if not release.yanked]
+    near = [*[v for v in known if v < wanted][-1:], *[v for v in known if v > wanted][:1]]
+    span = f"; releases go from {known[0]} to {known[-1]}" if known else ""
+    yanked = any(release.yanked and Version(release.version) == wanted for release in found)
+    gone = f"{name}=={version} was yanked" if yanked else f"no release {name}=={version}"
+    return f"{gone}: the nearest are {' and '.join(map(str, near)) or 'unknown'}{span}"
 
-    One that did not answer is not asked for the others: a network that swallows what it is sent
-    would cost minutes for each.
+
+def _final_releases(name: str) -> list[Release]:
+    """The releases of a package without pre-releases; empty if the index cannot be read."""
+    try:
+        return [release for release in releases(name) if release.final]
+    except Fault:
+        return []
+
+
+class _Index:
+    """An index, which is read once for each package.
+
+    An index that did not respond is not tried for other packages: each could take minutes.
     """
 
     def __init__(self, address: str | None) -> None:
         self.address = address
         self.lock = threading.Lock()
         self.known: dict[str, list[Release] | Fault] = {}
-        self.gone: NoNetwork | None = None
+        self.failure: NoNetwork | None = None
 
     def releases(self, package: str) -> list[Release]:
         if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on", "y", "t"):
-            raise NoNetwork(f"UV_OFFLINE is set, so no index is asked about {package}")
+            raise NoNetwork(f"UV_OFFLINE is set: the index is not read for {package}")
         with self.lock:
             if package not in self.known:
-                self.known[package] = self.gone or self._ask(package)
+                self.known[package] = self.failure or self._read(package)
         found = self.known[package]
         if isinstance(found, Fault):
             raise found
         return found
 
-    def _ask(self, package: str) -> list[Release] | Fault:
+    def _read(self, package: str) -> list[Release] | Fault:
         try:
-            with waiting(f"the package index to say which releases of {package} there are"):
+            with waiting(f"the package index to list the releases of {package}"):
                 return _releases(self.address, package)
         except NoNetwork as fault:
-            self.gone = fault
+            self.failure = fault
             return fault
         except Fault as fault:
             return fault
@@ -149,7 +167,7 @@ _index = cache(_Index)
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Tell the user what the command waits for, where that takes a while."""
+    """Print what the command waits for, if that takes long."""
     late = threading.Timer(SILENCE, warn, [f"waiting for {what}"])
     late.daemon = True
     late.start()
@@ -160,41 +178,41 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _releases(address: str | None, package: str) -> list[Release]:
-    with _told(package), _client(address) as client:
+    with _one_line_errors(package), _client(address) as client:
         page = client.get_project_page(package, timeout=PATIENCE)
     files: dict[Version, list[DistributionPackage]] = {}
     for file in page.packages:
         if version := _version(file.version):
             files.setdefault(version, []).append(file)
     if not files:
-        raise Fault(f"the index names no release of {package}")
+        raise Fault(f"the index has no release of {package}")
     return [_release(package, version, files[version]) for version in sorted(files)]
 
 
 def _release(package: str, version: Version, files: Sequence[DistributionPackage]) -> Release:
-    """A release is as old as its first file, and yanked where every file is."""
+    """A release is as old as its first file, and yanked if every file is."""
     days = [file.upload_time.date().isoformat() for file in files if file.upload_time]
     pythons = [file.requires_python for file in files if file.requires_python]
     yanked = all(file.is_yanked for file in files)
     return Release(package, str(version), min(days, default=""), yanked, (pythons or [""])[0])
 
 
-def _version(named: str | None) -> Version | None:
-    """A version; None for what is none, in the name of an old file."""
+def _version(text: str | None) -> Version | None:
+    """A version; None if an old file's name contains no valid one."""
     try:
-        return Version(named or "")
+        return Version(text or "")
     except InvalidVersion:
         return None
 
 
 @contextmanager
 def _client(address: str | None) -> Iterator[PyPISimple]:
-    """A session with an index. The library knows the public one, and how it answers."""
+    """A session with an index; without an address, with the public one."""
     from pypi_simple import PyPISimple
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of each try, host and all
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs each retry with the host
     with PyPISimple(address) if address else PyPISimple() as client:
         for scheme in ("https://", "http://"):
             client.s.mount(scheme, HTTPAdapter(max_retries=Retry(TRIES, read=1)))
@@ -204,17 +222,17 @@ def _client(address: str | None) -> Iterator[PyPISimple]:
 
 
 def _authority() -> str | None:
-    """The file of certificates that uv goes by, or pip; requests' own variables go before it."""
+    """The certificate file of uv or pip; None if requests' own variables are set."""
     if os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
         return None
     return os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT")
 
 
 def configured() -> str | None:
-    """The address of the index that the user's uv or pip is told to ask; None for the usual."""
+    """The address of the index in the configuration of uv or pip; None for the default."""
     for variable in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
         if named := os.environ.get(variable):
-            return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv lets an index have a name
+            return re.sub(r"^[\w.-]+=(?=\w+:)", "", named)  # uv allows NAME=ADDRESS
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -226,9 +244,9 @@ _usual = cache(configured)
 
 
 @contextmanager
-def _told(package: str) -> Iterator[None]:
-    """Tell in one line why the index could not be asked: of its address no word, as a password may
-    stand in it."""
+def _one_line_errors(package: str) -> Iterator[None]:
+    """Raise a one-line error if the index cannot be read. It leaves out the address, which may
+    contain a password."""
     from pypi_simple import NoSuchProjectError, UnsupportedRepoVersionError
     from requests import exceptions
 
@@ -238,24 +256,24 @@ def _told(package: str) -> Iterator[None]:
         raise _NoPackage(f"the index has no package {package}") from None
     except exceptions.SSLError:
         raise Fault(
-            "the index's certificate was refused: where a proxy signs for it, name the file of its "
-            "authority in SSL_CERT_FILE"
+            "the index's certificate was refused: if a proxy signs for it, name the file of the "
+            "proxy's authority in SSL_CERT_FILE"
         ) from None
     except exceptions.HTTPError as error:
-        raise Fault(f"the index answers {_status(error)} when asked for {package}") from None
+        raise Fault(f"the index responds {_status(error)} to a request for {package}") from None
     except (exceptions.InvalidSchema, exceptions.InvalidURL, exceptions.MissingSchema):
         raise Fault(
-            "the index is asked over HTTP, and pip or uv is configured for another kind of address"
+            "the address of the index in the configuration of pip or uv is not an HTTP address"
         ) from None
-    except (UnsupportedRepoVersionError, ValueError) as error:  # what is no answer of an index
+    except (UnsupportedRepoVersionError, ValueError) as error:
         raise Fault(
-            f"what the index says of {package} cannot be read ({type(error).__name__})"
+            f"the index's response for {package} cannot be read ({type(error).__name__})"
         ) from None
     except (exceptions.RequestException, OSError) as error:
         raise NoNetwork(
-            f"the package index does not answer ({type(error).__name__}): is there a network?"
+            f"the package index does not respond ({type(error).__name__}): is there a network?"
         ) from None
 
 
 def _status(error: Any) -> str:
-    return str(error.response.status_code) if error.response is not None else "with a mistake"
+    return str(error.response.status_code) if error.response is not None else "with an error"

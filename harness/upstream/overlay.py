@@ -1,11 +1,11 @@
-"""Overlays: the immutable folder that a set of pins, and perhaps a defect, becomes.
+"""Overlays: read-only folders, each with one set of releases and perhaps a defect.
 
-An overlay is made aside, renamed into the user's cache under a key of all that it was made from,
-and never changed again: the next use costs milliseconds. ``OVERLAY/site-packages`` goes on a
-rank's path; ``OVERLAY/overlay.json`` says what is in it, and holds the size and the hash of every
-file, bytecode included, as it was made. At each use the sizes of code are compared, and at the end
-of a trial the hashes of what its ranks loaded, see ``loaded``. Other files may change: security
-software rewrites the certificates of certifi, for example.
+An overlay is built in a temporary folder and renamed into the user's cache. Its name is a digest of
+everything that it is made from. It never changes, so the next use costs milliseconds.
+``OVERLAY/site-packages`` is on a rank's path. ``OVERLAY/overlay.json``, the manifest, lists what is
+installed, and the size and hash of every file, bytecode included. Each use compares the sizes of
+code files; the end of a trial compares the hashes of the files that its ranks loaded, see
+``loaded``. Other files may change: some security software rewrites certifi's certificates.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from typing import Any, NamedTuple
 from harness.errors import Inconclusive, Unsupported
 from harness.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.spec import Defect
-from harness.upstream import bytecode, locks, pins
+from harness.upstream import bytecode, locks, pins, quirks, resolution, uv
 from harness.upstream import defect as edit
 from harness.upstream.pins import Stack
 
 FORMAT = 4
-"""Raised whenever the same key would make another folder than before."""
+"""Increase it when the same key would make a different folder than before."""
 
 MANIFEST = "overlay.json"
 
 SITE = "site-packages"
-"""Its folder, by a name that dill knows: it pickles the modules of any other by value, pyarrow's
-among them, and the datasets that do so die with "Can't pickle MonthDayNano"."""
+"""A name that dill knows. It pickles modules from other folders by value; for pyarrow's that fails
+with "Can't pickle MonthDayNano"."""
 
 
 MAKERS = 2
-"""How many overlays are installed at once: one fetches while another one is compiled."""
+"""How many overlays are built at once: one downloads while another is compiled."""
 
 _installing = threading.Semaphore(MAKERS)
 
 
 CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
-"""The names of files that a rank executes: Python, bytecode, shared libraries, and the C++ and CUDA
-sources that DeepSpeed compiles when it is used."""
+"""Names of files that a rank executes: Python, bytecode, shared libraries, and the C++ and CUDA
+sources that DeepSpeed compiles when it runs."""
 
 
 class DamagedOverlay(Inconclusive):
-    """A folder of the cache is no longer what it was when it was made."""
+    """An overlay in the cache has changed since it was built."""
 
 
 class Made(NamedTuple):
-    """A file as it was made."""
+    """A file as it was built."""
 
     size: int
     """In bytes."""
@@ -77,54 +77,56 @@ class Overlay:
 
     key: str
     site: Path
-    """What goes on a rank's path."""
+    """The folder on a rank's path."""
     lock: str
-    """What was installed: ``name==version`` lines."""
+    """The installed releases: ``name==version`` lines."""
     diff: str
-    """What its defects changed, as a unified diff; empty without a defect."""
+    """The changes of its defects, as a unified diff; empty without a defect."""
     made: bool = field(default=False, compare=False)
-    """Whether this process made it just now."""
+    """Whether this process has just built it."""
     files: Files | None = field(default=None, compare=False, repr=False)
-    """What it was made of; None of the user's own environment, which nobody has written down."""
+    """Its files; None for the user's own environment, which has no manifest."""
 
     @property
     def folder(self) -> Path:
         return self.site.parent
 
     def has(self, file: str) -> bool:
-        """Whether it holds a file, by its path in site-packages: other releases may lack it."""
+        """Whether it contains a file, by its path in site-packages: other releases may lack it."""
         return (self.site / file).is_file() if self.files is None else file in self.files
 
     def as_made(self, files: Iterable[str]) -> dict[str, str]:
-        """The SHA-256 of files as they were made; empty for one that was not made with it."""
+        """The SHA-256 of files as they were built; empty for a file that it did not contain."""
         made = self.files or {}
         return {file: made[file].sha256 if file in made else "" for file in files}
 
     def hash_of(self, file: str) -> str:
-        """The SHA-256 of one of its files as it was made, not as it is now.
+        """The SHA-256 of one of its files as it was built, not as it is now.
 
-        Of the user's own environment it is that of the file as it is: that is what is asked there.
+        In the user's own environment it is that of the file as it is now.
         """
         return sha256(self.site / file) if self.files is None else self.files[file].sha256
 
 
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
-    """The name of an overlay: a digest of everything it is made from."""
+    """The name of an overlay: a digest of everything that it is made from."""
     edits = [[d.name, d.file, d.scope, inspect.getsource(d.edit)] for d in defects]
-    content = json.dumps([FORMAT, stack.to_json(), pins.bounds(stack.pins), edits], sort_keys=True)
+    content = json.dumps(
+        [FORMAT, stack.to_json(), quirks.bounds(stack.pins), edits], sort_keys=True
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 
 def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
-    """Make an overlay where there is none yet; whether it was made now."""
+    """Build an overlay unless it exists; returns whether it was built now."""
     return _make_if_absent(key(stack, defects), stack, defects, cache)
 
 
 @contextmanager
 def makers() -> Iterator[ThreadPoolExecutor]:
-    """Threads to make overlays in, as many as there is room for.
+    """A pool of MAKERS threads that build overlays.
 
-    Leaving the context gives up what is not done: uv is ended, and nothing half-made stays.
+    Leaving the context stops unfinished builds: it ends uv, and no unfinished folder stays.
     """
     threads: set[int] = set()
     pool = ThreadPoolExecutor(
@@ -134,12 +136,12 @@ def makers() -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        pins.give_up(threads)
+        uv.give_up(threads)
 
 
 @contextmanager
 def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
-    """Lend an overlay, making it first if need be; nobody frees it until it is given back."""
+    """An overlay, built first if it does not exist; nobody can delete it while it is borrowed."""
     name = key(stack, defects)
     made = _make_if_absent(name, stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
@@ -147,12 +149,12 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
 
 
 def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
-    # Whoever waits for the lock must not wait for the users of the finished overlay, too: they hold
-    # it shared, perhaps in another thread of this process.
+    # Polls instead of waiting for the lock: users of the finished overlay hold it shared, perhaps
+    # in another thread of this process, and must not be waited for.
     with writing(cache, "HARNESS_CACHE"):
         while not _is_there(cache, name):
-            with locked(lock_file(cache, name), wait=False) as mine:
-                if mine and not _is_there(cache, name):
+            with locked(lock_file(cache, name), wait=False) as held:
+                if held and not _is_there(cache, name):
                     _make_now(name, stack, defects, cache)
                     return True
             time.sleep(0.05)
@@ -189,15 +191,15 @@ def _make(
 
 
 def _install(stack: Stack, site: Path) -> str:
-    text = pins.lock(stack)
-    site.mkdir()  # torch's own bugs install nothing into it
-    pins.install(text, stack, site)
+    text = resolution.lock(stack)
+    site.mkdir()  # for a bug of torch itself nothing is installed
+    resolution.install(text, stack, site)
     _compile(stack, sorted(site.rglob("*.py")))
     return text
 
 
 def _compile(stack: Stack, sources: Sequence[Path]) -> None:
-    if (stack.python, stack.platform) == pins.here():  # else where it is unpacked
+    if (stack.python, stack.platform) == pins.here():  # otherwise on the machine that unpacks it
         bytecode.compile_all(sources)
 
 
@@ -205,14 +207,14 @@ def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) 
     releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
     for file in {d.file for d in defects if base.has(d.file)}:
         if sha256(base.site / file) != base.hash_of(file):
-            raise damaged(base, file)  # else it would be taken for as made from here on
+            raise damaged(base, file)  # otherwise the change would pass for a part of the new one
     diff = "".join(edit.apply(d, site, releases[d.upstream]) for d in defects)
     _compile(stack, [site / file for file in sorted({d.file for d in defects})])
     return diff
 
 
 def _with_edits(base: Overlay, defects: Sequence[Defect], site: Path) -> dict[str, Made]:
-    """The files of an overlay with defects: its base's, as those were made, and the edited ones."""
+    """The files of an overlay with defects: those of its base as built, and the edited ones."""
     edited = [site / defect.file for defect in defects]
     fresh = {path for source in edited for path in (source, bytecode.of(source)) if path.is_file()}
     ours = {str(path.relative_to(site)): sealed_file(path) for path in fresh}
@@ -221,16 +223,16 @@ def _with_edits(base: Overlay, defects: Sequence[Defect], site: Path) -> dict[st
 
 
 def sealed(site: Path) -> dict[str, Made]:
-    """Every file under a folder, its size and hash; none can be written to from here on.
+    """Make every file under a folder read-only; returns their sizes and hashes.
 
-    Overlays share files by links: a change of one would be a change of the others, too.
+    Overlays share files by hard links: a change in one would also change the others.
     """
-    paths = (Path(place, file) for place, _, files in os.walk(site) for file in files)
+    paths = (Path(folder, file) for folder, _, files in os.walk(site) for file in files)
     return {str(path.relative_to(site)): sealed_file(path) for path in sorted(paths)}
 
 
 def sealed_file(path: Path) -> Made:
-    """Protect a file from being written to; its size and hash."""
+    """Make a file read-only; returns its size and hash."""
     path.chmod(path.stat().st_mode & 0o555)
     return Made(path.stat().st_size, sha256(path))
 
@@ -268,14 +270,14 @@ def _opened(cache: Path, name: str, made: bool) -> Overlay:
     return found
 
 
-def damaged(lent: Overlay, file: str) -> DamagedOverlay:
-    """One line that says how a file is not as it was made, and the way out."""
-    made = (lent.files or {}).get(file)
-    was = f"was {made.size} bytes as made, SHA-256 {made.sha256[:12]}" if made else "was never made"
+def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
+    """One line that says how a file has changed, and what to do."""
+    made = (overlay.files or {}).get(file)
+    was = f"was {made.size} bytes, SHA-256 {made.sha256[:12]}" if made else "did not exist"
     return DamagedOverlay(
-        f"overlay {lent.key} is damaged: {file} is not as it was made: it {was}, and "
-        f"{_now(lent.site / file)}; remove it with 'python -m harness clean {lent.key}' and the "
-        "next run makes it anew"
+        f"overlay {overlay.key} is damaged: {file} is not as it was made: then it {was}, now it "
+        f"{_now(overlay.site / file)}; run 'python -m harness clean "
+        f"{overlay.key}' to delete it; the next run builds it again"
     )
 
 
@@ -283,34 +285,34 @@ def _now(path: Path) -> str:
     try:
         stat, content = path.stat(), sha256(path)
     except OSError as error:
-        return f"cannot be read now: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
-    links = f", in {stat.st_nlink} places" if stat.st_nlink > 1 else ""
+    links = f", with {stat.st_nlink} hard links" if stat.st_nlink > 1 else ""
     return f"is {stat.st_size} bytes, SHA-256 {content[:12]}, last written {when}{links}"
 
 
 def installed(names: Iterable[str]) -> Overlay:
-    """The user's own environment, where it has all of these packages in one place.
+    """The user's own environment, if all of these packages are in its site-packages.
 
-    Raises Unsupported where one is missing or installed from elsewhere, in editable mode say.
+    Raises Unsupported if one is missing or is installed elsewhere, for example in editable mode.
     """
     site = Path(sysconfig.get_path("purelib"))
     for name in names:
         try:
-            place = Path(str(metadata.distribution(name).locate_file("")))
+            folder = Path(str(metadata.distribution(name).locate_file("")))
         except metadata.PackageNotFoundError:
             raise Unsupported(f"{name} is not installed") from None
-        if place.resolve() != site.resolve():
-            raise Unsupported(f"{name} is installed in {place}, beside the environment's own")
+        if folder.resolve() != site.resolve():
+            raise Unsupported(f"{name} is installed in {folder}, outside of {site}")
     return Overlay(INSTALLED, site, "", "")
 
 
 INSTALLED = "installed"
-"""Stands for a key where there is no overlay, but the user's own environment."""
+"""The key of the user's own environment, which is not an overlay."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What is in an overlay; raises DamagedOverlay if it does not say."""
+    """The manifest of an overlay; raises DamagedOverlay if it is missing or not valid."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return _checked(manifest)
@@ -319,7 +321,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Made]:
-    """The files that a manifest says an overlay was made of; DamagedOverlay if it says nothing."""
+    """The files in a manifest; raises DamagedOverlay if they are not valid."""
     try:
         files = {path: Made(size, content) for path, (size, content) in manifest["files"].items()}
     except (TypeError, ValueError):
@@ -331,17 +333,17 @@ def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Made]:
 
 def _unreadable(folder: Path) -> DamagedOverlay:
     return DamagedOverlay(
-        f"overlay {folder.name} is damaged: it has no {MANIFEST}; remove it with "
+        f"overlay {folder.name} is damaged: it has no valid {MANIFEST}; delete it with "
         f"'python -m harness clean {folder.name}'"
     )
 
 
 def _checked(manifest: Any) -> dict[str, Any]:
-    """What was read from a manifest, if it is one; else a ValueError."""
-    told = isinstance(manifest, dict) and all(
+    """A manifest with the right parts; raises ValueError for anything else."""
+    valid = isinstance(manifest, dict) and all(
         isinstance(manifest.get(name), kind) for name, kind in PARTS.items()
     )
-    if not told:
+    if not valid:
         raise ValueError("not the manifest of an overlay")
     return dict(manifest)
 
@@ -356,7 +358,7 @@ PARTS = {
     "diff": str,
     "files": dict,
 }
-"""What a manifest holds, by its types."""
+"""The parts of a manifest and their types."""
 
 
 def _folder(cache: Path, name: str) -> Path:
@@ -364,51 +366,12 @@ def _folder(cache: Path, name: str) -> Path:
 
 
 def _is_there(cache: Path, name: str) -> bool:
-    return os.path.exists(_folder(cache, name))  # False where it may not be looked up, too
+    return os.path.exists(_folder(cache, name))  # also False without permission to look
 
 
 def lock_file(cache: Path, name: str) -> Path:
-    """What who uses an overlay has locked, shared, and who makes or removes it, alone."""
+    """Lock file: shared while the overlay is in use, exclusive while it is built or deleted."""
     return cache / "overlays" / f"{name}.lock"
-
-
-def kept(cache: Path) -> list[Path]:
-    """The folders of all overlays in the cache."""
-    folder = cache / "overlays"
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def disk_use(folder: Path, seen: set[int] | None = None) -> int:
-    """The bytes a folder takes; a file that is linked twice counts once (``seen``: its inodes)."""
-    seen = set() if seen is None else seen
-    total = 0
-    for path in folder.rglob("*"):
-        stat = path.lstat()
-        if stat.st_ino not in seen and not path.is_dir():
-            seen.add(stat.st_ino)
-            total += stat.st_size
-    return total
-
-
-def free(cache: Path, name: str) -> bool:
-    """Remove one overlay; False if a run is using it just now."""
-    # The lock file stays: somebody may be waiting on it.
-    with locked(lock_file(cache, name), wait=False) as held:
-        if held:
-            folder = _folder(cache, name)
-            aside = folder.rename(folder.with_name(f".{name}.{os.getpid()}"))
-            shutil.rmtree(aside)
-        return held
-
-
-def sweep(cache: Path) -> None:
-    """Remove what makers that were killed left half-made."""
-    for aside in (cache / "overlays").glob(".*.*"):
-        with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as held:
-            if held:
-                shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_made(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:

@@ -1,12 +1,12 @@
-"""Which releases are meant: ``4.34:5.23``, ``minor``, ``0.9.5,0.10.3``.
+"""Expressions for releases: ``4.34:5.23``, ``minor``, ``0.9.5,0.10.3``.
 
     A:B           every release from A to B, both included; B may be the beginning of several
                   (``5.23`` takes 5.23.1 as well); either may be left out
-    all           every release there is
+    all           every release
     minor         the last patch of each minor release; also of a range: ``4.34:5.23:minor``
     A,B,...       these, and any of the above
 
-Yanked releases and pre-releases are in no range.
+No range contains yanked releases or pre-releases.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def is_one(expression: str) -> bool:
 
 
 def chosen(name: str, expression: str) -> list[str]:
-    """The releases of a package that an expression means, oldest first.
+    """The releases of a package that an expression selects, oldest first.
 
-    Raises UserError for a range with nothing in it, and for a release that does not exist or was
-    yanked. Without a network single releases are taken at their word: a bundle may hold them.
+    Raises UserError for a range without releases, and for a release that does not exist or was
+    yanked. Without a network a single release is not checked: a bundle may contain it.
     """
     terms = [term.strip() for term in expression.split(",")]
     try:
@@ -45,10 +45,10 @@ def chosen(name: str, expression: str) -> list[str]:
 
 
 def published(name: str) -> list[str]:
-    """Every release of a package, for whichever Python, oldest first; none of those above."""
+    """Every release of a package for any Python, oldest first; no yanked or pre-releases."""
     found = [r.version for r in index.releases(name) if r.final and not r.yanked]
     if not found:
-        raise Fault(f"the package index names no release of {name} that is final and not yanked")
+        raise Fault(f"the package index has no release of {name} that is final and not yanked")
     return found
 
 
@@ -61,8 +61,8 @@ def _term(name: str, term: str, known: Sequence[str]) -> list[str]:
     first, _, last = bounds.partition(":")
     picked = [v for v in known if _between(name, v, first.strip(), last.strip())]
     if not picked:
-        span = f"they go from {known[0]} to {known[-1]}"
-        raise UserError(f"pins.{name}={term}: no release of {name} lies in this range: {span}")
+        span = f"releases go from {known[0]} to {known[-1]}"
+        raise UserError(f"pins.{name}={term}: no release of {name} is in this range: {span}")
     return last_patches(picked) if step else picked
 
 
@@ -71,7 +71,7 @@ def _one(name: str, word: str, known: Sequence[str]) -> str:
     for release in known:
         if Version(release) == version:
             return release
-    raise UserError(pins.no_release(name, word))
+    raise UserError(index.no_release(name, word))
 
 
 def _between(name: str, release: str, first: str, last: str) -> bool:
@@ -89,11 +89,11 @@ def _version(name: str, word: str) -> Version:
         return Version(word)
     except InvalidVersion:
         raise UserError(
-            f"pins.{name}: '{word}' is no version. Choices: a version (0.15.4), a range "
+            f"pins.{name}: '{word}' is not a version. Choices: a version (0.15.4), a range "
             f"(0.15:0.19), a list of these, {ALL}, {MINOR} (also 0.15:0.19:{MINOR})"
         ) from None
 
 
 def last_patches(releases: Sequence[str]) -> list[str]:
-    """Of releases in their order, the last of each minor one."""
+    """The last of each minor release, from releases in their order."""
     return list({Version(v).release[:2]: v for v in releases}.values())

@@ -1,7 +1,7 @@
-"""Requirements files: which releases they ask for, read without running anything of theirs.
+"""Requirements files: the releases that they name, read without running any code.
 
-Nothing is built or installed to find out: a source distribution that a file names would run its own
-code. What is no name of a package with versions is refused.
+Nothing is built or installed: a source distribution would run its own code. A line that is not the
+name of a package with versions is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +17,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.errors import UserError
+from harness.errors import Fault, UserError
+from harness.text import warn_once
+from harness.upstream import index
 
 NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
 WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
-"""Options that say where versions are looked up."""
+"""Options that say where to look up versions."""
 IDLE = (
     "--pre",
     "--prefer-binary",
@@ -32,7 +34,7 @@ IDLE = (
     "--trusted-host",
     "--use-feature",
 )
-"""Options of an installer, of which there is none here."""
+"""Options for installing, which have no effect here."""
 
 
 MARKS = (
@@ -42,36 +44,36 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
 )
-"""What a text may begin with to say its encoding; UTF-16's is the beginning of one of UTF-32's."""
+"""Byte order marks; UTF-32 comes first, as its mark may begin with that of UTF-16."""
 
 DEEPEST = 50
-"""How deep files may name each other."""
+"""How deeply files may include other files."""
 
 ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
-"""How files end that would be installed; each is a name that a package could have."""
+"""Endings of files to install; such a name is also a valid name of a package."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a requirements file asks for."""
+    """The content of a requirements file."""
 
     versions: Mapping[str, SpecifierSet]
-    """By the package's name as indices have it: ``megatron-core``."""
+    """By the package's canonical name: ``megatron-core``."""
     indices: Sequence[str | None] = ()
-    """The addresses of the indices that it names; None among them for the user's own."""
+    """The addresses of the indices that it names; None stands for the user's own."""
     no_index: bool = False
-    """Whether it forbids to ask any."""
+    """Whether it forbids the use of an index."""
     links: bool = False
-    """Whether it names folders or pages of files, which are not looked at."""
+    """Whether it names folders or pages of files, which are not read."""
 
 
 @dataclass
 class _Reading:
-    """A file on its way to an answer, with those that it names."""
+    """The state while a file and the files that it includes are read."""
 
     root: Path
     required: dict[str, set[str]] = field(default_factory=dict)
-    """What is asked of each package, each specifier once."""
+    """The specifiers of each package."""
     constraints: dict[str, set[str]] = field(default_factory=dict)
     main: str | None = None
     more: list[str] = field(default_factory=list)
@@ -85,7 +87,7 @@ class _Reading:
             return
         self.seen.add((file, constraint))
         if self.depth == DEEPEST:
-            raise UserError(f"{file}: files that name files more than {DEEPEST} deep are not read")
+            raise UserError(f"{file}: more than {DEEPEST} files include each other")
         self.depth += 1
         found = self.constraints if constraint else self.required
         for number, line in _lines(file):
@@ -99,28 +101,28 @@ class _Reading:
         if line.startswith("-"):
             self._option(line, file, constraint)
             return
-        asked = _requirement(line)
-        if asked.marker is None or asked.marker.evaluate():
-            specifiers = found.setdefault(canonicalize_name(asked.name), set())
-            specifiers.update(map(str, asked.specifier))
+        requirement = _requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate():
+            specifiers = found.setdefault(canonicalize_name(requirement.name), set())
+            specifiers.update(map(str, requirement.specifier))
 
     def _option(self, line: str, file: Path, constraint: bool) -> None:
         option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
         if option in NESTED:
             self.read(self._inside(file, value), constraint=constraint or NESTED[option] == "-c")
         elif option in WHERE:
-            self._look(option, shlex.split(value), file, constraint)
+            self._note_index(option, shlex.split(value), file, constraint)
         elif option not in IDLE:
             raise ValueError(
-                "nothing is built or installed to check it; name releases, as transformers==4.36.2"
+                "nothing is built or installed here; name releases, such as transformers==4.36.2"
             )
 
-    def _look(self, option: str, words: list[str], file: Path, constraint: bool) -> None:
-        """Note where to look; a line may hold several such options."""
+    def _note_index(self, option: str, words: list[str], file: Path, constraint: bool) -> None:
+        """Note where to look up versions; a line may contain several such options."""
         if option == NO_INDEX:
             self.no_index = True
         elif not words:
-            raise ValueError("it names no place")
+            raise ValueError("it names no address")
         elif option == MORE:
             self.more.append(words.pop(0))
         elif option in LINKS:
@@ -132,19 +134,57 @@ class _Reading:
             self._option(shlex.join(words), file, constraint)
 
     def _inside(self, file: Path, name: str) -> Path:
-        """A file that another one names, which must lie with the first, or below."""
+        """An included file; it must be in the folder of the first file, or below."""
         named = (file.parent / name).resolve()
         if self.root not in named.parents:
-            raise ValueError(f"it lies outside of {self.root}")
+            raise ValueError(f"it is outside of {self.root}")
         if not named.is_file():
             raise ValueError("there is no such file")
         return named
 
 
-def read(file: Path) -> Requirements:
-    """What a file asks for, and the files that it names.
+def required(file: Path, names: Iterable[str]) -> dict[str, str]:
+    """The release of each of these packages that a requirements file selects today.
 
-    Raises UserError, with the line, for what does not name releases: a path, an address, ``-e``.
+    Nothing is built, downloaded or run. Raises UserError for a file with lines that name no
+    releases, and for a range without releases.
+    """
+    content = read(file)
+    return {
+        name: _selected(name, content.versions[name], content)
+        for name in names
+        if name in content.versions
+    }
+
+
+def _selected(name: str, versions: SpecifierSet, content: Requirements) -> str:
+    """The one release that a requirement names, otherwise the newest that it allows."""
+    exact = [s.version for s in versions if s.operator in ("==", "===")]
+    if exact and not exact[0].endswith(".*") and versions.contains(exact[0], prereleases=True):
+        return exact[0]
+    if content.no_index:
+        raise UserError(
+            f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
+        )
+    if content.links:
+        warn_once("--find-links is ignored: a range selects the index's newest release")
+    known = [
+        release.version
+        for release in index.releases(name, content.indices)
+        if release.final and release.installable and not release.yanked
+    ]
+    if not known:
+        raise Fault(f"the package index has no release of {name} for this Python")
+    found = list(versions.filter(known))
+    if not found:
+        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
+    return found[-1]
+
+
+def read(file: Path) -> Requirements:
+    """The content of a file and of the files that it includes.
+
+    Raises UserError, with the line, for a line that names no releases: a path, an address, ``-e``.
     """
     top = file.resolve()
     reading = _Reading(top.parent)
@@ -159,7 +199,7 @@ def read(file: Path) -> Requirements:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The logical lines of a file with their numbers, less comments and hashes."""
+    """The logical lines of a file with their numbers, without comments and hashes."""
     try:
         text = _decoded(file.read_bytes())
     except (OSError, UnicodeError) as error:
@@ -172,15 +212,15 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
             parts[-1] = parts[-1][:-1]
             if number < len(lines):
                 continue
-        whole = "".join(parts)
+        joined = "".join(parts)
         parts.clear()
-        told = re.sub(r"\s--(hash|config-settings?|global-option)[=\s]\S+", "", whole).strip()
-        if told:
-            yield number, told
+        option = r"\s--(hash|config-settings?|global-option)[=\s]\S+"
+        if text_ := re.sub(option, "", joined).strip():
+            yield number, text_
 
 
 def _decoded(content: bytes) -> str:
-    """A text in the encoding that its first bytes name, as pip reads it; else in UTF-8."""
+    """A text in the encoding of its byte order mark, as pip reads it; otherwise in UTF-8."""
     for mark, encoding in MARKS:
         if content.startswith(mark):
             return content[len(mark) :].decode(encoding)
@@ -189,9 +229,9 @@ def _decoded(content: bytes) -> str:
 
 def _requirement(line: str) -> Requirement:
     try:
-        asked = Requirement(line)
+        requirement = Requirement(line)
     except InvalidRequirement:
-        asked = None
-    if asked is None or asked.url or ARCHIVES.search(asked.name):
-        raise ValueError("it is no name of a package with versions, as transformers==4.36.2")
-    return asked
+        requirement = None
+    if requirement is None or requirement.url or ARCHIVES.search(requirement.name):
+        raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
+    return requirement

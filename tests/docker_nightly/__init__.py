@@ -1,10 +1,9 @@
-"""The container, really run: built, nights run in it, and what they leave checked.
+"""The container test: builds the image, runs nightlies in it, and checks what they leave.
 
     make docker
-    python -m tests.docker_nightly [--where-possible] [--keep DIR] [SCENARIO ...]
+    python -m tests.docker_nightly [--where-possible] [SCENARIO ...]
 
-Where no engine answers, root gets Debian's docker.io, and a dockerd that ends with this command;
-where no registry answers, a base image is made by debootstrap. Exit codes: 0 all is as it should
-be, 1 something is not, 4 no engine or base image can be had here, with the reason; that is 0, too,
-with ``--where-possible``, which CI says.
+Needs a Docker engine that can build with BuildKit. Exit codes: 0 all checks pass, 1 one fails, 4
+there is no engine or no torch for the CPU, with the reason. With ``--where-possible``, which CI
+uses, the last is 0, too.
 """

@@ -1,4 +1,4 @@
-"""The image, built from the working tree as it is, behind whatever proxy the caller is behind."""
+"""Builds the image from the working tree, with the caller's proxies and indexes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ NAME = "distributed-bugs:check"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 AT_RUN = (*PROXIES, *INDEXES, "UV_DEFAULT_INDEX", "UV_INDEX")
-"""What is handed to containers of what the caller has set."""
+"""The caller's environment variables that containers get."""
 
 
 def certificate() -> list[str | Path]:
-    """Options of ``run`` that mount the caller's certificate, where there is one."""
+    """Options of ``run`` that mount the caller's certificate, if there is one."""
     file = os.environ.get("SSL_CERT_FILE")
-    place = "/etc/ssl/night.crt"
-    return ["-v", f"{file}:{place}:ro", "-e", f"SSL_CERT_FILE={place}"] if file else []
+    path = "/etc/ssl/night.crt"
+    return ["-v", f"{file}:{path}:ro", "-e", f"SSL_CERT_FILE={path}"] if file else []
 
 
 def settings() -> list[str]:
-    """Options of ``run`` that hand on the caller's proxies and indexes."""
+    """Options of ``run`` that pass the caller's proxies and indexes."""
     return [word for name in AT_RUN if name in os.environ for word in ("-e", name)]
 
 
 def context(folder: Path) -> Path:
-    """The files that git knows, as they are now, and the wheels that the caller's pip looks at.
+    """Copy the files that git knows, and the wheels of torch that the caller's pip uses.
 
-    A copy, so that the wheels need not be put into the caller's tree. Unavailable where the image
-    would get a torch for GPUs, which is gigabytes.
+    Raises Unavailable if the image would get a torch for GPUs, which is gigabytes.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -62,31 +61,17 @@ def context(folder: Path) -> Path:
 
 
 def wheels() -> Iterator[Path]:
-    """Torch's wheels in the folders that PIP_FIND_LINKS names."""
-    for place in os.environ.get("PIP_FIND_LINKS", "").split():
-        yield from sorted(Path(place.removeprefix("file://")).glob("torch-*.whl"))
+    """The wheels of torch in the folders of PIP_FIND_LINKS."""
+    for folder in os.environ.get("PIP_FIND_LINKS", "").split():
+        yield from sorted(Path(folder.removeprefix("file://")).glob("torch-*.whl"))
 
 
 def build(engine: Engine, context: Path, base: str) -> str:
-    """Build the image; what was said is returned. CalledProcessError where it cannot be."""
-    handed = [name for name in (*INDEXES, *PROXIES, "TORCH_INDEX") if name in os.environ]
-    arguments = [word for name in handed for word in ("--build-arg", name)]
+    """Build the image; returns the output. Raises CalledProcessError if the build fails."""
+    passed = [name for name in (*INDEXES, *PROXIES, "TORCH_INDEX") if name in os.environ]
+    arguments = [word for name in passed for word in ("--build-arg", name)]
     secret = os.environ.get("SSL_CERT_FILE")
     secrets = ["--secret", f"id=ca,src={secret}"] if secret else []
-    done = engine(
-        "build",
-        "--progress",
-        "plain",
-        "--network",
-        "host",
-        *secrets,
-        *arguments,
-        "--build-arg",
-        f"BASE={base}",
-        "--file",
-        context / "docker" / "Dockerfile",
-        "--tag",
-        NAME,
-        context,
-    )
-    return done.stdout
+    options: list[str | Path] = ["--progress", "plain", "--network", "host", *secrets, *arguments]
+    options += ["--build-arg", f"BASE={base}", "--file", context / "docker" / "Dockerfile"]
+    return engine("build", *options, "--tag", NAME, context).stdout

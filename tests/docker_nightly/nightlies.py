@@ -1,4 +1,4 @@
-"""Nights in containers, as a caller runs them: a mounted folder, a volume, a nameless user."""
+"""Nightlies in containers: with a mounted folder, a volume, and a user that the image lacks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from typing import NamedTuple
 from tests.docker_nightly.engine import Engine, Failed
 from tests.docker_nightly.image import NAME, certificate, settings
 
-NOBODY_KNOWN = 12345
-"""Who calls where root does: a user that the image has never heard of."""
+UNKNOWN_USER = 12345
+"""The user of the nightlies if root runs the tests."""
 
-CONTAINER = "distributed-bugs-check"
-PATIENCE = 1200
-"""How many seconds a night of two scenarios may take on a busy machine."""
+LIMIT = 1200
+"""How many seconds a nightly of two scenarios may take on a busy machine."""
 
 
-class Night(NamedTuple):
-    """A night that has ended."""
+class Ended(NamedTuple):
+    """A nightly that has ended."""
 
     code: int
-    said: str
+    output: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class Nights:
-    """What the nights of one caller have in common."""
+class Nightlies:
+    """What the nightlies of one caller have in common."""
 
     engine: Engine
     report: Path
@@ -38,66 +37,49 @@ class Nights:
 
     @property
     def user(self) -> str:
-        """Who calls, as ``--user`` has it."""
+        """The owner of the report folder, as for ``--user``."""
         found = self.report.stat()
         return f"{found.st_uid}:{found.st_gid}"
 
+    @property
+    def name(self) -> str:
+        """The name of the container."""
+        return f"distributed-bugs-check-{os.getpid()}"
+
     def options(self, network: str = "host") -> list[str | Path]:
         return [
-            "--init",
-            "--network",
-            network,
-            "--user",
-            self.user,
-            "--volume",
-            f"{self.report}:/report",
-            "--volume",
-            f"{self.volume}:/var/cache/distributed-bugs",
+            *("--name", self.name, "--init", "--network", network, "--user", self.user),
+            *("--volume", f"{self.report}:/report"),
+            *("--volume", f"{self.volume}:/var/cache/distributed-bugs"),
             *certificate(),
             *settings(),
         ]
 
-    def run(self, *words: str, network: str = "host") -> Night:
-        """A night, from its beginning to its end; ``network`` is host, or none."""
-        begun, name = time.monotonic(), f"{CONTAINER}-{os.getpid()}"
-        named = ["run", "--rm", "--name", name]
+    def run(self, *words: str, network: str = "host") -> Ended:
+        """Run a nightly; ``network`` is host or none."""
+        started, command = time.monotonic(), ["run", "--rm", *self.options(network), NAME, *words]
         try:
-            done = self.engine(
-                *named, *self.options(network), NAME, *words, check=False, seconds=PATIENCE
-            )
+            done = self.engine(*command, check=False, seconds=LIMIT)
         except subprocess.TimeoutExpired:
-            self.engine("kill", name, check=False)
-            raise Failed(f"it had not ended after {PATIENCE} s") from None
-        return Night(done.returncode, done.stdout, time.monotonic() - begun)
+            self.engine("kill", self.name, check=False)
+            raise Failed(f"it had not ended after {LIMIT} s") from None
+        return Ended(done.returncode, done.stdout, time.monotonic() - started)
+
+    def start(self, *words: str) -> None:
+        """Start a nightly in the background."""
+        self.engine("run", "--detach", *self.options(), NAME, *words)
 
     def shell(self, script: str, *, user: str | None = None) -> str:
-        """What a shell in the image says, with the volume and without a network."""
+        """The output of a shell in the image, with the volume and without a network."""
         done = self.engine(
-            "run",
-            "--rm",
-            "--network",
-            "none",
-            "--user",
-            user or self.user,
-            "--volume",
-            f"{self.volume}:/var/cache/distributed-bugs",
-            "--entrypoint",
-            "sh",
-            NAME,
-            "-c",
-            script,
+            *("run", "--rm", "--network", "none", "--user", user or self.user),
+            *("--volume", f"{self.volume}:/var/cache/distributed-bugs"),
+            *("--entrypoint", "sh", NAME, "-c", script),
         )
         return done.stdout.strip()
 
-    def begin(self, *words: str) -> str:
-        """A night in the background; its container's name."""
-        name = f"{CONTAINER}-{os.getpid()}"
-        self.engine("run", "--detach", "--name", name, *self.options(), NAME, *words)
-        return name
-
     def inventory(self) -> set[str]:
-        """What the volume holds of other people's releases: each file, when and where it was
-        written."""
+        """The files of upstream releases in the volume, with inode, size and time."""
         found = self.shell(
             "cd /var/cache/distributed-bugs && find overlays releases uv -type f "
             "-not -name '*.lock' -not -path 'uv/simple-*' -printf '%p %i %s %T@\\n' | sort"
@@ -105,10 +87,10 @@ class Nights:
         return set(found.splitlines())
 
 
-def mounted(folder: Path) -> Path:
-    """The folder of reports, the caller's own."""
-    report = folder / "report"
+def report_folder(parent: Path) -> Path:
+    """A new folder for the reports, which belongs to the user of the nightlies."""
+    report = parent / "report"
     report.mkdir()
     if os.getuid() == 0:
-        os.chown(report, NOBODY_KNOWN, NOBODY_KNOWN)
+        os.chown(report, UNKNOWN_USER, UNKNOWN_USER)
     return report

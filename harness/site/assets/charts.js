@@ -1,5 +1,5 @@
 "use strict";
-// Draws each chart of a page in the colours of its scheme, and anew when that changes.
+// Draws each chart of a page in the page's colour scheme, and again when that changes.
 (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -35,23 +35,23 @@
     };
   }
 
-  async function draw(place) {
-    const spec = JSON.parse(place.querySelector("script").textContent);
-    const target = place.querySelector(".drawing");
+  async function draw(figure) {
+    const spec = JSON.parse(figure.querySelector("script").textContent);
+    const target = figure.querySelector(".drawing");
     const made = await vegaEmbed(target, filled(spec), {
-      actions: false, renderer: "svg", config: config(place.clientWidth), tooltip: { theme: "custom" },
+      actions: false, renderer: "svg", config: config(figure.clientWidth), tooltip: { theme: "custom" },
     });
     drawn.push(made);
-    place.dataset.drawn = "yes";
+    figure.dataset.drawn = "yes";
   }
 
   async function drawAll() {
     while (drawn.length) drawn.pop().finalize();
-    for (const place of document.querySelectorAll(".chart")) await draw(place);
+    for (const figure of document.querySelectorAll(".chart")) await draw(figure);
     root.dataset.charts = dark.matches ? "dark" : "light";
   }
 
-  // One after another: a change of scheme while charts are drawn waits for its turn.
+  // One after another: a change of scheme while charts are drawn waits until they are done.
   let turn = drawAll();
   dark.addEventListener("change", () => { turn = turn.then(drawAll); });
 })();

@@ -1,3 +1,3 @@
 "use strict";
-// A table that is wider than its place shows its newest end first.
-for (const place of document.querySelectorAll(".scroll:has(> table.heat)")) place.scrollLeft = place.scrollWidth;
+// A table that is wider than the page shows its newest end first.
+for (const table of document.querySelectorAll(".scroll:has(> table.heat)")) table.scrollLeft = table.scrollWidth;

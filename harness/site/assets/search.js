@@ -1,12 +1,12 @@
 "use strict";
-// Shows the bugs that were asked for. What was asked stands in the address, so that it can be sent on.
+// Shows the bugs that match the search. The search is in the address, so that it can be shared.
 (() => {
   const form = document.querySelector("form.search");
   const bugs = [...document.querySelectorAll("li.bug")];
   const count = document.querySelector(".count");
   const fields = ["q", "upstream", "wrong", "lane"];
 
-  function asked() {
+  function searched() {
     const words = new URLSearchParams();
     for (const name of fields) {
       const value = form.elements[name].value.trim();
@@ -27,7 +27,7 @@
   }
 
   function show() {
-    const words = asked();
+    const words = searched();
     let shown = 0;
     for (const bug of bugs) {
       bug.hidden = !fits(bug, words);

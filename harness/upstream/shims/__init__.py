@@ -1,8 +1,9 @@
 """Shims: declared changes of the environment that let an upstream release run on this machine.
 
-One module an upstream, each shim a named ``Point`` that says for which releases and lanes it is
-needed and why. The parent decides which apply and lists them in run.json; each rank installs
-those and records how often each was used. None of them touches the path of a defect.
+Each shim is a named ``Point`` that says which releases and lanes need it, and why. Each upstream
+has a module with its shims. The parent process decides which shims apply and lists them in
+run.json; each rank installs these and records how often each was used. No shim touches the path of
+a defect.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from collections.abc import Iterable, Mapping
 from harness.spec import Lane, Point
 from harness.upstream.shims import deepspeed, hugging_face, megatron
 
-POINTS: tuple[Point, ...] = (*hugging_face.POINTS, *deepspeed.POINTS, *megatron.POINTS)
+POINTS: tuple[Point, ...] = (
+    hugging_face.OFFLINE,
+    *hugging_face.POINTS,
+    *deepspeed.POINTS,
+    *megatron.POINTS,
+)
 
 
 def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
@@ -21,6 +27,8 @@ def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
     from packaging.specifiers import SpecifierSet
 
     def applies(point: Point) -> bool:
+        if point is hugging_face.OFFLINE:
+            return True
         version = pins.get(point.upstream)
         if version is None or lane not in point.lanes:
             return False
@@ -30,7 +38,7 @@ def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
 
 
 def install(names: Iterable[str]) -> Counter[str]:
-    """Install the named shims in this process; the counter goes on counting their uses."""
+    """Install the named shims in this process; the counter continues to count their uses."""
     uses: Counter[str] = Counter()
     by_name = {point.name: point for point in POINTS}
     for name in names:

@@ -1,6 +1,6 @@
-"""What DeepSpeed's releases need on a newer torch, or on a box without a GPU.
+"""What DeepSpeed's releases need on a newer torch, or on a machine without a GPU.
 
-Torch and DeepSpeed are imported inside the functions: the catalogue lists these points too.
+Torch and DeepSpeed are imported inside the functions: listing the shims must not need them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _elastic_names(count: Count) -> None:
     import importlib
     import logging
 
-    # The package of the same name as a function hides the module from attribute access.
+    # A function with the name of the module hides it from attribute access.
     api: Any = importlib.import_module("torch.distributed.elastic.agent.server.api")
     lost = {"log": logging.getLogger("torch.distributed.elastic"), "_get_socket_with_port": None}
     gone = {name: value for name, value in lost.items() if not hasattr(api, name)}
@@ -74,7 +74,7 @@ def _fp16_on_cpu(count: Count) -> None:
     import torch
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    # 0.9 has no such list yet, and nothing in it asks.
+    # 0.9 does not have this list yet, and nothing in it reads one.
     supported_dtypes: Any = getattr(CPU_Accelerator, "supported_dtypes", lambda _: [])
 
     def is_fp16_supported(self: Any) -> bool:
@@ -107,7 +107,7 @@ def _cpu_events(count: Count) -> None:
 def _available(count: Count) -> None:
     import torch
 
-    stand_ins.answered_in("deepspeed", torch.cuda, "is_available", count, lambda _: True)
+    stand_ins.replace_for("deepspeed", torch.cuda, "is_available", count, lambda _: True)
 
 
 def _detached_output(count: Count) -> None:
@@ -173,7 +173,7 @@ POINTS = (
         "deepspeed",
         "<0.9",
         BOTH,
-        "torch 2 dropped torch._six, from which these releases import the constant inf",
+        "torch 2 removed torch._six, from which these releases import the constant inf",
         _torch_six,
     ),
     Point(
@@ -181,7 +181,7 @@ POINTS = (
         "deepspeed",
         ">=0.7,<0.14.5",
         BOTH,
-        "torch 2.11 dropped two names that the (unused) elastic agent imports",
+        "torch 2.11 removed two names that the (unused) elastic agent imports",
         _elastic_names,
     ),
     Point(
@@ -189,8 +189,8 @@ POINTS = (
         "deepspeed",
         "<0.9",
         CPU,
-        "releases without a CPU accelerator call torch.cuda outright: its device means the CPU, "
-        "its events, streams and memory counters do nothing",
+        "releases without a CPU accelerator call torch.cuda directly: here its device is the CPU, "
+        "and its events, streams and memory counters do nothing",
         stand_ins.cuda_on_cpu,
     ),
     Point(
@@ -198,7 +198,7 @@ POINTS = (
         "deepspeed",
         "<0.9",
         CPU,
-        "they refuse fp16 where torch.cuda is not available: to them it is",
+        "they refuse fp16 where torch.cuda is not available: it is reported to them as available",
         _available,
     ),
     Point(
@@ -222,25 +222,25 @@ POINTS = (
         "deepspeed",
         "<0.9",
         CPU,
-        "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that is the name "
-        "reported here: the one shim that says something untrue",
-        partial(stand_ins.type_names, "cuda"),
+        "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that name is "
+        "reported to them, which is untrue",
+        partial(stand_ins.type_names, "deepspeed", "cuda"),
     ),
     Point(
         "deepspeed.cpu_type_names",
         "deepspeed",
         ">=0.9,<0.13",
         CPU,
-        "they reduce only gradients whose Tensor.type() has the name of the accelerator in it, "
-        "torch.cpu.FloatTensor, which torch has never used for CPU tensors",
-        partial(stand_ins.type_names, "cpu"),
+        "they reduce only gradients whose Tensor.type() contains the name of the accelerator: "
+        "torch.cpu.FloatTensor, a name that torch has never used for CPU tensors",
+        partial(stand_ins.type_names, "deepspeed", "cpu"),
     ),
     Point(
         "deepspeed.intel_modules",
         "deepspeed",
         ">=0.9,<0.14.1",
         CPU,
-        "their CPU accelerator insists on two Intel packages; empty modules satisfy it",
+        "their CPU accelerator imports two Intel packages; empty modules replace them",
         _intel_modules,
     ),
     Point(
@@ -248,7 +248,7 @@ POINTS = (
         "deepspeed",
         ">=0.9,<0.14.1",
         CPU,
-        "their CPU accelerator asks for oneCCL; gloo is what is here",
+        "their CPU accelerator selects oneCCL; gloo is used instead",
         _gloo_for_ccl,
     ),
     Point(
@@ -264,8 +264,8 @@ POINTS = (
         "deepspeed",
         ">=0.9",
         CPU,
-        "their CPU accelerator says that it has no fp16 (later: only with the processor's own "
-        "instructions), so the engine refuses it; torch computes fp16 on any CPU, slowly",
+        "their CPU accelerator reports that it has no fp16 (later: only with the processor's own "
+        "instructions), so the engine refuses fp16; torch computes it on any CPU, slowly",
         _fp16_on_cpu,
     ),
     Point(
@@ -273,8 +273,8 @@ POINTS = (
         "deepspeed",
         "<0.9",
         BOTH,
-        "they compile a C++ helper at start that is torch's own flatten and unflatten: those are "
-        "called without compiling",
+        "at start they compile a C++ helper that calls torch's flatten and unflatten: these are "
+        "called directly, without compiling",
         _flatten_helper,
     ),
     Point(
@@ -282,8 +282,8 @@ POINTS = (
         "deepspeed",
         ">=0.9",
         CPU,
-        "some gather parameters into a flat buffer that requires grad: NCCL writes it, gloo copies "
-        "into views of it, which autograd forbids; it gets the same memory without its history",
+        "some gather parameters into a flat buffer that requires grad: NCCL writes into it, gloo "
+        "copies into views of it, which autograd forbids; gloo gets the same memory, detached",
         _detached_output,
     ),
     Point(
@@ -291,8 +291,8 @@ POINTS = (
         "deepspeed",
         ">=0.9",
         CPU,
-        "when they gather several parameters they wait for the last alone: NCCL works in order, "
-        "gloo does not; each is waited for",
+        "when they gather several parameters they wait only for the last one: NCCL works in order, "
+        "gloo does not, so each is waited for",
         _gathers_in_order,
     ),
     Point(
@@ -300,8 +300,8 @@ POINTS = (
         "deepspeed",
         ">=0.14",
         CPU,
-        "they compile a shared-memory all-reduce at start, for over half a minute; gloo does "
-        "without",
+        "at start they compile a shared-memory all-reduce, for over half a minute; gloo does not "
+        "need it",
         _shm_comm,
     ),
     Point(
@@ -309,8 +309,8 @@ POINTS = (
         "deepspeed",
         "<0.17",
         BOTH,
-        "torch 2.6 reads checkpoints of plain tensors unless told otherwise, and these releases "
-        "do not say: theirs hold objects of their own",
+        "since torch 2.6 torch.load accepts only plain tensors by default, and the checkpoints of "
+        "these releases contain their own objects",
         _whole_checkpoints,
     ),
 )

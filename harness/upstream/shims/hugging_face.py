@@ -1,4 +1,4 @@
-"""What Hugging Face's libraries need anywhere: not to look for models or data on a hub."""
+"""What Hugging Face's libraries need: no look-ups on a hub, and no foreign transformers."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ BOTH = (Lane.CPU, Lane.GPU)
 
 
 def _offline(count: Callable[[], None]) -> None:
-    # Before anything imports huggingface_hub, which reads it once.
+    # Set before anything imports huggingface_hub, which reads the variable once.
     os.environ["HF_HUB_OFFLINE"] = "1"
     count()
 
 
 def _own_transformers(count: Callable[[], None]) -> None:
-    if _place("transformers") not in (None, _place("accelerate")):
+    if _folder_of("transformers") not in (None, _folder_of("accelerate")):
         sys.modules["transformers"] = None  # type: ignore[assignment]
         count()
 
 
-def _place(package: str) -> Path | None:
+def _folder_of(package: str) -> Path | None:
     """The folder that a package would be imported from."""
     found = find_spec(package)
     return Path(found.origin).parent.parent if found and found.origin else None
 
 
+OFFLINE = Point(
+    "huggingface_hub.offline",
+    "huggingface_hub",
+    "",
+    BOTH,
+    "scenarios make their models and data in code: no library may look on a hub, and a library "
+    "that tries fails",
+    _offline,
+)
+"""For every run, whatever it pins: these libraries also come as dependencies of others."""
+
 POINTS = (
-    *(
-        Point(
-            f"{upstream}.offline",
-            upstream,
-            releases,
-            BOTH,
-            "models and data are made in code: nothing may ask a hub, and whatever would try fails",
-            _offline,
-        )
-        for upstream, releases in (("transformers", ">=4"), ("accelerate", ""), ("datasets", ""))
-    ),
     Point(
         "accelerate.own_transformers",
         "accelerate",
         "",
         BOTH,
-        "it imports a transformers that it finds, which on a box that has another one beside torch "
-        "fails at the overlay's older huggingface_hub: one from elsewhere is hidden",
+        "it imports any transformers that it finds, and one from outside the overlay fails at the "
+        "overlay's older huggingface_hub: that one is hidden",
         _own_transformers,
     ),
 )

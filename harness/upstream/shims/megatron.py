@@ -1,7 +1,7 @@
-"""What megatron-core's releases need on a box without a GPU, or without NVIDIA's apex.
+"""What megatron-core's releases need on a machine without a GPU, or without NVIDIA's apex.
 
-Those that change torch answer megatron-core's own code alone: DeepSpeed, which runs it in other
-scenarios, and torch itself see nothing of them. Torch is imported inside the functions.
+Shims that change torch affect only calls from megatron-core's own code: DeepSpeed, which runs it in
+other scenarios, and torch itself are not affected. Torch is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -47,18 +47,8 @@ def _current_stream(count: Callable[[], None]) -> None:
     _for_megatron(torch.cuda, "current_stream", count, lambda *_, **__: stand_ins.Stream())
 
 
-def _type_names(count: Callable[[], None]) -> None:
-    import torch
-
-    def named(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = original(tensor, *args, **kwargs)
-        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
-
-    _for_megatron(torch.Tensor, "type", count, named)
-
-
-def _for_megatron(owner: Any, name: str, count: Callable[[], None], answer: Any) -> None:
-    stand_ins.answered_in("megatron", owner, name, count, answer)
+def _for_megatron(owner: Any, name: str, count: Callable[[], None], substitute: Any) -> None:
+    stand_ins.replace_for("megatron", owner, name, count, substitute)
 
 
 def _apex_optimizers(count: Callable[[], None]) -> None:
@@ -91,8 +81,7 @@ POINTS = (
         "megatron-core",
         ">=0.4",
         CPU,
-        "it allocates its buffers on torch.cuda.current_device(): to megatron-core, that is the "
-        "CPU here",
+        "it allocates its buffers on torch.cuda.current_device(): here that returns the CPU",
         _current_device,
     ),
     Point(
@@ -100,7 +89,7 @@ POINTS = (
         "megatron-core",
         ">=0.4",
         CPU,
-        "it waits for the GPU around its pipeline's messages: there is nothing to wait for",
+        "it waits for the GPU around its pipeline's messages: here that returns at once",
         _synchronize,
     ),
     Point(
@@ -108,7 +97,7 @@ POINTS = (
         "megatron-core",
         ">=0.19",
         CPU,
-        "it asks for the GPU's stream when it reduces gradients: there is one that does nothing",
+        "it uses the GPU's stream when it reduces gradients: here that is one that does nothing",
         _current_stream,
     ),
     Point(
@@ -132,16 +121,16 @@ POINTS = (
         "megatron-core",
         ">=0.4",
         CPU,
-        "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that is "
-        "the name reported to them: this shim says something untrue",
-        _type_names,
+        "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that "
+        "name is reported to them, which is untrue",
+        partial(stand_ins.type_names, "megatron", "cuda"),
     ),
     Point(
         "megatron-core.pkg_resources",
         "megatron-core",
         ">=0.7,<0.9",
         BOTH,
-        "they import the package packaging through pkg_resources, which setuptools has dropped",
+        "they import the package packaging through pkg_resources, which setuptools has removed",
         _pkg_resources,
     ),
     Point(

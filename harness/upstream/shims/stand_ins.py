@@ -1,4 +1,4 @@
-"""What several shims are made of: modules that are gone, and torch.cuda on a box without CUDA."""
+"""Parts of several shims: modules that no longer exist, and torch.cuda without CUDA."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Count = Callable[[], None]
 
 
 def getter(module: str, count: Count, names: Mapping[str, Any]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` that answers for ``names`` and counts each answer."""
+    """A module's ``__getattr__`` that returns what ``names`` has, and counts each access."""
 
-    def answer(name: str) -> Any:
+    def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         count()
         return names[name]
 
-    return answer
+    return get
 
 
 def module(name: str, count: Count, **names: Any) -> ModuleType:
     """An importable module that holds just ``names``."""
     made = ModuleType(name)
-    made.__spec__ = ModuleSpec(name, None)  # find_spec, with which transformers looks, insists
+    made.__spec__ = ModuleSpec(name, None)  # transformers uses find_spec, which needs it
     made.__getattr__ = getter(name, count, names)  # type: ignore[method-assign]
     sys.modules[name] = made
     return made
 
 
 def cuda_on_cpu(count: Count) -> None:
-    """Let torch.cuda mean the CPU: devices, events, streams, counters and the tensor types."""
+    """Make torch.cuda stand for the CPU: devices, events, streams, counters and tensor types."""
     import torch
 
     cuda: Any = torch.cuda
-    # A function of its own for each name: torch.compile's tables refuse one under two names.
+    # One function for each name: torch.compile refuses one function under two names.
     for name in ("set_device", "synchronize", "reset_peak_memory_stats", "empty_cache"):
         setattr(cuda, name, _counted(count, _nothing))
     cuda.Event, cuda.Stream = Event, Stream
@@ -57,16 +57,16 @@ def cuda_on_cpu(count: Count) -> None:
 
 
 FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "rand")
-"""The functions of torch that upstreams give a device of CUDA by name."""
+"""The functions of torch that upstreams call with the name of a CUDA device."""
 
 
 def made_on_cpu(package: str, count: Count) -> None:
-    """Let tensors that a package's code makes on a device of CUDA be made on the CPU."""
+    """Create the tensors that a package's code creates on a CUDA device on the CPU instead."""
     import torch
 
     for name in FACTORIES:
         factory = _cpu_factory(getattr(torch, name), count)
-        answered_in(package, torch, name, _nothing, factory)
+        replace_for(package, torch, name, _nothing, factory)
 
 
 def _cpu_factory(original: Callable[..., Any], count: Count) -> Callable[..., Any]:
@@ -79,33 +79,31 @@ def _cpu_factory(original: Callable[..., Any], count: Count) -> Callable[..., An
 
 
 def tensor_cuda(package: str, count: Count) -> None:
-    """Let ``Tensor.cuda()``, called by a package's code, be the identity."""
+    """Make ``Tensor.cuda()``, called by a package's code, return the tensor itself."""
     import torch
 
-    answered_in(package, torch.Tensor, "cuda", count, lambda _, tensor, *__, **___: tensor)
+    replace_for(package, torch.Tensor, "cuda", count, lambda _, tensor, *__, **___: tensor)
 
 
-def type_names(device: str, count: Count) -> None:
-    """Let ``Tensor.type()`` of a CPU tensor name a device: torch.cuda.FloatTensor, say."""
+def type_names(package: str, device: str, count: Count) -> None:
+    """Let ``Tensor.type()``, called by a package's code, name a device: torch.cuda.FloatTensor."""
     import torch
 
-    original = torch.Tensor.type
-
-    def type_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = original(self, *args, **kwargs)
-        if not isinstance(answer, str):
-            return answer
+    def type_(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(tensor, *args, **kwargs)
+        if not isinstance(result, str):  # a cast
+            return result
         count()
-        return answer.replace("torch.", f"torch.{device}.", 1)
+        return result.replace("torch.", f"torch.{device}.", 1)
 
-    torch.Tensor.type = type_  # type: ignore[assignment,method-assign]
+    replace_for(package, torch.Tensor, "type", _nothing, type_)
 
 
-def answered_in(package: str, owner: Any, name: str, count: Count, answer: Any) -> None:
-    """Let ``owner.name`` be ``answer`` for calls from the code of one package alone, each counted.
+def replace_for(package: str, owner: Any, name: str, count: Count, substitute: Any) -> None:
+    """Replace ``owner.name`` for calls from the code of one package only, and count these calls.
 
-    Everybody else gets what was there before: torch itself, other packages, other shims.
-    ``answer`` gets the original as its first argument.
+    All other callers still get the original: torch itself, other packages, other shims.
+    ``substitute`` gets the original as its first argument.
     """
     original = getattr(owner, name)
 
@@ -115,7 +113,7 @@ def answered_in(package: str, owner: Any, name: str, count: Count, answer: Any) 
         if not f"{caller}.".startswith(f"{package}."):
             return original(*args, **kwargs)
         count()
-        return answer(original, *args, **kwargs)
+        return substitute(original, *args, **kwargs)
 
     setattr(owner, name, call)
 
@@ -130,7 +128,7 @@ def _counted(count: Count, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cpu_for(value: Any, count: Count) -> Any:
-    """The CPU for a device of CUDA, counted; anything else as it is."""
+    """The CPU instead of a CUDA device, counted; any other value unchanged."""
     import torch
 
     named = value if isinstance(value, str) else getattr(value, "type", None)
@@ -151,7 +149,7 @@ def _to_cpu(original: Callable[..., Any], count: Count) -> Callable[..., Any]:
 
 
 class Event:
-    """A torch.cuda.Event by the host's clock; milliseconds."""
+    """A torch.cuda.Event that uses the host's clock, in milliseconds."""
 
     def __init__(self, **_: Any) -> None:
         self.at = 0.0
@@ -167,7 +165,7 @@ class Event:
 
 
 class Stream:
-    """The only stream there is."""
+    """A torch.cuda.Stream that does nothing."""
 
     def wait_event(self, _: Any) -> None:
         pass

@@ -1,7 +1,7 @@
-"""Only on the path while an upstream sdist is built; see BUILD in harness/shims/__init__.py.
+"""On the path only while uv builds an upstream's source distribution; see ``harness.upstream.uv``.
 
-DeepSpeed 0.8 to 0.10 import themselves in setup.py and stop at pydantic 2. They do without when
-there is none, so the builder's own pydantic is hidden from them; nothing that is built uses it.
+DeepSpeed 0.8 to 0.10 import themselves in setup.py and fail with pydantic 2. They work without
+pydantic, so it is hidden from them. Nothing that is built uses it.
 """
 
 import sys

@@ -1,0 +1,109 @@
+"""Stored cells: one file in the cache for each, named by a digest of its inputs.
+
+The inputs are all that its status depends on: the overlay, the scenario's parameters, the lane,
+torch, and our own code. The file also contains them, and a digest of its content. Both are compared
+before the cell is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness import catalog, machine
+from harness.errors import Unsupported
+from harness.files import write_whole, writing
+from harness.run_config import RunConfig
+from harness.spec import Lane
+from harness.sweep.cell import Cell
+from harness.text import warn_once
+from harness.upstream import overlay, pins
+
+FORMAT = 4
+"""Increase it when older cells must not be used any more."""
+
+
+def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
+    """All that the status of a cell depends on, as plain JSON values."""
+    here = machine.facts()
+    inputs: dict[str, Any] = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "pins": dict(stack.pins),
+        "overlay": overlay.key(stack),
+        "params": asdict(config.params),
+        "seed": config.seed,
+        "threads": config.launch.threads,
+        "lane": str(lane_of(config)),
+        "python": here["python"],
+        "torch": here["torch"],
+        "code": code(config.scenario),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(inputs))
+    return plain
+
+
+def lane_of(config: RunConfig) -> Lane | None:
+    """The lane that a run of this config takes here; None if none is supported."""
+    scenario = catalog.scenario(config.scenario)
+    try:
+        return machine.choose_lane(scenario, scenario.ranks_of("released"), config.launch.lane)
+    except Unsupported:
+        return None
+
+
+@cache
+def code(scenario: str) -> str:
+    """A digest of our own code that the status of a scenario's cells depends on."""
+    ours = (
+        "harness.trial.rank",
+        "harness.trial.launch",
+        "harness.trial.grade",
+        "harness.trial.forkserver",
+    )
+    return catalog.digest(catalog.places()[scenario], *ours)
+
+
+def read(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
+    """The stored cell of exactly these inputs; None if there is no valid one."""
+    for folder in (cache / "cells", machine.own_folder(cache, "cells")):
+        file = _file(folder, inputs)
+        try:
+            return _checked(json.loads(file.read_text(encoding="utf-8")), inputs)
+        except OSError:
+            continue  # it does not exist, or we may not read it
+        except (ValueError, KeyError, TypeError, RecursionError):
+            warn_once(f"{file} was damaged or edited: its release is tested again")
+    return None
+
+
+def _checked(content: Any, inputs: Mapping[str, Any]) -> Cell:
+    """The cell of a file; raises ValueError, KeyError or TypeError if the file is not valid."""
+    parts = {part: content[part] for part in ("question", "cell")}
+    cell = Cell.from_json(content["cell"])
+    same = all(inputs[part] == getattr(cell, part) for part in ("scenario", "pins", "lane"))
+    if content["digest"] != _digest(parts) or content["question"] != inputs or not same:
+        raise ValueError("not the stored cell of these inputs")
+    return cell
+
+
+def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:
+    """Store a cell under its inputs."""
+    file = _file(machine.own_folder(cache, "cells"), inputs)
+    with writing(file, "HARNESS_CACHE"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parts = {"question": inputs, "cell": cell.to_json()}
+        write_whole(file, json.dumps({**parts, "digest": _digest(parts)}, indent=1) + "\n")
+
+
+def _file(folder: Path, inputs: Mapping[str, Any]) -> Path:
+    return folder / f"{_digest(inputs)[:20]}.json"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

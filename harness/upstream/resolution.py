@@ -1,0 +1,153 @@
+"""Resolves pins to the versions of all their dependencies, and installs these.
+
+uv resolves and installs. The package index is the one in the user's configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from harness.spec import Scenario
+from harness.upstream import locks, quirks, release_days, uv
+from harness.upstream.pins import Stack, here
+
+BASE = (
+    "torch",
+    "triton",
+    "typing-extensions",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "markupsafe",
+    "mpmath",
+    "networkx",
+    "setuptools",
+    "sympy",
+)
+"""torch and what it requires: they come from the base environment, never from an overlay."""
+
+
+def stack(
+    scenario: Scenario,
+    pins: Mapping[str, str],
+    cache: Path,
+    *,
+    day: str | None = None,
+    python: str | None = None,
+    platform: str | None = None,
+) -> Stack:
+    """The stack of these pins, with the versions of their lock file if the scenario has one.
+
+    Without one, or with ``day``, the dependencies are those of ``day`` or of
+    ``release_days.day_of``.
+    """
+    here_python, here_platform = here()
+    python, platform = python or here_python, platform or here_platform
+    if not pins:  # a bug of torch itself: nothing to resolve
+        return Stack({}, day or date.today().isoformat(), python, platform)
+    if day is None and platform == locks.PLATFORM:
+        lock = locks.find(scenario.locks, pins)
+        if lock and python in lock.pythons:
+            text = locks.lines(lock.versions(python))
+            return Stack(dict(pins), lock.date, python, platform, text)
+    day = day or release_days.day_of(scenario, pins, python, cache)
+    return Stack(dict(pins), day, python, platform)
+
+
+def lock(stack: Stack) -> str:
+    """The lock of a stack, ``name==version`` lines without torch: committed, or resolved now.
+
+    A release that is installed from the wheel of another Python brings no dependencies.
+    """
+    if stack.lock:
+        return stack.lock
+    own, *others = quirks.by_python(stack)
+    found = locks.versions(_resolved(own, quirks.bounds(stack.pins)))
+    return locks.lines({**found, **{n: v for part in others for n, v in part.pins.items()}})
+
+
+def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
+    wanted = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
+    if not wanted:
+        return ""
+    with _overrides(bounds) as overrides:
+        return uv.run(
+            [
+                "pip",
+                "compile",
+                "-",
+                "--no-header",
+                "--no-annotate",
+                "--override",
+                overrides,
+                "--exclude-newer",
+                stack.date,
+                *_of_any_day(stack.pins),
+                *uv.wheels_only(),
+                *uv.target(stack),
+                *uv.build_options(),
+            ],
+            stdin="\n".join(wanted) + "\n",
+            pins=stack.pins,
+        )
+
+
+def _of_any_day(pins: Mapping[str, str]) -> list[str]:
+    # A pin is exact, so its own day does not matter: a companion may be newer than the subject.
+    return [word for name in pins for word in ("--exclude-newer-package", f"{name}=2100-01-01")]
+
+
+class _overrides:
+    """A file of uv overrides that leaves out BASE, except the packages that a bound names."""
+
+    def __init__(self, bounds: Sequence[str]) -> None:
+        self.names = set(BASE) - {Requirement(bound).name for bound in bounds}
+
+    def __enter__(self) -> str:
+        handle, self.path = tempfile.mkstemp(suffix=".txt")
+        with os.fdopen(handle, "w") as file:
+            file.writelines(f'{name} ; python_version < "3"\n' for name in sorted(self.names))
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        os.unlink(self.path)
+
+
+def install(lock: str, stack: Stack, site: Path) -> None:
+    """Install exactly the versions of a lock into the folder ``site``, without bytecode.
+
+    The files are copies, not links into uv's cache: an edit of one must not change the other.
+    """
+    own, *others = quirks.by_python(stack)
+    theirs = {name: version for part in others for name, version in part.pins.items()}
+    ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
+    for part, versions in ((own, ours), *((part, part.pins) for part in others)):
+        if versions:
+            _install_part(versions, part, site)
+
+
+def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None:
+    uv.run(
+        [
+            "pip",
+            "install",
+            "-r",
+            "-",
+            "--target",
+            str(site),
+            "--no-deps",
+            "--link-mode",
+            "copy",
+            *uv.wheels_only(),
+            *uv.target(stack),
+            *uv.build_options(),
+        ],
+        stdin=locks.lines(versions),
+        pins=stack.pins,
+    )

@@ -1,0 +1,123 @@
+"""Runs uv: its options, its processes, and its error messages in one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.upstream import index
+from harness.upstream.pins import Stack, here
+from harness.upstream.quirks import SOURCE_ONLY
+
+_BUILD_SHIMS = Path(__file__).parent / "shims" / "build"
+
+_running: dict[subprocess.Popen[str], int] = {}
+"""The processes of uv, each with the identifier of the thread that waits for it."""
+
+_finding = threading.Lock()
+
+
+def run(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> str:
+    """The output of uv. ``pins`` are for the error message; raises a HarnessError if uv fails."""
+    path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
+    environment = dict(os.environ, DS_BUILD_OPS="0", PYTHONPATH=path)
+    with subprocess.Popen(
+        [binary(), *arguments],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        _running[process] = threading.get_ident()
+        try:
+            output, errors = process.communicate(stdin)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.pop(process, None)
+    if process.returncode:
+        raise explained(errors, pins)
+    return output
+
+
+def binary() -> str:
+    """The path of uv.
+
+    Overlays are made in several threads. sysconfig, which finds uv, fills its table without a
+    lock, and a second thread would get None.
+    """
+    from uv import find_uv_bin
+
+    with _finding:
+        return find_uv_bin()
+
+
+def give_up(threads: Container[int] | None = None) -> None:
+    """End the uv that these threads wait for, or every uv; the waiting threads see it fail."""
+    for process, thread in list(_running.items()):
+        if threads is None or thread in threads:
+            process.kill()
+
+
+def wheels_only() -> list[str]:
+    """Options that build nothing from source except SOURCE_ONLY.
+
+    Building numpy because a Python has no wheel of it would take an hour and then fail.
+    """
+    sources = [word for name in SOURCE_ONLY for word in ("--no-binary", name)]
+    return ["--only-binary", ":all:", *sources]
+
+
+def target(stack: Stack) -> list[str]:
+    """Options that name the Python and the platform of a stack, if these are not ours."""
+    if (stack.python, stack.platform) == here():
+        return []
+    machine = stack.platform.removeprefix("linux-")
+    return ["--python-version", stack.python, "--python-platform", f"{machine}-manylinux_2_28"]
+
+
+def build_options() -> list[str]:
+    """Options for builds from source: DeepSpeed's setup.py imports torch, from this environment."""
+    sources = [word for name in SOURCE_ONLY for word in ("--no-build-isolation-package", name)]
+    return ["--quiet", "--python", sys.executable, *sources]
+
+
+def explained(stderr: str, pins: Mapping[str, str]) -> HarnessError:
+    """The error for what uv wrote when it failed: one line with the cause and the next step."""
+    text = " ".join(stderr.split())
+    what = " ".join(f"{name}=={version}" for name, version in pins.items())
+    if re.search(r"invalid peer certificate|certificate verify failed|UnknownIssuer", text):
+        return Fault(
+            f"the index's certificate was refused while looking for {what}: if a proxy signs for "
+            "it, name the file of the proxy's authority in SSL_CERT_FILE"
+        )
+    if re.search(r"os error (28|122)\b", text):  # ENOSPC, EDQUOT
+        return Fault(f"no room on the disk to install {what}: free some: {_cause(text)}")
+    unknown = re.search(r"(\S+) was not found in the package registry", text)
+    if unknown and unknown.group(1) in pins:
+        return UserError(f"no package '{unknown.group(1)}' in the index")
+    if re.search(r"network was disabled|error sending request|Failed to fetch|dns error", text):
+        return Fault(
+            f"no network and nothing in the cache for {what}: run once with a network, or use a "
+            "bundle (python -m harness bundle)"
+        )
+    gone = re.search(r"no version of (\S+?)==([^\s,]+)", text)
+    if gone and pins.get(gone.group(1)) == gone.group(2).rstrip("."):
+        return UserError(index.no_release(gone.group(1), pins[gone.group(1)]))
+    if re.search(r"does not satisfy Python|no usable wheels|no wheels", text):
+        python, _ = here()
+        return Unsupported(f"{what} could not be installed for Python {python}: {_cause(text)}")
+    return Inconclusive(f"{what} could not be installed: {_cause(text)}")
+
+
+def _cause(text: str) -> str:
+    cause = text.partition("cause: ")[2] or text
+    return cause if len(cause) <= 400 else cause[:400] + " ..."
