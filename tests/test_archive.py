@@ -316,7 +316,7 @@ def test_what_is_no_bundle_is_a_mistake(
 
 def test_a_bundle_that_is_refused_is_named(folder: Path, cache: Path) -> None:
     strangers(folder / bundle.ARCHIVE, plain("../out.py", b"x"))
-    with pytest.raises(Inconclusive, match=r"bundle is refused: '\.\./out\.py' is nothing"):
+    with pytest.raises(Inconclusive, match=r"bundle is refused: '\.\./out\.py' does not belong"):
         bundle.unpack(folder, cache)
 
 
@@ -327,7 +327,7 @@ def fail(number: int) -> Callable[..., None]:
     return failing
 
 
-@pytest.mark.parametrize("step", ["_write", "_put_together", "_keep"])
+@pytest.mark.parametrize("step", ["_write", "_assemble", "_move_into"])
 def test_a_full_disk_leaves_nothing_half_unpacked(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

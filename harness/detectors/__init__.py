@@ -1,1 +1,1 @@
-"""Checks to put into any training loop. They need torch and nothing of the harness."""
+"""Checks for any training loop. They need torch, and nothing of the harness."""

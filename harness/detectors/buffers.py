@@ -1,9 +1,9 @@
-"""Buffers that must equal those of a reference, built where nothing interferes.
+"""Compares buffers with those of a reference that was built without interference.
 
 A context for building large models may change how tensors are made. DeepSpeed's ``zero.Init``
 rounded the positions of LLaMA's rotary embedding: the cosines were wrong by up to 2.0, on every
-rank alike, in no checkpoint, under parameters that were right. Ask before the first step; where
-``model`` repeats a layer, a reference of one layer is enough.
+rank and in no checkpoint, while all parameters were right. Check before the first step. A reference
+with one layer is enough for a model that repeats it.
 
     reference = Model(config_with_one_layer)  # outside the context, under the same default dtype
     differences = buffer_differences(model, reference)
@@ -20,26 +20,26 @@ from torch import Tensor, nn
 
 MISMATCHED = re.compile(r"Mismatched elements: (\d+) / \d+")
 GREATEST = re.compile(r"Greatest (absolute|relative) difference: (\S+) at index \(([\d, ]*)\)")
-"""What ``torch.testing.assert_close`` says of two tensors that differ."""
+"""Parts of the message of ``torch.testing.assert_close``."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A buffer that is not what the reference has."""
+    """A buffer that differs from the reference."""
 
     name: str
     dtype: torch.dtype
     expected_dtype: torch.dtype
-    """The reference's. A buffer of fewer bits was made, and perhaps computed, in too few."""
+    """That of the reference. A buffer with fewer bits may also have been computed with fewer."""
     elements: int
     mismatched: int
-    """Elements whose values differ by more than the tolerance; 0 where only the dtypes differ."""
+    """Elements that differ by more than the tolerance; 0 if only the dtypes differ."""
     greatest: float
-    """The greatest absolute difference, in the buffer's own dtype; nan where NaNs differ."""
+    """The greatest absolute difference, in the buffer's own dtype; nan if NaNs differ."""
     place: tuple[int, ...]
     """The index of that element."""
     relative: float
-    """The greatest difference relative to the buffer's value; inf where that is 0."""
+    """The greatest difference relative to the buffer's value; inf if that is 0."""
     relative_place: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -59,12 +59,12 @@ def buffer_differences(
 ) -> list[Difference]:
     """Compare every buffer of ``module``, on whatever device, with that of ``reference``.
 
-    Buffers are paired by their names. Where the reference has no such name, that of the first
-    layer will do: ``layers.0.rotary.inv_freq`` for ``layers.7.rotary.inv_freq``. ``tolerance`` is
-    an absolute difference; 0 asks for equal values, which a reference of the same device has.
-    Against one from a CPU, cosines of bf16 that a GPU computed need 2**-7. Raises ValueError where
-    the reference has no such buffer, or one of another shape. Reads both models, changes nothing;
-    copies each buffer to the host once. Empty where all agree.
+    Buffers are paired by name. If the reference lacks a name, that of the first layer is used:
+    ``layers.0.rotary.inv_freq`` for ``layers.7.rotary.inv_freq``. ``tolerance`` is an absolute
+    difference; with 0, values must be equal, as they are for a reference on the same device. bf16
+    cosines from a GPU need 2**-7 against a reference on a CPU. Raises ValueError if the reference
+    has no such buffer, or one of another shape. Changes nothing, and copies each buffer to the
+    host once. Returns an empty list if all agree.
     """
     expected = dict(reference.named_buffers())
     found = []
@@ -81,24 +81,24 @@ def buffer_differences(
 def difference(
     name: str, buffer: Tensor, reference: Tensor, tolerance: float = 0.0
 ) -> Difference | None:
-    """How two tensors of one shape differ, as ``torch.testing.assert_close`` tells it; or None.
+    """How two tensors of one shape differ, by ``assert_close``; None if they are equal.
 
     Two dtypes are compared in the one that both promote to. NaN equals NaN, and 0.0 equals -0.0.
-    Of a scalar, the place is ``(0,)``. Raises ValueError where the shapes differ.
+    The place in a scalar is ``(0,)``. Raises ValueError if the shapes differ.
     """
     if buffer.shape != reference.shape:
         shapes = f"{tuple(buffer.shape)}, and in the reference {tuple(reference.shape)}"
         raise ValueError(f"{name} has shape {shapes}: configure both alike")
     dtype = torch.promote_types(buffer.dtype, reference.dtype)
     ours, theirs = (torch.atleast_1d(t.detach().cpu().to(dtype)) for t in (buffer, reference))
-    # Telling takes far longer than asking, and most buffers are equal.
-    told = None if torch.equal(theirs, ours) else _assert_close(theirs, ours, tolerance)
-    if told is None and buffer.dtype == reference.dtype:
+    # assert_close is much slower than equal, and most buffers are equal.
+    message = None if torch.equal(theirs, ours) else _assert_close(theirs, ours, tolerance)
+    if message is None and buffer.dtype == reference.dtype:
         return None
-    mismatched = MISMATCHED.search(told) if told else None
-    greatest = {kind: (float(by), _place(at)) for kind, by, at in GREATEST.findall(told or "")}
-    if told and (mismatched is None or len(greatest) != 2):
-        raise RuntimeError(f"this torch tells differences in words unknown here: {told}")
+    mismatched = MISMATCHED.search(message) if message else None
+    greatest = {kind: (float(by), _place(at)) for kind, by, at in GREATEST.findall(message or "")}
+    if message and (mismatched is None or len(greatest) != 2):
+        raise RuntimeError(f"cannot parse this torch's message of assert_close: {message}")
     by, place = greatest.get("absolute", (0.0, ()))
     relative, relative_place = greatest.get("relative", (0.0, ()))
     return Difference(

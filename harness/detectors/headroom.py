@@ -1,16 +1,16 @@
-"""How near the tensors before a softmax are to the largest number of fp16, in bits, and how fast.
+"""The headroom in bits between the attention logits and the largest number of fp16, and its trend.
 
-In fp16 training an overflow is seen only when it has happened: the loss is nan, and neither the
-loss nor the gradient norm said a word before. What does grow for a long time is the largest
-magnitude among the attention logits, the raw QK^T. Its distance to 65504 is the headroom:
+In fp16 training, the loss and the gradient norm show an overflow only after it has happened. But
+the largest magnitude among the attention logits, the raw QK^T, grows for a long time before. Its
+distance to 65504 is the headroom:
 
     headroom = Headroom()
     headroom.observe("layer 3", scores)                # in forward: before scaling and masking
     for reading in headroom.step(): print(reading)     # once a step; reading.low is the alarm
 
-Observe what the low-precision matmul wrote, before anything else: the mask hides an overflow under
-it, and the scale of 1/sqrt(d) hides how near it was. Each rank sees its own share of the batch and
-of the heads, so alarm on any rank's reading.
+Observe the output of the low-precision matmul directly: a mask would hide an overflow, and the
+scale 1/sqrt(d) would hide how near it is. Each rank sees its own part of the batch and of the
+heads, so any rank's alarm counts.
 
 Source: the numbers of fp16 and bf16, IEEE 754; the threshold is measured, in
 scenarios/deepspeed/fp16_overflow/README.md.
@@ -37,16 +37,16 @@ class Reading:
     largest: float
     """The largest magnitude observed in this step; inf or nan if it had one."""
     bits: float
-    """log2(limit / largest): 1 means that it may still double. Zero or less: it does not fit any
-    more; -inf where ``largest`` is inf or nan, inf where it is 0."""
+    """log2(limit / largest): 1 means that it may still double, 0 or less that it does not fit. It
+    is -inf if ``largest`` is inf or nan, and inf if it is 0."""
     trend: float | None
-    """Bits gained a step, by least squares over the window; None before there are two points."""
+    """Bits gained per step, by least squares over the window; None before there are two points."""
     low: bool
     """Whether there are fewer bits left than the threshold."""
 
     @property
     def steps_left(self) -> float | None:
-        """Steps to the limit if the trend goes on; None where it does not lead there."""
+        """Steps to the limit if the trend continues; None if it does not lead there."""
         if self.trend is None or self.trend >= 0 or not math.isfinite(self.bits):
             return None
         return max(self.bits, 0.0) / -self.trend
@@ -78,10 +78,10 @@ class Headroom:
         self._history: dict[str, deque[tuple[int, float]]] = {}
 
     def observe(self, name: str, tensor: Tensor) -> None:
-        """Take in a tensor of any shape and floating dtype; an empty one says nothing.
+        """Observe a tensor of any shape and floating dtype; an empty one is ignored.
 
         May be called several times a step under one name (micro-batches, recomputation): the
-        largest counts. Costs two reductions on the tensor's device, and waits for nothing.
+        largest counts. Costs two reductions on the tensor's device, without synchronization.
         """
         if not tensor.is_floating_point():
             raise ValueError(f"{name}: {tensor.dtype} has no headroom to lose")
@@ -95,7 +95,7 @@ class Headroom:
     def step(self) -> list[Reading]:
         """End a step: a reading for each tensor observed in it, in the order of observation.
 
-        Waits for the device once for each tensor. nan and inf count as no headroom at all.
+        Waits for the device once for each tensor. nan and inf count as no headroom.
         """
         self.steps += 1
         readings = [self._reading(name, float(t)) for name, t in self._largest.items()]
@@ -116,7 +116,7 @@ class Headroom:
 
 
 def slope(points: list[tuple[int, float]]) -> float | None:
-    """The least-squares slope of (x, y) points; None where there are not two different x."""
+    """The least-squares slope of (x, y) points; None without two different x."""
     if len({x for x, _ in points}) < 2:
         return None
     middle = sum(x for x, _ in points) / len(points)

@@ -1,7 +1,8 @@
-"""Replicas that must be equal across a group: parameters that every rank holds a copy of.
+"""Compares replicas: parameters of which every rank of a group has a copy.
 
-Found late in the BLOOM-176B training: layer-norm weights are replicated across tensor-parallel
-ranks, each rank updates its own copy, and nothing in the usual logs shows when they part.
+The BLOOM-176B training found this bug late: layer-norm weights are replicated across
+tensor-parallel ranks, each rank updates its own copy, and the usual logs do not show when they
+diverge.
 
     differences = replica_differences(replicated_parameters(model), tensor_parallel_group)
     assert not differences, differences[0]
@@ -25,13 +26,13 @@ class Difference:
     ranks: tuple[int, ...]
     """The ranks in the group whose copy differs from that of its rank 0."""
     greatest: float
-    """The greatest absolute difference from rank 0's copy; nan where only NaNs differ."""
+    """The greatest absolute difference from rank 0's copy; nan if only NaNs differ."""
 
 
 def replicated_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters that tensor parallelism does not split, as Megatron marks them.
 
-    A parameter with a true attribute ``tensor_model_parallel`` is a shard and left out.
+    A parameter with a true attribute ``tensor_model_parallel`` is a shard, and is left out.
     """
     for name, parameter in module.named_parameters():
         if not getattr(parameter, "tensor_model_parallel", False):
@@ -44,14 +45,14 @@ def replica_differences(
     """Compare every rank's copy of each tensor with that of the group's rank 0, bit by bit.
 
     A collective call: every rank of ``group`` passes the same names, shapes and dtypes in the same
-    order, and every rank gets the same answer. Costs one all-gather of all the tensors for each
-    dtype among them. Empty where all copies agree.
+    order, and every rank gets the same result. Costs one all-gather of all tensors for each dtype.
+    Returns an empty list if all copies agree.
     """
     named = [(name, tensor.detach().contiguous()) for name, tensor in tensors]
     found = []
     for dtype in dict.fromkeys(tensor.dtype for _, tensor in named):
         found += _compare([(n, t) for n, t in named if t.dtype == dtype], group)
-    order = {name: place for place, (name, _) in enumerate(named)}
+    order = {name: index for index, (name, _) in enumerate(named)}
     return sorted(found, key=lambda difference: order[difference.name])
 
 
@@ -62,11 +63,11 @@ def _compare(named: list[tuple[str, Tensor]], group: dist.ProcessGroup | None) -
     sizes = [tensor.numel() for _, tensor in named]
     split = [copy.split(sizes) for copy in copies]
     found = []
-    for place, (name, _) in enumerate(named):
-        reference, *others = (pieces[place] for pieces in split)
+    for index, (name, _) in enumerate(named):
+        reference, *others = (pieces[index] for pieces in split)
         ranks = [r for r, other in enumerate(others, 1) if not _same_bits(reference, other)]
         if ranks:
-            greatest = max(_distance(reference, split[r][place]) for r in ranks)
+            greatest = max(_distance(reference, split[r][index]) for r in ranks)
             found.append(Difference(name, tuple(ranks), greatest))
     return found
 

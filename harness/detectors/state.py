@@ -3,7 +3,7 @@
 BLOOM-176B's restarts in March 2022 lost a layer norm and overwrote half of the tied embedding, on
 the last pipeline stage only. What found it was a dump of all parameters on all ranks before the
 save and after the load, and a comparison of the two. Here each is one call, for a DeepSpeed engine
-as for a plain torch model; fp32 master copies come along where DeepSpeed keeps them:
+as for a plain torch model; fp32 master copies are included if DeepSpeed keeps them:
 
     dump_state("dumps/before", engine)  # on every rank, right before save_checkpoint
 
@@ -28,18 +28,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 MASTER = " (fp32)"
-"""What the name of a parameter's master copy ends with."""
+"""The ending of the name of a parameter's master copy."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A tensor that is not bitwise what it was."""
+    """A tensor that is not bitwise equal to the earlier one."""
 
     name: str
     about: str
     """What is different, in words: the values, the shape, that it is gone or new."""
     greatest: float = float("nan")
-    """The greatest absolute difference; nan where only NaNs differ, or where shapes do."""
+    """The greatest absolute difference; nan if only NaNs differ, or if shapes do."""
     place: tuple[int, ...] = ()
     """The index at which it is greatest."""
     before: float = float("nan")
@@ -83,7 +83,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 
 
 def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[Change]:
-    """What differs between two states, bit by bit, in the order of ``before``, then what is new."""
+    """The tensors that differ between two states, in the order of ``before``, then new ones."""
     found = [_change(name, was, after.get(name)) for name, was in before.items()]
     new = [Change(name, "is new") for name in after if name not in before]
     return [change for change in found if change is not None] + new
@@ -92,7 +92,7 @@ def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 def dump_state(
     folder: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> Path:
-    """Write this rank's ``state_of`` to ``folder/rank_N.pt``, whole or not at all; its path.
+    """Write this rank's ``state_of`` to ``folder/rank_N.pt``, atomically; returns its path.
 
     Call it on every rank, with a folder that all can write to; it makes the folder. No collective.
     A dump takes as much room as the parameters and their master copies.
@@ -109,9 +109,9 @@ def dump_state(
 def changes_since(
     folder: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> list[Change]:
-    """What of this rank's state is not as ``dump_state`` wrote it; empty where all is.
+    """The changes in this rank's state since ``dump_state``; empty without changes.
 
-    No collective: each rank reads its own file and gets its own answer. Raises FileNotFoundError
+    No collective: each rank reads its own file and gets its own result. Raises FileNotFoundError
     if this rank has no dump in ``folder``.
     """
     state = {name: tensor.cpu() for name, tensor in state_of(model, optimizer).items()}
@@ -127,10 +127,10 @@ def read_dump(folder: str | os.PathLike[str], rank: int) -> dict[str, Tensor]:
 def dump_changes(
     before: str | os.PathLike[str], after: str | os.PathLike[str]
 ) -> dict[int, list[Change]]:
-    """What differs between two dumps, by rank, for the ranks on which anything does.
+    """The changes between two dumps, by rank, for the ranks with changes.
 
-    Raises ValueError unless both folders hold the dumps of the same ranks, and of at least one: a
-    rank that is missing must not pass for one that agrees.
+    Raises ValueError unless both folders have dumps of the same ranks, and of at least one: a
+    missing rank must not count as equal.
     """
     ranks, others = _ranks(Path(before)), _ranks(Path(after))
     if ranks != others or not ranks:

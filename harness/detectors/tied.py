@@ -1,7 +1,7 @@
-"""Tied weights: the copies that several pipeline stages hold of one weight must stay equal.
+"""Compares tied weights: the copies of one weight on several pipeline stages must stay equal.
 
-In a pipeline the first stage embeds with a weight and the last one makes logits with it. Each holds
-a copy, and updates it itself, from a gradient that is the sum of both stages'. BLOOM-176B's first
+In a pipeline the first stage uses a weight to embed, and the last one to compute logits. Each has a
+copy and updates it itself, with the sum of both stages' gradients. BLOOM-176B's first
 bf16 run applied each stage's own gradient instead: nothing failed, and the loss was even lower.
 
     differences = tied_differences(tied_copies(engine.module))  # on every rank, after a step

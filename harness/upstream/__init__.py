@@ -1,1 +1,1 @@
-"""Other people's code: pinned, edited, made to run here."""
+"""Upstream's code: pinned, installed, edited, and made to run here."""

@@ -1,7 +1,7 @@
-"""Bytecode that is bound to its source by the source's hash, not by its second and size.
+"""Bytecode that is checked by the hash of its source, not by its time and size.
 
-Python reads the source at each import and leaves bytecode of another one alone: what runs is what
-the source says, however the source was changed.
+Python reads the source at each import, and ignores bytecode of another source. So the code that
+runs is always that of the source.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 from harness.errors import Inconclusive
 
 BATCH = 200
-"""Sources that are worth a process of their own."""
+"""How many sources justify another process."""
 
 
 def compile_all(sources: Sequence[Path]) -> None:
     """Compile sources for this Python, into the ``__pycache__`` beside each.
 
-    What is no Python of today, templates and old syntax, is left without. Raises Inconclusive
-    where the compiler itself came to an end.
+    Files that are not valid Python (templates, old syntax) are skipped. Raises Inconclusive if the
+    compiler crashes.
     """
     count = min(len(os.sched_getaffinity(0)), 1 + len(sources) // BATCH)
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(_compile, (sources[place::count] for place in range(count))))
+        list(pool.map(_compile, (sources[part::count] for part in range(count))))
 
 
 def _compile(sources: Sequence[Path]) -> None:
-    # A process of its own: compiling holds the lock of this one. -I, as PYTHONPYCACHEPREFIX in the
-    # environment would put the bytecode elsewhere.
+    # In another process, as compiling holds the GIL. -I, as PYTHONPYCACHEPREFIX in the environment
+    # would put the bytecode elsewhere.
     done = subprocess.run(
         [
             sys.executable,
@@ -53,34 +53,34 @@ def _compile(sources: Sequence[Path]) -> None:
         capture_output=True,
         check=False,
     )
-    if done.returncode not in (0, 1):  # 1: one of them could not be compiled
-        raise Inconclusive(f"the compiler of bytecode was ended, with {done.returncode}")
+    if done.returncode not in (0, 1):  # 1: a source could not be compiled
+        raise Inconclusive(f"compileall ended with exit code {done.returncode}")
 
 
 def of(source: Path) -> Path:
-    """Where this Python looks for the bytecode of a source."""
+    """The path where this Python looks for the bytecode of a source."""
     return Path(cache_from_source(str(source), optimization=""))
 
 
-_spared: list[str] = []
+_excluded: list[str] = []
 
 
 def keep(site: Path) -> None:
-    """Have this process keep the bytecode of what it imports from now on, but none in ``site``.
+    """Write the bytecode of everything that this process imports, except in ``site``.
 
-    An overlay has its own, and is not to change. torch may have been installed without any: then
-    each rank would compile some hundred of its files, every time.
+    An overlay has its bytecode and must not change. torch may be installed without bytecode: then
+    each rank would compile about a hundred of its files every time.
     """
-    if not _spared:
+    if not _excluded:
         SourceFileLoader.set_data = _set_data  # type: ignore[assignment]
         sys.dont_write_bytecode = False
-    _spared.append(f"{site}{os.sep}")
+    _excluded.append(f"{site}{os.sep}")
 
 
 _write = SourceFileLoader.set_data
 
 
 def _set_data(self: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
-    """What importlib writes bytecode with."""
-    if not path.startswith(tuple(_spared)):
+    """Replaces the method with which importlib writes bytecode."""
+    if not path.startswith(tuple(_excluded)):
         _write(self, path, data, _mode=_mode)

@@ -1,4 +1,4 @@
-"""Defects: edits of upstream source by syntax, which match exactly once or stop."""
+"""Defects: edits of upstream's syntax trees. An edit must match exactly once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class DefectError(Inconclusive):
-    """An edit did not match exactly once: this release is not the code that it was made for."""
+    """An edit does not match exactly once: it was not written for the code of this release."""
 
 
 def apply(defect: Defect, site: Path, release: str) -> str:
-    """Put a defect into the tree under ``site`` and return what it changed, as a unified diff.
+    """Put a defect into the tree under ``site``; returns the change as a unified diff.
 
-    ``release`` is for messages: ``deepspeed==0.19.8``. The file is replaced, not written to, so
-    that a hard link to it elsewhere keeps the pristine text.
+    ``release`` is for messages: ``deepspeed==0.19.8``. The file is replaced, not overwritten, so
+    that other hard links to it keep the original text.
     """
     path = site / defect.file
     if not path.is_file():
@@ -31,7 +31,7 @@ def apply(defect: Defect, site: Path, release: str) -> str:
     path.unlink()
     path.write_text(after, encoding="utf-8")
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        compiled.unlink()  # of the text before
+        compiled.unlink()  # of the original text
     return diff(defect.file, before, after)
 
 

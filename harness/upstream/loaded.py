@@ -1,7 +1,7 @@
-"""Which files of a folder this process runs, by their content. Standard library only.
+"""The files of a folder that this process has loaded, with hashes. Standard library only.
 
-Ranks ask it of their overlay, before they leave: the hashes, beside those of the files as they were
-made, prove that nobody has changed them meanwhile. A change that keeps a file's size is one, too.
+Each rank records them for its overlay before it ends. Compared with the hashes in the manifest they
+prove that no loaded file has changed, also if its size is the same.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pathlib import Path
 from typing import Any
 
 MAPS = Path("/proc/self/maps")
-"""What Linux has mapped for this process: shared libraries that no module names, among others."""
+"""The files that are mapped into this process, with shared libraries that no module names."""
 
 GONE = "gone"
-"""Stands for the hash of a file that was loaded and cannot be read any more."""
+"""Replaces the hash of a loaded file that can no longer be read."""
 
 
 def files(site: Path) -> dict[str, str]:
     """The SHA-256 of every file under ``site`` that this process has loaded, by its path there.
 
-    Those are the sources of its modules, their bytecode where there is some, extension modules and,
-    on Linux, other shared libraries. Imports nothing and reads no attribute of a module, as some
-    import more on being asked. Code of a module that was removed from ``sys.modules`` is not seen.
+    They are the sources of its modules, their bytecode, extension modules and, on Linux, other
+    shared libraries. Imports nothing, and reads no attributes of modules, as that may import more.
+    Modules that were removed from ``sys.modules`` are missing.
     """
-    places = (site, os.path.realpath(site), *_before)
-    roots = tuple(dict.fromkeys(f"{place}{os.sep}" for place in places))
+    folders = (site, os.path.realpath(site), *_before)
+    roots = tuple(dict.fromkeys(f"{folder}{os.sep}" for folder in folders))
     names = {_within(roots, path) for path in (*_imported(), *_mapped())} - {""}
     return {name: found for name in sorted(names) if (found := _hash(os.path.join(site, name)))}
 
 
 _before: list[str] = []
-"""Folders that files of this process were loaded from which now go by another (see ``rebase``)."""
+"""Folders that this process loaded files from before it was moved to another (see ``rebase``)."""
 
 
 def moved_from(site: Path) -> None:
-    """Have what was loaded from this folder count among the files of the one that is asked for."""
+    """Count the files that were loaded from this folder as files of any other folder."""
     _before.extend({str(site), os.path.realpath(site)})
 
 
@@ -50,17 +50,17 @@ def _within(roots: tuple[str, ...], path: str) -> str:
 
 
 def _imported() -> Iterator[str]:
-    """The paths that the modules of this process name: sources, bytecode and extensions."""
+    """The paths of the modules of this process: sources, bytecode and extensions."""
     for module in list(sys.modules.values()):
         try:
             named: dict[str, Any] = object.__getattribute__(module, "__dict__")
         except AttributeError:
-            continue  # whatever somebody has put there
+            continue  # not a module
         spec = named.get("__spec__")
-        told = [named.get("__file__"), named.get("__cached__")]
+        paths = [named.get("__file__"), named.get("__cached__")]
         if type(spec) is ModuleSpec:
-            told += [spec.origin, spec.cached]
-        yield from (path for path in told if isinstance(path, str))
+            paths += [spec.origin, spec.cached]
+        yield from (path for path in paths if isinstance(path, str))
 
 
 def _mapped() -> Iterator[str]:
@@ -74,8 +74,8 @@ def _mapped() -> Iterator[str]:
 
 @cache
 def _hash(path: str) -> str:
-    """A file's SHA-256; empty for bytecode that was never there, or a folder. Read once: what a
-    process has loaded stays what it was, for those that are forked from it, too."""
+    """A file's SHA-256; empty for a folder, or for bytecode that does not exist. Read only once:
+    what a process has loaded does not change, also in its forks."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()

@@ -65,24 +65,24 @@ def versions(text: str) -> dict[str, str]:
 
 
 def entries(text: str) -> list[tuple[str, str]]:
-    """Each package that such lines name and its version, whether hashes or a marker follow."""
+    """Each package in such lines with its version; hashes and markers may follow."""
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", text, flags=re.MULTILINE)
     return [(canonicalize_name(name), version) for name, version in found]
 
 
 def file(folder: Path, releases: Mapping[str, str]) -> Path:
-    """Where a scenario's folder of lock files has the one of these pins."""
+    """The lock file of these pins in a scenario's folder of lock files."""
     return folder / f"{'_'.join(f'{name}-{version}' for name, version in releases.items())}.txt"
 
 
 def find(folder: Path | None, releases: Mapping[str, str]) -> Lock | None:
-    """The lock file of these pins in a scenario's folder; None where there is none."""
+    """The content of the lock file of these pins; None if there is none."""
     path = file(folder, releases) if folder else None
     return read(path) if path and path.is_file() else None
 
 
 def read(path: Path) -> Lock:
-    """Read a lock file; raises Inconclusive, naming the file, for what is not one."""
+    """Read a lock file; raises Inconclusive, with its path, if it is not valid."""
     try:
         text = path.read_text(encoding="utf-8")
         date = re.search(r"^# .* as of (\d{4}-\d\d-\d\d)\.", text, flags=re.MULTILINE)
@@ -93,7 +93,7 @@ def read(path: Path) -> Lock:
     except (OSError, UnicodeError, InvalidRequirement) as error:
         reason = str(error).partition("\n")[0]
         raise Inconclusive(f"cannot read the lock file {path}: {reason}") from None
-    raise Inconclusive(f"{path} is not a lock file: write it again with 'python -m harness lock'")
+    raise Inconclusive(f"{path} is not a lock file: write it with 'python -m harness lock'")
 
 
 def text(what: str, date: str, scenario: str, found: Mapping[str, Mapping[str, str]]) -> str:
@@ -115,7 +115,7 @@ def _merged(found: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def _marker(those: Sequence[str], every: Sequence[str]) -> str:
-    """What a line has behind its version: nothing where every Python needs it."""
+    """The marker after a version: none if every Python needs it."""
     if those == every:
         return ""
     if those == every[: len(those)]:

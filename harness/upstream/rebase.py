@@ -1,8 +1,7 @@
-"""What a process has imported from one overlay, taken for the same files of another.
+"""Moves a process from one overlay to another that has the same files, without importing again.
 
-torch imports numpy and a few others from the overlay that comes first on the path. Where a second
-overlay has the same, a process need not import them anew to go on with it: its modules then name
-the files of the second, as if they had been loaded there.
+torch imports numpy and a few other packages from the first overlay on the path. If a second overlay
+has the same files, the paths in the loaded modules are changed to those of the second.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from harness.upstream import loaded
 
 
 class Listener:
-    """Notes the packages that are asked for, whether they are found or not; finds none itself."""
+    """An import finder that notes the names of imported packages, and finds none itself."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -34,17 +33,17 @@ class Listener:
 
 
 def listen() -> Listener:
-    """Begin to note what this process asks for."""
+    """Start to note the packages that this process imports."""
     listener = Listener()
     sys.meta_path.insert(0, listener)
     return listener
 
 
 def same(site: Path, other: Path, asked: set[str], files: Mapping[str, str]) -> bool:
-    """Whether ``other`` would have given this process all that it has from ``site``, and no more.
+    """Whether this process would have loaded the same files from ``other`` as from ``site``.
 
-    ``asked`` are the packages that were asked for so far, ``files`` the SHA-256 of what ``other``
-    was made of.
+    ``asked`` has the packages whose import was tried, ``files`` the SHA-256 of the files of
+    ``other`` as they were built.
     """
     if (_packages(site) ^ _packages(other)) & asked:
         return False
@@ -52,12 +51,12 @@ def same(site: Path, other: Path, asked: set[str], files: Mapping[str, str]) -> 
 
 
 def _packages(site: Path) -> set[str]:
-    """The names that can be imported from a folder, and some that cannot."""
+    """The names in a folder that may be packages."""
     return {entry.partition(".")[0] for entry in os.listdir(site)}
 
 
 def rebase(site: Path, other: Path) -> None:
-    """Have this process go on as if it had been started with ``other`` in the place of ``site``."""
+    """Continue this process as if it had been started with ``other`` instead of ``site``."""
     for module in list(sys.modules.values()):
         _move(module, f"{site}{os.sep}", f"{other}{os.sep}")
     sys.path[:] = [str(other) if entry == str(site) else entry for entry in sys.path]
@@ -69,7 +68,7 @@ def _move(module: ModuleType, before: str, after: str) -> None:
     try:
         named = object.__getattribute__(module, "__dict__")
     except AttributeError:
-        return  # whatever somebody has put there
+        return  # not a module
 
     def moved(path: object) -> object:
         if isinstance(path, str) and path.startswith(before):
