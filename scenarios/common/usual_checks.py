@@ -5,13 +5,11 @@ They read ``loss`` and ``grad_norm`` of the records ``step``. Combine the checks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.facts.numbers import finite, near
+from harness.facts.numbers import near
 from harness.spec import Records
-
-Fired = Mapping[str, bool]
 
 
 def norm(records: Records) -> dict[str, bool]:
@@ -27,11 +25,6 @@ def norm(records: Records) -> dict[str, bool]:
 def loss_rises(records: Records) -> dict[str, bool]:
     """A training that is wrong still learns."""
     return {"the loss rises": any(after > before for before, after in pairwise(_losses(records)))}
-
-
-def loss_not_finite(records: Records) -> dict[str, bool]:
-    """What every training script checks."""
-    return {"a loss is not finite": not all(map(finite, _losses(records)))}
 
 
 def _losses(records: Records) -> Sequence[float]:

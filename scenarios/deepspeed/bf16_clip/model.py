@@ -37,9 +37,6 @@ from scenarios.deepspeed.bf16_clip.fused import layer_norm
 
 Optimizer = Callable[[Iterable[nn.Parameter]], Any]
 
-FIRST_BLOCK = 3
-"""The index of the first transformer block among the pipeline's layers."""
-
 
 LAYER_NORMS = tuple(
     f"{norm}.{part}"
