@@ -52,7 +52,7 @@ def test_what_cannot_be_run_is_answered_from_the_record(
     environment["transformers"] = "4.37.0"
     found = check.checked(asked("rope_zero_init"))
     assert found.status == "unknown"
-    assert "deepspeed is not installed, which the run needs" in found.why
+    assert "the run needs deepspeed, which is not installed" in found.why
     record(v4_36_2=YES, v4_37_2=YES)
     found = check.checked(asked("rope_zero_init"))
     assert (found.status, found.how) == ("affected", "recorded")
@@ -156,7 +156,7 @@ def test_another_torch_than_the_one_that_runs_is_said(
     wanted = {"transformers": "4.38.2", "torch": asked_for or here}
     monkeypatch.setattr(requirements, "required", lambda *_: wanted)
     assert check.check(["scenario=rope_zero_init"], file) == 0
-    assert ("means torch 2.5.1; this runs on torch" in capsys.readouterr().out) is said
+    assert ("selects torch 2.5.1, but thi" in capsys.readouterr().out) is said
 
 
 def test_only_what_lies_in_the_environment_itself_counts_as_installed(

@@ -106,7 +106,7 @@ PAIR = """{{
 EDIT = """{
         # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
         "buggy": affected(about="UNFINISHED: the bug"),
-        "fixed": unaffected(),
+        "fixed": unaffected(about="UNFINISHED: without the bug"),
         "control": unaffected(about="UNFINISHED: the bug, its trigger off", triggers=False),
     }"""
 

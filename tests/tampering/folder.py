@@ -106,7 +106,7 @@ FILES: list[tuple[int | None, str, Change, str]] = [
         lambda folder: shutil.copy(folder / RANK_1, folder / "rank_2.jsonl"),
         "rank_2.jsonl belongs to no rank of this trial",
     ),
-    (None, FOLDER, changed_file, "rank 1: its records are not those that it left at its end"),
+    (None, FOLDER, changed_file, "rank 1: its records were changed after the launch ended"),
     (None, FOLDER, fifo, "rank_1.jsonl: is not a regular file"),
     (
         None,
