@@ -35,5 +35,5 @@ def update(accumulation: int) -> tuple[torch.Tensor, float]:
 print(f"transformers {transformers.__version__}, accelerate {accelerate.__version__}")
 whole, loss = update(1)
 for steps in (1, 2, 4, 8):
-    part, told = update(steps)
-    print(f"GAS={steps}: update / right one = {part @ whole / (whole @ whole):.4f}, loss {told:.4f}")
+    part, logged = update(steps)
+    print(f"GAS={steps}: update / right one = {part @ whole / (whole @ whole):.4f}, loss {logged:.4f}")

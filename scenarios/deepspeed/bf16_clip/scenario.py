@@ -1,4 +1,4 @@
-"""With clipping, BF16_Optimizer clips gradients of replicated parameters only on the first rank.
+"""BF16_Optimizer clips the gradients of replicated parameters only on tensor-parallel rank 0.
 
 Tensor-parallel ranks each hold a copy of the layer norms, the position embeddings and the biases of
 row-parallel layers, and update it with the same gradient. When gradient clipping was on,

@@ -1,4 +1,4 @@
-"""With gradient accumulation, the Trainer's updates are too small by the number of micro-batches.
+"""With gradient accumulation, the Trainer divides each update by the number of micro-batches twice.
 
 With ``gradient_accumulation_steps=4`` every update is a quarter of the right one, with 8 an eighth.
 The logged loss is right, so the training just looks slow. transformers 5.2.0 to 5.5.3, released
@@ -11,9 +11,10 @@ with ``num_steps`` set to the Trainer's number. The loss is logged from before `
 sets ``num_steps`` to 1.
 
 The report of April 2026 has this cause but another symptom: under DeepSpeed, where accelerate does
-not divide, gradients were not averaged. We know of no report of the symptom here; a script in
-docs/reports shows it without this project. The bug is one of transformers, but the division is
-accelerate's: an accelerate release can be affected by it together with an affected transformers.
+not divide, gradients were not averaged. We know of no report of the symptom here;
+docs/reports/trainer_gas_twice.py shows it without this project. The bug is one of transformers, but
+the division is accelerate's: an accelerate release can be affected by it together with an affected
+transformers.
 """
 
 from __future__ import annotations
