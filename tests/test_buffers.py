@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.detectors.buffers import Difference, buffer_differences, difference
+from harness.detectors.buffers import BufferDifference, buffer_differences, difference
 
 
 class Rotary(nn.Module):
@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.register_buffer("steps", torch.tensor(0))
 
 
-def found(buffer: Tensor, reference: Tensor, tolerance: float = 0.0) -> Difference:
+def found(buffer: Tensor, reference: Tensor, tolerance: float = 0.0) -> BufferDifference:
     told = difference("a", buffer, reference, tolerance)
     assert told is not None
     return told

@@ -24,7 +24,7 @@ GREATEST = re.compile(r"Greatest (absolute|relative) difference: (\S+) at index 
 
 
 @dataclass(frozen=True)
-class Difference:
+class BufferDifference:
     """A buffer that differs from the reference."""
 
     name: str
@@ -56,7 +56,7 @@ class Difference:
 
 def buffer_differences(
     module: nn.Module, reference: nn.Module, tolerance: float = 0.0
-) -> list[Difference]:
+) -> list[BufferDifference]:
     """Compare every buffer of ``module``, on whatever device, with that of ``reference``.
 
     Buffers are paired by name. If the reference lacks a name, that of the first layer is used:
@@ -80,7 +80,7 @@ def buffer_differences(
 
 def difference(
     name: str, buffer: Tensor, reference: Tensor, tolerance: float = 0.0
-) -> Difference | None:
+) -> BufferDifference | None:
     """How two tensors of one shape differ, by ``assert_close``; None if they are equal.
 
     Two dtypes are compared in the one that both promote to. NaN equals NaN, and 0.0 equals -0.0.
@@ -101,7 +101,7 @@ def difference(
         raise RuntimeError(f"cannot parse this torch's message of assert_close: {message}")
     by, place = greatest.get("absolute", (0.0, ()))
     relative, relative_place = greatest.get("relative", (0.0, ()))
-    return Difference(
+    return BufferDifference(
         name=name,
         dtype=buffer.dtype,
         expected_dtype=reference.dtype,

@@ -32,7 +32,7 @@ MASTER = " (fp32)"
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """A tensor that is not bitwise equal to the earlier one."""
 
     name: str
@@ -82,10 +82,10 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     return state | (_optimizer_state(optimizer, module) if optimizer is not None else {})
 
 
-def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[Change]:
+def state_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[StateChange]:
     """The tensors that differ between two states, in the order of ``before``, then new ones."""
     found = [_change(name, was, after.get(name)) for name, was in before.items()]
-    new = [Change(name, "is new") for name in after if name not in before]
+    new = [StateChange(name, "is new") for name in after if name not in before]
     return [change for change in found if change is not None] + new
 
 
@@ -108,7 +108,7 @@ def dump_state(
 
 def changes_since(
     folder: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> list[Change]:
+) -> list[StateChange]:
     """The changes in this rank's state since ``dump_state``; empty without changes.
 
     No collective: each rank reads its own file and gets its own result. Raises FileNotFoundError
@@ -126,7 +126,7 @@ def read_dump(folder: str | os.PathLike[str], rank: int) -> dict[str, Tensor]:
 
 def dump_changes(
     before: str | os.PathLike[str], after: str | os.PathLike[str]
-) -> dict[int, list[Change]]:
+) -> dict[int, list[StateChange]]:
     """The changes between two dumps, by rank, for the ranks with changes.
 
     Raises ValueError unless both folders have dumps of the same ranks, and of at least one: a
@@ -158,12 +158,12 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dic
     return state
 
 
-def _change(name: str, was: Tensor, now: Tensor | None) -> Change | None:
+def _change(name: str, was: Tensor, now: Tensor | None) -> StateChange | None:
     if now is None:
-        return Change(name, "is gone")
+        return StateChange(name, "is gone")
     if was.shape != now.shape or was.dtype != now.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (was, now)]
-        return Change(name, f"was {kinds[0]}, is {kinds[1]}")
+        return StateChange(name, f"was {kinds[0]}, is {kinds[1]}")
     if torch.equal(_bits(was), _bits(now)):
         return None
     distance = (was.double() - now.double()).abs().reshape(-1)
@@ -176,7 +176,7 @@ def _change(name: str, was: Tensor, now: Tensor | None) -> Change | None:
         f"{differing} of {was.numel()} values differ, by up to {greatest:.3g}: at {list(place)} "
         f"{before:.5g} before, {after:.5g} after"
     )
-    return Change(name, about, greatest, place, before, after)
+    return StateChange(name, about, greatest, place, before, after)
 
 
 def _bits(tensor: Tensor) -> Tensor:

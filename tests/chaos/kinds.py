@@ -27,8 +27,10 @@ from tests.sandbox import fill
 
 DEADLINE = "launch.timeout=60"
 """For faults that a run either survives or that end it at once."""
-WHILE = 8.0
-"""About the seconds of a trial of a quick scenario: a fault comes at any time within them."""
+WHILE = 6.0
+"""About the seconds of a command: a fault comes at any time within them."""
+MOMENT = 0.8
+"""About the seconds that a rank lives once it has started; forked ranks do not import anything."""
 KILLED = -signal.SIGKILL
 
 
@@ -61,21 +63,21 @@ def kind(name: str, *codes: int) -> Callable[[Callable[[Case], None]], Callable[
 def _kinds_of_signals() -> None:
     """Any signal may end a rank, torchrun and a server; the harness handles its signals."""
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT):
-        kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number))
-        kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number))
-        kind(f"forkserver {number.name}", 0, 3)(_signalled(Case.forkserver, number))
+        kind(f"rank {number.name}", 0, 3)(_signalled(Case.rank, number, MOMENT))
+        kind(f"torchrun {number.name}", 0, 3)(_signalled(Case.torchrun, number, MOMENT))
+        kind(f"forkserver {number.name}", 0, 3)(_signalled(Case.forkserver, number, WHILE))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number))
-    kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL))
+        kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number, WHILE))
+    kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL, WHILE))
 
 
 def _signalled(
-    who: Callable[[Case], psutil.Process | None], number: signal.Signals
+    who: Callable[[Case], psutil.Process | None], number: signal.Signals, most: float
 ) -> Callable[[Case], None]:
     def disturb(case: Case) -> None:
         case.start(DEADLINE)
         process = who(case)
-        case.pause(WHILE)
+        case.pause(most)
         case.signal(process, number)
 
     return disturb
@@ -108,7 +110,7 @@ _kinds_of_signals()
 def _stopped(case: Case) -> None:
     case.start("launch.timeout=15")
     process = case.rank()
-    case.pause(WHILE)
+    case.pause(MOMENT)
     case.signal(process, signal.SIGSTOP)
 
 
@@ -116,7 +118,7 @@ def _stopped(case: Case) -> None:
 def _stopped_for_a_while(case: Case) -> None:
     case.start("launch.timeout=100")
     process = case.rank()
-    case.pause(WHILE)
+    case.pause(MOMENT)
     case.signal(process, signal.SIGSTOP)
     time.sleep(case.random.uniform(0, 5))
     case.signal(process, signal.SIGCONT)
@@ -126,7 +128,7 @@ def _stopped_for_a_while(case: Case) -> None:
 def _torchrun_stopped(case: Case) -> None:
     case.start("launch.timeout=15")
     process = case.torchrun()
-    case.pause(WHILE)
+    case.pause(MOMENT)
     case.signal(process, signal.SIGSTOP)
 
 
@@ -151,7 +153,7 @@ def _changed(name: str, change: Callable[[Path], None]) -> None:
     def disturb(case: Case) -> None:
         case.start(DEADLINE)
         case.records()
-        case.pause(WHILE)
+        case.pause(MOMENT)
         try:
             file = case.random.choice(case.records())
             before = file.stat().st_size
@@ -228,7 +230,7 @@ def _mount(case: Case, *words: str) -> None:
 def _no_memory(case: Case) -> None:
     case.start(DEADLINE)
     process = case.rank()
-    case.pause(WHILE)
+    case.pause(MOMENT)
     _limit(case, process, psutil.RLIMIT_AS, lambda p: p.memory_info().vms + (1 << 20))
 
 
@@ -236,7 +238,7 @@ def _no_memory(case: Case) -> None:
 def _no_descriptors(case: Case) -> None:
     case.start(DEADLINE)
     process = case.rank()
-    case.pause(WHILE)
+    case.pause(MOMENT)
     _limit(case, process, psutil.RLIMIT_NOFILE, lambda p: 8)
 
 

@@ -41,7 +41,7 @@ from harness.spec import Exercise, Finding, Lane, Position, Record, Records, Tri
 if TYPE_CHECKING:
     from torch import Tensor
 
-Difference = Mapping[str, Any]
+BufferRecord = Mapping[str, Any]
 """What is recorded of a buffer that differs from the reference's."""
 
 ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
@@ -186,7 +186,7 @@ def _agreeing(distance: Tensor) -> int:
     return int(places[0]) if len(places) else len(distance)
 
 
-def beyond(difference: Difference, rounding: float) -> bool:
+def beyond(difference: BufferRecord, rounding: float) -> bool:
     """Whether a difference is more than rounding; another dtype is, and so is NaN."""
     return difference["dtype"] != difference["expected_dtype"] or not near(
         difference["greatest"], 0.0, within=rounding
@@ -209,7 +209,7 @@ def unlike_reference(records: Records, documented: Documented) -> Finding | None
         return None
     doubts = [doubt for record in built for doubt in _unlike(record, documented.figures)]
     doubts += [doubt for answer in answers for doubt in _diverging_unlike(answer, documented.first)]
-    layers_alike: dict[tuple[str, str], Difference] = {}
+    layers_alike: dict[tuple[str, str], BufferRecord] = {}
     for precision, difference in wrong:  # each layer and each rank repeats it
         layers_alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
     lines = [_described(precision, found) for (precision, _), found in layers_alike.items()]
@@ -295,7 +295,7 @@ def _tokens(answer: Record) -> int:
     return len(answer["apart"])
 
 
-def _found(record: Record) -> Sequence[Difference]:
+def _found(record: Record) -> Sequence[BufferRecord]:
     return [*record["differing"], *record.get("turned", ())]
 
 
@@ -322,7 +322,7 @@ def _unlike(
                 yield f"{precision} {name}: {', '.join(odd)}"
 
 
-def _figures(difference: Difference) -> Figures:
+def _figures(difference: BufferRecord) -> Figures:
     return Figures(
         difference["mismatched"],
         difference["greatest"],
@@ -343,7 +343,7 @@ def _diverging_unlike(answer: Record, first: int) -> Iterator[str]:
         yield f"{answer['after'] - answer['differing']} later positions have equal logits again"
 
 
-def _described(precision: str, difference: Difference) -> str:
+def _described(precision: str, difference: BufferRecord) -> str:
     seen, elements = _figures(difference), difference["elements"]
     dtypes = f"{difference['dtype']} instead of {difference['expected_dtype']}; "
     return (
