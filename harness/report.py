@@ -136,9 +136,9 @@ def print_trial(console: Console, result: TrialResult) -> None:
         console.print(f"    {line}")
     if where := first_seen(result):
         console.print(f"    {where}")
-    for name, fired in (result.insufficient_checks or {}).items():
+    for name, check in (result.insufficient_checks or {}).items():
         if result.outcome is Outcome.SYMPTOM:
-            console.print(f"    insufficient check, '{name}': {'fired' if fired else 'silent'}")
+            console.print(f"    insufficient check, '{name}': {fired(check)}")
 
 
 def first_seen(result: TrialResult) -> str:
@@ -270,6 +270,11 @@ def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
         console.print(f"    last lines of rank {failing_rank(result)}:")
     for line in lines:
         console.print(f"    | {line}")
+
+
+def fired(check: bool) -> str:
+    """Whether a check fired, in words."""
+    return "fired" if check else "did not fire"
 
 
 def count(number: int, what: str) -> str:

@@ -32,10 +32,10 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
         f"| documented symptom | {told.symptom} |",
         f"| remedy | {told.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
-        "| `fixed` | accelerate 0.30.0 as published |  | clean |",
-        "| `control` | 0.29.3 with the same seed on all ranks | trigger off | clean |",
+        "| `fixed` | accelerate 0.30.0 as published | on | clean |",
+        "| `control` | 0.29.3 with the same seed on all ranks | off | clean |",
         "| `scenario.samples=64` | size of the dataset; at least 8; a multiple of 8 |",
-        "*Is it there?* In some epoch the ranks together did not see the dataset",
+        "*The symptom:* In some epoch the ranks together did not see the dataset",
     ):
         assert part in text
 

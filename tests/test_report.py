@@ -65,7 +65,7 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     print_trial(terminal(), SYMPTOM)
     out = capsys.readouterr().out
     assert "first seen: step 3; ranks 0, 1; by up to 0.1309; a, b, c and 2 more\n" in out
-    assert "insufficient check, 'the norms differ': silent\n" in out
+    assert "insufficient check, 'the norms differ': did not fire\n" in out
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
     python -m harness pages
     python -m harness pages bf16_clip
 
-A page is made of the scenario's docstring, its metadata, knobs, functions and releases, and of the
-evidence of it. By hand is only what stands between the marks "by hand", which is kept as it is.
+A page shows the scenario's docstring, metadata, parameters, functions, evidence and releases. Only
+the section between the two marks "by hand" is written by hand; it is kept as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.commands import Arguments
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
-from harness.report import releases, terminal
+from harness.report import count, fired, releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
 from harness.text import markdown_table
@@ -28,7 +28,7 @@ from harness.text import markdown_table
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
 MUTATIONS = "mutations.json"
-"""What came out when each mutation of a scenario was run."""
+"""The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
@@ -59,17 +59,17 @@ def write(names: Iterable[str]) -> None:
 
 
 def page(name: str) -> str:
-    """A scenario's page, with the part by hand that it has."""
-    told, module = catalog.scenario(name), catalog.load(name)
+    """A scenario's page, with the section that is written by hand."""
+    scenario, module = catalog.scenario(name), catalog.load(name)
     parts = [
         f"# {name}",
         NOTE,
         f"`python -m harness run scenario={name}`",
         *_story(catalog.story(name)),
-        _facts(told),
-        f"## Variants\n\n{_variants(told)}",
-        f"## Knobs\n\n{_knobs(module)}",
-        f"## What is asked\n\n{_questions(module, name)}",
+        _facts(scenario),
+        f"## Variants\n\n{_variants(scenario)}",
+        f"## Parameters\n\n{_parameters(module)}",
+        f"## How it is judged\n\n{_judgement(module, name)}",
         _by_hand(name),
         *_evidence(name),
         *_affected(name),
@@ -88,16 +88,16 @@ def _markdown(text: str) -> str:
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
-def _facts(told: Scenario) -> str:
-    chosen = {v: {**told.pins, **told.pins_of(v)} for v in told.variants}
+def _facts(scenario: Scenario) -> str:
+    chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
     rows = {
-        "report": "<br>".join(map(_linked, told.report)),
-        "fix": _linked(told.fix),
-        "documented symptom": told.symptom,
-        "only with": told.trigger,
-        "remedy": told.remedy,
+        "report": "<br>".join(map(_linked, scenario.report)),
+        "fix": _linked(scenario.fix),
+        "documented symptom": scenario.symptom,
+        "only with": scenario.trigger,
+        "remedy": scenario.remedy,
         "releases": releases(chosen),
-        "runs on": f"{told.ranks} rank{'s' * (told.ranks > 1)}; {' or '.join(told.lanes)}",
+        "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
     return markdown_table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
 
@@ -106,36 +106,32 @@ def _linked(text: str) -> str:
     return re.sub(r"(https://[^\s)]+[^\s).,;])", r"<\1>", text)
 
 
-def _variants(told: Scenario) -> str:
+def _variants(scenario: Scenario) -> str:
     rows = [
-        [f"`{name}`", told.about(name), "trigger off" if not v.triggers else "", str(v.expect)]
-        for name, v in told.variants.items()
+        [f"`{name}`", scenario.about(name), "on" if v.triggers else "off", str(v.expect)]
+        for name, v in scenario.variants.items()
     ]
-    return markdown_table(["variant", "", "", "expected"], rows)
+    return markdown_table(["variant", "what it is", "trigger", "expected outcome"], rows)
 
 
-def _knobs(module: Any) -> str:
+def _parameters(module: Any) -> str:
     found = knobs(module.Params)
     if not found:
         return "None."
     rows = [[f"`scenario.{k.name}={k.default}`", meaning(k)] for k in found]
-    return markdown_table(["knob and default", ""], rows)
+    return markdown_table(["parameter and default", "meaning"], rows)
 
 
-def _questions(module: Any, name: str) -> str:
-    """What detect and exercised ask, and which other checks were seen to be blind."""
+def _judgement(module: Any, name: str) -> str:
+    """What detect and exercised look for, and which other checks miss the bug."""
     lines = [
-        f"- *Is it there?* {_doc(module.detect)}",
-        f"- *Was it put to the test?* {_doc(module.exercised)}",
+        f"- *The symptom:* {_doc(module.detect)}",
+        f"- *The trigger:* {_doc(module.exercised)}",
     ]
     checks = _insufficient_checks(name)
     if checks:
-        lines += [
-            "",
-            "Other checks, and what they did in the buggy variant of the newest evidence:",
-            "",
-        ]
-        lines += [f"- {check}: {'fired' if fired else 'silent'}" for check, fired in checks.items()]
+        lines += ["", "Other checks, in the buggy variant of the newest evidence:", ""]
+        lines += [f"- {name}: {fired(check)}" for name, check in checks.items()]
     return "\n".join(lines)
 
 
@@ -159,7 +155,7 @@ def _by_hand(name: str) -> str:
 def _evidence(name: str) -> Iterator[str]:
     kept = evidence.kept(name)
     if kept:
-        yield "## Recorded runs"
+        yield "## Runs on GPUs"
     for stem, run in kept:
         chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
         where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
@@ -168,14 +164,14 @@ def _evidence(name: str) -> Iterator[str]:
             f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
         )
         yield markdown_table(
-            ["variant", "outcome", "what was found"], list(map(_trial, run["result"]["trials"]))
+            ["variant", "outcome", "finding"], list(map(_trial, run["result"]["trials"]))
         )
 
 
 def _trial(trial: Mapping[str, Any]) -> list[str]:
     lines = trial["reason"].splitlines() or [""]
-    told = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
-    return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), told]
+    reason = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
+    return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), reason]
 
 
 def _affected(name: str) -> Iterator[str]:
@@ -198,10 +194,10 @@ def _mutations(name: str) -> Iterator[str]:
 
 
 def with_table(text: str) -> str:
-    """A text with its table of bugs made anew, between its marks; broken ones keep their rows."""
+    """A text with a new table of bugs between its marks. Broken scenarios keep their rows."""
     before, _, rest = text.partition(TABLE)
     if TABLE_END not in rest:
-        raise Inconclusive(f"{BUGS.name} has lost the marks of its table of bugs")
+        raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
     table = markdown_table(
@@ -211,23 +207,23 @@ def with_table(text: str) -> str:
 
 
 def _row(name: str, old: str) -> list[str] | None:
-    """A scenario's row; of a broken one that of the ``old`` table, if it has one."""
+    """A scenario's row. A broken scenario keeps its row of the ``old`` table, if any."""
     upstream = catalog.folder(name).parent.name
     link = f"[`{name}`](../scenarios/{upstream}/{name}/README.md)"
     if name in catalog.broken():
         kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
         cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []
         return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
-    told = catalog.scenario(name)
-    subject = next(iter(told.pins), "torch")
-    return [link, subject, told.title, told.goes_wrong, _carrier(told)]
+    scenario = catalog.scenario(name)
+    subject = next(iter(scenario.pins), "torch")
+    return [link, subject, scenario.title, scenario.goes_wrong, _where(scenario)]
 
 
-def _carrier(told: Scenario) -> str:
-    """Whether a published release has the bug of ``buggy``, or an edit puts it back."""
-    if told.variant(BUGGY).defects:
-        return "a release that we edit to put it back"
-    if not told.pins:
+def _where(scenario: Scenario) -> str:
+    """Whether a published release has the bug, or an edit puts it back."""
+    if scenario.variant(BUGGY).defects:
+        return "an edited release"
+    if not scenario.pins:
         return "the installed torch"
-    release = {**told.pins, **told.pins_of(BUGGY)}[told.subject]
+    release = {**scenario.pins, **scenario.pins_of(BUGGY)}[scenario.subject]
     return f"published release {release}"
