@@ -101,7 +101,8 @@ def _must(each: Field[Any]) -> str:
     if each.metadata.get("choices"):
         return f"choose {' or '.join(map(str, each.metadata['choices']))}"
     finite = ["finite"] if isinstance(each.default, float) else []
-    return f"must be {', '.join([*_bounds(each), *finite])}"
+    *others, last = [*_bounds(each), *finite]
+    return f"must be {', '.join(others)} and {last}" if others else f"must be {last}"
 
 
 def _bounds(each: Field[Any]) -> list[str]:

@@ -101,7 +101,7 @@ def test_the_command_says_how_to_run_it_again() -> None:
 
 def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None:
     pin = "pins.accelerate=0.34.0"
-    with pytest.raises(UserError, match=r"pins\.accelerate has no effect: fixed") as caught:
+    with pytest.raises(UserError, match=r"pins\.accelerate has no effect on fixed") as caught:
         compose(["scenario=sampler_shards", "variant=fixed", pin])
     assert str(caught.value).endswith("To test another release, use variant=released")
     for variant in ("released", "[buggy,fixed]"):
@@ -187,7 +187,7 @@ def test_a_deadline_that_never_comes_is_a_mistake(timeout: str) -> None:
         ("variant=[]", "variant is empty. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
         ("scenario.steps=null", "Error merging override scenario.steps=null: field 'scenario."),
-        ("scenario.lr=0", "scenario.lr=0.0: must be above 0, finite"),
+        ("scenario.lr=0", "scenario.lr=0.0: must be above 0 and finite"),
     ],
 )
 def test_a_mistake_is_told_on_one_line(override: str, told: str) -> None:

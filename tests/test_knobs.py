@@ -26,12 +26,12 @@ class Params(Knobs):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"lr": 0.0}, "scenario.lr=0.0: must be above 0, finite"),
-        ({"lr": math.nan}, "scenario.lr=nan: must be above 0, finite"),
-        ({"lr": math.inf}, "scenario.lr=inf: must be above 0, finite"),
+        ({"lr": 0.0}, "scenario.lr=0.0: must be above 0 and finite"),
+        ({"lr": math.nan}, "scenario.lr=nan: must be above 0 and finite"),
+        ({"lr": math.inf}, "scenario.lr=inf: must be above 0 and finite"),
         ({"samples": 12}, "scenario.samples=12: must be at least 8, a multiple of 8"),
         ({"samples": 0}, "scenario.samples=0: must be at least 8, a multiple of 8"),
-        ({"share": 1.0}, "scenario.share=1.0: must be at least 0, below 1, finite"),
+        ({"share": 1.0}, "scenario.share=1.0: must be at least 0, below 1 and finite"),
         ({"power": 17}, "scenario.power=17: must be at most 16"),
         (
             {"samples": 8 * 10**400},

@@ -79,8 +79,8 @@ def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bf16_clip"], "there is a scenario 'bf16_clip' already"),
-        (["all"], "or the name is taken"),
+        (["bf16_clip"], "the scenario 'bf16_clip' exists already"),
+        (["all"], "'all' means every scenario"),
         (["My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
         (["class"], "'class' is no name"),
         (["my_bug", "--buggy", "deepspeed"], "'deepspeed' is no pin"),

@@ -168,8 +168,10 @@ def _refuse_name(name: str) -> None:
     plain = name.isidentifier() and name == name.lower() and not name.startswith("_")
     if not plain or keyword.iskeyword(name):
         raise UserError(f"'{name}' is no name for a scenario: write one like bf16_clip")
-    if name in ("all", *catalog.names()):
-        raise UserError(f"there is a scenario '{name}' already, or the name is taken")
+    if name in catalog.names():
+        raise UserError(f"the scenario '{name}' exists already: choose another name")
+    if name == "all":
+        raise UserError("'all' means every scenario: choose another name")
 
 
 def parent_folder() -> Path:
