@@ -116,8 +116,8 @@ def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[s
     for name in pins:
         if all(name in pins_of(variant) for variant in variants):
             raise UserError(
-                f"pins.{name} has no effect on {', '.join(variants)}: variants with their own release. "
-                f"To test another release, use variant={RELEASED}"
+                f"pins.{name} has no effect on variants with their own release: "
+                f"{', '.join(variants)}. To test another release, use variant={RELEASED}"
             )
 
 
