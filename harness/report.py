@@ -138,7 +138,7 @@ def print_trial(console: Console, result: TrialResult) -> None:
         console.print(f"    {where}")
     for name, check in (result.insufficient_checks or {}).items():
         if result.outcome is Outcome.SYMPTOM:
-            console.print(f"    insufficient check, '{name}': {fired(check)}")
+            console.print(f"    usual check, '{name}': {alarm(check)}")
 
 
 def first_seen(result: TrialResult) -> str:
@@ -151,9 +151,10 @@ def first_seen(result: TrialResult) -> str:
         clock = finding.clock
         parts.append(f"{clock} {finding.step}" if finding.step else f"before the first {clock}")
     if finding.ranks:
-        parts.append(f"ranks {', '.join(map(str, finding.ranks))}")
+        ranks = "rank" if len(finding.ranks) == 1 else "ranks"
+        parts.append(f"{ranks} {', '.join(map(str, finding.ranks))}")
     if finding.magnitude is not None:
-        parts.append(f"by up to {finding.magnitude:.4g} {finding.unit}".rstrip())
+        parts.append(f"off by up to {finding.magnitude:.4g} {finding.unit}".rstrip())
     if finding.parameters:
         parts.append(_some(finding.parameters))
     return "first seen: " + "; ".join(parts) if parts else ""
@@ -170,8 +171,10 @@ def print_verdict(console: Console, result: RunResult, seconds: float, folder: P
         f"{result.scenario}: {result.verdict} in {seconds:.1f} s; {folder}",
         style=f"bold {COLOURS[result.verdict]}",
     )
+    printed = {f"{trial.variant}: {trial.reason}" for trial in result.trials}
     for reason in result.reasons:
-        console.print(f"  {reason.splitlines()[0]}")
+        if reason not in printed:
+            console.print(f"  {reason.splitlines()[0]}")
 
 
 SUMMARY = ("scenario", "releases", "lane", "buggy", "fixed", "others", "step", "seconds", "verdict")
@@ -272,9 +275,9 @@ def print_failure(console: Console, folder: Path, result: TrialResult) -> None:
         console.print(f"    | {line}")
 
 
-def fired(check: bool) -> str:
-    """Whether a check fired, in words."""
-    return "fired" if check else "did not fire"
+def alarm(fired: bool) -> str:
+    """Whether a check gave an alarm, in words."""
+    return "alarm" if fired else "no alarm"
 
 
 def count(number: int, what: str) -> str:

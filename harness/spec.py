@@ -105,7 +105,7 @@ class Companion:
 class Variant:
     """One way to run a scenario, and its expected outcome.
 
-    For published releases use ``affected("0.29.3")`` and ``unaffected("0.30.0")``.
+    For published releases use ``expect_symptom("0.29.3")`` and ``expect_clean("0.30.0")``.
     """
 
     about: str
@@ -124,7 +124,7 @@ class Variant:
     """Whether the trigger must occur. False for a control that switches it off."""
 
 
-def affected(release: str = "", about: str = "", **changes: Any) -> Variant:
+def expect_symptom(release: str = "", about: str = "", **changes: Any) -> Variant:
     """A variant that is expected to show the documented symptom.
 
     ``release`` is a published release of the subject; empty for the scenario's own. ``changes`` are
@@ -133,7 +133,7 @@ def affected(release: str = "", about: str = "", **changes: Any) -> Variant:
     return Variant(about, Outcome.SYMPTOM, release=release, **changes)
 
 
-def unaffected(release: str = "", about: str = "", **changes: Any) -> Variant:
+def expect_clean(release: str = "", about: str = "", **changes: Any) -> Variant:
     """A variant that is expected to be clean. Its arguments are those of ``affected``."""
     return Variant(about, Outcome.CLEAN, release=release, **changes)
 

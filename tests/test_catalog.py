@@ -10,7 +10,7 @@ import pytest
 from harness import catalog
 from harness.errors import ExitCode, UserError
 from harness.results import RunResult, TrialResult
-from harness.spec import Lane, Outcome, Scenario, Variant, Verdict, affected, unaffected
+from harness.spec import Lane, Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
 from tests.made_up import scenario_module
 
 
@@ -69,7 +69,9 @@ def test_two_scenarios_of_one_name_are_both_named_and_neither_is_used(more_scena
 
 
 def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:
-    told = a_scenario(buggy=affected(), fixed=unaffected("2.0"), other=affected("3.0", "a third"))
+    told = a_scenario(
+        buggy=expect_symptom(), fixed=expect_clean("2.0"), other=expect_symptom("3.0", "a third")
+    )
     assert [told.pins_of(v) for v in told.variants] == [{}, {"up": "2.0"}, {"up": "3.0"}]
     assert [told.about(v) for v in told.variants] == [
         "up 1.0 as published",

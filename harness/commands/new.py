@@ -45,7 +45,7 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER
 from harness.knobs import Knobs, knob
 from harness.spec import Context, Exercise, Finding, Position, Records, Scenario
-from harness.spec import affected, unaffected
+from harness.spec import expect_symptom, expect_clean
 
 
 @dataclass
@@ -98,16 +98,16 @@ def exercised(records: Records) -> Exercise:
 '''
 
 PAIR = """{{
-        "buggy": affected(),
-        "fixed": unaffected("{fixed}"),
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("{fixed}"),
         # UNFINISHED: the same release, its trigger off, for example params={{"seeding": "common"}}.
-        "control": unaffected(about="{buggy}, UNFINISHED", triggers=False),
+        "control": expect_clean(about="{buggy}, UNFINISHED", triggers=False),
     }}"""
 EDIT = """{
         # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
-        "buggy": affected(about="UNFINISHED: the bug"),
-        "fixed": unaffected(about="UNFINISHED: without the bug"),
-        "control": unaffected(about="UNFINISHED: the bug, its trigger off", triggers=False),
+        "buggy": expect_symptom(about="UNFINISHED: the bug"),
+        "fixed": expect_clean(about="UNFINISHED: without the bug"),
+        "control": expect_clean(about="UNFINISHED: the bug, its trigger off", triggers=False),
     }"""
 
 

@@ -20,7 +20,7 @@ from harness.commands import Arguments
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
-from harness.report import count, fired, releases, terminal
+from harness.report import alarm, count, releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
 from harness.text import markdown_table
@@ -130,8 +130,8 @@ def _judgement(module: Any, name: str) -> str:
     ]
     checks = _insufficient_checks(name)
     if checks:
-        lines += ["", "Other checks, in the buggy variant of the newest evidence:", ""]
-        lines += [f"- {name}: {fired(check)}" for name, check in checks.items()]
+        lines += ["", "Usual checks that users have, in `buggy` of the newest GPU run:", ""]
+        lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
     return "\n".join(lines)
 
 
@@ -183,9 +183,9 @@ def _mutations(name: str) -> Iterator[str]:
     file = catalog.folder(name) / MUTATIONS
     if file.is_file():
         yield (
-            "## Mutations\n\nOther faults, put into upstream in the same way as a defect. A run "
-            "with one must be neither the documented bug nor clean (on the CPU, "
-            f"`python -m tests.mutations {name}`)."
+            "## Mutations\n\nEdits that put another fault into the same code. They test how the "
+            "records are judged: each must be inconclusive, neither the documented bug nor clean "
+            f"(on the CPU, `python -m tests.mutations {name}`)."
         )
         rows = json.loads(file.read_text(encoding="utf-8")).values()
         columns = ["put into", "the mutation", "outcome", "reason"]

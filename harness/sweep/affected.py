@@ -96,7 +96,7 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
         [
             "## Affected releases",
             "",
-            "As released, no defect put in; each a run of its own "
+            "Each release was run as published, without an edit "
             f"(`python -m harness matrix scenario={scenario} ... --record`).",
             "",
             markdown_table(columns, rows),

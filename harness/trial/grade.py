@@ -123,12 +123,12 @@ def _without_finding(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
     if triggers and exercise.met:
         return Outcome.CLEAN, f"nothing found; {exercise.text}"
     if triggers:
-        why = f"nothing found, but the trigger was not exercised: {exercise.text}"
+        why = f"nothing found, but the trigger did not occur: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
     if exercise.met:
         why = f"this control should leave the trigger off, but: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
-    return Outcome.CLEAN, f"nothing found; the trigger was off, as is meant here: {exercise.text}"
+    return Outcome.CLEAN, f"nothing found; the trigger was off, as intended: {exercise.text}"
 
 
 def judge(

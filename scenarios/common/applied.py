@@ -30,7 +30,7 @@ CUT = 1e-2
 """Combinations of the micro-batches' gradients that are shorter than this part of the longest one
 are ignored: they would explain rounding errors by shares of any size."""
 
-UNIT = "of the gradient that is right"
+UNIT = "of the right gradient"
 
 
 def shapes(micro_batches: int | None = None) -> Facts:
@@ -156,13 +156,11 @@ def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
 
 def described(step: Record) -> str:
     """What one step of a rank applied, in words."""
-    shares = ", ".join(f"{share:.4g}" for share in step["micro"])
-    aside = "" if straight(step) else f", {step['off']:.2g} of it in another direction"
-    several = (
-        f"; shares of the micro-batches: {shares}" if step["micro"][1:] or not _even(step) else ""
-    )
+    each = ", ".join(f"{share:.4g}" for share in step["micro"])
+    aside = "" if straight(step) else f", and {step['off']:.2g} times it in another direction"
+    several = f"; each micro-batch's: {each}" if step["micro"][1:] or not _even(step) else ""
     return (
-        f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} of plain torch's "
+        f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} times the right "
         f"gradient{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g}){several}"
     )
 
@@ -203,7 +201,7 @@ def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
         "How much of the gradient was applied",
         "with the bug a fraction of plain torch's gradient is applied; without the bug, all of it",
         bars,
-        "of 1, the ratio that is right",
+        "times the right gradient",
         {"right": 1.0},
     )
 

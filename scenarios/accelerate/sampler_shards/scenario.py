@@ -30,8 +30,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.accelerate.sampler_shards import coverage
 
@@ -70,14 +70,14 @@ SCENARIO = Scenario(
     files=("accelerate/data_loader.py",),
     ranks=2,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("0.30.0"),
-        "control": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.30.0"),
+        "control": expect_clean(
             about="0.29.3 with the same seed on all ranks",
             params={"seeding": "common"},
             triggers=False,
         ),
-        "alive": affected(
+        "alive": expect_symptom(
             "1.15.0",
             about="1.15.0 with its seedable sampler, which the fix left out",
             params={"sampler": "seedable"},

@@ -27,8 +27,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.datasets.streaming_map_resume import stream
 
@@ -65,13 +65,15 @@ SCENARIO = Scenario(
     releases="datasets>=2.20",  # older releases keep no state
     ranks=1,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("4.8.5"),
-        "control": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.8.5"),
+        "control": expect_clean(
             about="4.8.4 without map()", params={"transform": "none"}, triggers=False
         ),
-        "batched": affected(about="4.8.4 with a batched map()", params={"transform": "batched"}),
-        "filter": affected(
+        "batched": expect_symptom(
+            about="4.8.4 with a batched map()", params={"transform": "batched"}
+        ),
+        "filter": expect_symptom(
             "4.8.5",
             about="4.8.5, which fixed map(): filter() still skips rows",
             params={"transform": "filter"},

@@ -49,8 +49,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
@@ -145,15 +145,17 @@ SCENARIO = Scenario(
     ),
     ranks=2,
     variants={
-        "buggy": affected(about="the release with the filter in its old place", defects=(DEFECT,)),
-        "fixed": unaffected(),
-        "control": unaffected(
+        "buggy": expect_symptom(
+            about="the release with the filter in its old place", defects=(DEFECT,)
+        ),
+        "fixed": expect_clean(),
+        "control": expect_clean(
             about="the release with the defect, but without clipping",
             defects=(DEFECT,),
             params={"gradient_clipping": 0.0},
             triggers=False,
         ),
-        "reference": unaffected(about="the release on one rank, without replicas", ranks=1),
+        "reference": expect_clean(about="the release on one rank, without replicas", ranks=1),
     },
 )
 

@@ -27,8 +27,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import applied, usual_checks
 
@@ -54,10 +54,10 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/utils.py",),
     ranks=2,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("0.13.3"),
-        "before": unaffected("0.13.1"),
-        "control": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.13.3"),
+        "before": expect_clean("0.13.1"),
+        "control": expect_clean(
             about="0.13.2 without clipping", params={"clipping": 0.0}, triggers=False
         ),
     },

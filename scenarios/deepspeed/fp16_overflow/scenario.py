@@ -30,7 +30,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Finding, Position, Records, Scenario, affected, unaffected
+from harness.spec import Context, Finding, Position, Records, Scenario, expect_clean, expect_symptom
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 from scenarios.deepspeed.fp16_overflow import loss_scale
 
@@ -89,11 +89,11 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
     ranks=2,
     variants={
-        "buggy": affected(about="fp16, as in the report"),
-        "fixed": unaffected(
+        "buggy": expect_symptom(about="fp16, as in the report"),
+        "fixed": expect_clean(
             about="bf16, with the same seed, data and schedule", params={"precision": "bf16"}
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="fp16 at a sixteenth of the learning rate: the logits stay small",
             params={"lr": 5e-3},
             triggers=False,

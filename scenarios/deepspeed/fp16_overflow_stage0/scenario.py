@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.knobs import knob
-from harness.spec import Finding, Records, Scenario, affected, unaffected
+from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.deepspeed.fp16_overflow import loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
@@ -57,12 +57,12 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={
-        "buggy": affected(about="fp16 at ZeRO stage 0"),
-        "fixed": unaffected(about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}),
-        "bf16": unaffected(
+        "buggy": expect_symptom(about="fp16 at ZeRO stage 0"),
+        "fixed": expect_clean(about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}),
+        "bf16": expect_clean(
             about="bf16 at ZeRO stage 0: does not overflow", params={"precision": "bf16"}
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="fp16 at stage 0, a 24th of the learning rate: the logits stay small",
             params={"lr": 5e-3},
             triggers=False,

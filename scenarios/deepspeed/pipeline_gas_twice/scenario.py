@@ -30,8 +30,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import applied, usual_checks
 
@@ -62,17 +62,17 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("0.19.3"),
-        "four_stages": affected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.19.3"),
+        "four_stages": expect_symptom(
             about="0.19.2 with four stages: the first divides four times", ranks=4
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="0.19.2 with one micro-batch: nothing to divide by",
             params={"micro_batches": 1},
             triggers=False,
         ),
-        "one_stage": unaffected(
+        "one_stage": expect_clean(
             about="0.19.2 with all layers in one stage: divided once", ranks=1, triggers=False
         ),
     },

@@ -36,8 +36,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
@@ -100,15 +100,17 @@ SCENARIO = Scenario(
     goes_wrong="gradients",
     ranks=2,
     variants={
-        "buggy": affected(about="the release, which sums weight.grad again", defects=(DEFECT,)),
-        "fixed": unaffected(),
-        "control": unaffected(
+        "buggy": expect_symptom(
+            about="the release, which sums weight.grad again", defects=(DEFECT,)
+        ),
+        "fixed": expect_clean(),
+        "control": expect_clean(
             about="the release with the defect, but in fp32, where the step reads weight.grad",
             defects=(DEFECT,),
             params={"precision": "fp32"},
             triggers=False,
         ),
-        "reference": unaffected(
+        "reference": expect_clean(
             about="the release with all layers in one stage: one weight, nothing to reduce",
             ranks=1,
             triggers=False,

@@ -34,8 +34,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import copies, stepped
 from scenarios.deepspeed.tied_resume_norm import resume
@@ -102,20 +102,20 @@ SCENARIO = Scenario(
     ranks=2,
     launches=resume.LAUNCHES,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(
             about="the release with our remedy: tied layers with a forward_fn are saved and loaded",
             defects=(REMEDY,),
         ),
-        "trained": affected(
+        "trained": expect_symptom(
             about="the release; the tied module has a bias as well, which the last stage trains",
             params={"head_bias": True},
         ),
-        "weights_only": affected(
+        "weights_only": expect_symptom(
             about="the release, loaded without optimizer states: the values are lost for good",
             params={"head_bias": True, "load_optimizer_states": False},
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="the release without weight decay: there are only initial values to lose",
             params={"weight_decay": 0.0},
             triggers=False,

@@ -40,8 +40,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import copies, stepped
 from scenarios.deepspeed.tied_grad_reduce.scenario import DEFECT as REDUCE_DEFECT
@@ -110,17 +110,17 @@ SCENARIO = Scenario(
     ranks=2,
     launches=resume.LAUNCHES,
     variants={
-        "buggy": affected(
+        "buggy": expect_symptom(
             about="the copies drift because their gradients are not summed (tied_grad_reduce)",
             defects=(REDUCE_DEFECT,),
         ),
-        "fixed": unaffected(),
-        "clipping": affected(
+        "fixed": expect_clean(),
+        "clipping": expect_symptom(
             about="the copies drift because only the first stage clips the summed gradient",
             defects=(CLIPPING_DEFECT,),
             params={"gradient_clipping": 0.1},
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="the defect of clipping, but clipping is off, so the copies do not drift",
             defects=(CLIPPING_DEFECT,),
             params={"gradient_clipping": 0.0},

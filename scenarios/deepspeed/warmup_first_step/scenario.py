@@ -27,8 +27,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import applied, usual_checks
 from scenarios.deepspeed.warmup_first_step import schedule
@@ -69,9 +69,9 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/lr_schedules.py",),
     ranks=2,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("0.15.3"),
-        "control": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.15.3"),
+        "control": expect_clean(
             about="0.15.2 with the schedule's first rate as the optimizer's own",
             params={"own": "low"},
             triggers=False,

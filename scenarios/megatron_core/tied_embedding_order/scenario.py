@@ -40,8 +40,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
 
@@ -119,30 +119,30 @@ SCENARIO = Scenario(
     goes_wrong="gradients",
     ranks=4,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(
             "0.6.0", "megatron-core 0.6.0: the tied weight has a bucket of its own"
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="0.5.0 without the distributed optimizer: complete gradients, nothing to cut",
             params={"distributed_optimizer": False},
             triggers=False,
         ),
-        "order_fix": unaffected(
+        "order_fix": expect_clean(
             about="0.5.0 with the reporter's order: right as long as nothing overlaps",
             defects=(ORDER_FIX,),
         ),
-        "order_fix_overlap": affected(
+        "order_fix_overlap": expect_symptom(
             about="the same with overlap_grad_reduce: the reduce-scatter starts earlier",
             defects=(ORDER_FIX,),
             params={"overlap_grad_reduce": True},
         ),
-        "fixed_overlap": unaffected(
+        "fixed_overlap": expect_clean(
             "0.6.0",
             "megatron-core 0.6.0 with overlap_grad_reduce: the bucket of its own is enough",
             params={"overlap_grad_reduce": True},
         ),
-        "later": unaffected(
+        "later": expect_clean(
             "0.16.1", "megatron-core 0.16.1, two years later: the same buckets, the same order"
         ),
     },

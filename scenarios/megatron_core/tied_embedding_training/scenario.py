@@ -36,8 +36,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import agree as agreement
 from scenarios.common import copies
@@ -104,11 +104,11 @@ SCENARIO = Scenario(
     ranks=4,
     releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
     variants={
-        "buggy": affected(
+        "buggy": expect_symptom(
             about="the release without a bucket of its own for the tied weight", defects=(DEFECT,)
         ),
-        "fixed": unaffected(),
-        "reference": unaffected(
+        "fixed": expect_clean(),
+        "reference": expect_clean(
             about="one process in plain torch: one weight, all sequences", ranks=1, triggers=False
         ),
     },

@@ -29,8 +29,8 @@ from harness.spec import (
     Records,
     Scenario,
     Trials,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 
 DIFFERING = [4, 9]
@@ -64,11 +64,11 @@ SCENARIO = Scenario(
     ranks=1,
     lanes=(Lane.GPU,),
     variants={
-        "buggy": affected(about="divided by the number 10"),
-        "fixed": unaffected(
+        "buggy": expect_symptom(about="divided by the number 10"),
+        "fixed": expect_clean(
             about="divided by a tensor on the device", params={"divisor": "tensor"}
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="divided by the number 10, on the CPU both times",
             params={"device": "cpu"},
             triggers=False,

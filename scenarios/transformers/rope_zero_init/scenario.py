@@ -38,8 +38,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.transformers.rope_zero_init import buffers
 from scenarios.transformers.rope_zero_init.buffers import EQUAL, Documented, Figures
@@ -148,26 +148,26 @@ SCENARIO = Scenario(
         ),
     ),
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("4.38.2"),
-        "original_arange": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.38.2"),
+        "original_arange": expect_clean(
             about="4.36.2; the rotary embedding's constructor gets torch's own arange",
             params={"remedy": "original_arange"},
         ),
-        "tiny_model": unaffected(
+        "tiny_model": expect_clean(
             about="4.36.2; the buffers of a one-layer model, built on the CPU without zero.Init, "
             "are copied into it",
             params={"remedy": "tiny_model"},
         ),
-        "persistent": unaffected(
+        "persistent": expect_clean(
             about="4.36.2; the buffers are made persistent, saved from a healthy model and loaded",
             params={"remedy": "persistent"},
         ),
-        "integers": unaffected(
+        "integers": expect_clean(
             about="4.36.2 with a patch that counts positions in integers and casts them late",
             defects=(INTEGERS,),
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="4.36.2 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },

@@ -35,8 +35,8 @@ from harness.spec import (
     Position,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.transformers.rope_zero_init import buffers
 from scenarios.transformers.rope_zero_init.buffers import Documented, Figures
@@ -83,13 +83,13 @@ SCENARIO = Scenario(
     ranks=1,
     releases="transformers>=5",
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("5.12.1"),
-        "guarded": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.12.1"),
+        "guarded": expect_clean(
             about="5.23.0 with its own guard of arange entered before zero.Init",
             params={"guard": True},
         ),
-        "control": unaffected(
+        "control": expect_clean(
             about="5.23.0 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },

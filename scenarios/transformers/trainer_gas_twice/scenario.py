@@ -33,8 +33,8 @@ from harness.spec import (
     Record,
     Records,
     Scenario,
-    affected,
-    unaffected,
+    expect_clean,
+    expect_symptom,
 )
 from scenarios.common import applied
 from scenarios.transformers.trainer_gas_twice import normaliser
@@ -70,14 +70,14 @@ SCENARIO = Scenario(
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": affected(),
-        "fixed": unaffected("5.5.4"),
-        "before": unaffected("5.1.0"),
-        "control": unaffected(
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.5.4"),
+        "before": expect_clean("5.1.0"),
+        "control": expect_clean(
             about="5.2.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "eight": affected(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
-        "plain": affected(about="5.2.0, a module of one's own", params={"model": "plain"}),
+        "eight": expect_symptom(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
+        "plain": expect_symptom(about="5.2.0, a module of one's own", params={"model": "plain"}),
     },
 )
 picture = applied.ratios
