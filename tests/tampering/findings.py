@@ -807,9 +807,9 @@ def owned_by_nobody(cell: dict[str, Any]) -> None:
 
 
 BELIEVED = [
-    Case("fp16_overflow", "control", None, RECORDS, skipped_once, "nothing found"),
-    Case("fp16_overflow", "control", None, "step", to(grad_norm=None), "nothing found"),
-    Case("tied_embedding_order", "fixed", 0, RECORDS, last(owned_by_nobody), "nothing found"),
+    Case("fp16_overflow", "control", None, RECORDS, skipped_once, "no symptom"),
+    Case("fp16_overflow", "control", None, "step", to(grad_norm=None), "no symptom"),
+    Case("tied_embedding_order", "fixed", 0, RECORDS, last(owned_by_nobody), "no symptom"),
 ]
 """This is possible: a step is skipped for another reason, a release reports no gradient norm, and
 nobody steps with this piece of a copy."""
