@@ -120,7 +120,7 @@ def statuses(name: str, scenario: Scenario) -> str:
 
 
 def recorded_run(name: str, scenario: Scenario) -> str:
-    """``recorded/`` has a reproduced run on the CPU, or ``evidence/`` one of a bug of GPUs alone"""
+    """``recorded/`` has a reproduced CPU run; a bug that needs GPUs has one in ``evidence/``"""
     folder = catalog.folder(name)
     if Lane.CPU not in scenario.lanes:
         kept = list((folder / "evidence").glob("*.json"))
@@ -139,7 +139,7 @@ def recorded_run(name: str, scenario: Scenario) -> str:
 
 
 def mutations(name: str, scenario: Scenario) -> str:
-    """A bug that an edit puts back has ``mutations.py``; each was run and was inconclusive"""
+    """A bug that an edit puts back has ``mutations.py``; each mutation is inconclusive"""
     folder = catalog.folder(name)
     if not (folder / "mutations.py").is_file():
         if scenario.variants[BUGGY].defects:
