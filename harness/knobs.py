@@ -111,8 +111,9 @@ def _bounds(each: Field[Any]) -> list[str]:
 
 
 def meaning(each: Field[Any]) -> str:
-    """A parameter on one line: ``of SGD; above 0`` or ``of the ranks; common or own``."""
-    choices = [" or ".join(map(str, each.metadata.get("choices", ())))]
+    """A parameter on one line: ``of SGD; above 0`` or ``of the ranks; one of common, own``."""
+    given = ", ".join(map(str, each.metadata.get("choices", ())))
+    choices = [f"one of {given}"] if given else []
     unit = each.metadata.get("unit", "")
     parts = [each.metadata.get("about", ""), f"in {unit}" if unit else "", *choices, *_bounds(each)]
     return "; ".join(filter(None, parts))

@@ -59,7 +59,7 @@ def test_a_knob_is_told_with_its_unit_and_its_bounds() -> None:
         "samples": "in the dataset; in rows; at least 8; a multiple of 8",
         "share": "of the ranks; at least 0; below 1",
         "power": "of two; at most 16",
-        "seeding": "of the ranks; apart or alike",
+        "seeding": "of the ranks; one of apart, alike",
         "norm": "whether there is one",
     }
 

@@ -48,7 +48,9 @@ def kept(function: Any) -> Edits:
     return without_call(function, "zero_grad")
 
 
-@mutation("clipped", FILE, "Trainer._get_grad_norm", "asking for the norm clips the gradient")
+@mutation(
+    "clipped", FILE, "Trainer._get_grad_norm", "computing the gradient norm also clips the gradient"
+)
 def clipped(function: Any) -> Edits:
     import libcst as cst
     import libcst.matchers as m

@@ -1,20 +1,19 @@
-"""With gradient accumulation, the Trainer divides each update by the number of micro-batches twice.
+"""With gradient accumulation, the Trainer divides each update twice by the number of micro-batches.
 
 With ``gradient_accumulation_steps=4`` every update is a quarter of the right one, with 8 an eighth.
 The logged loss is right, so the training just looks slow. transformers 5.2.0 to 5.5.3, released
-over two months in 2026, are affected, with models of transformers and with one's own.
+over two months in 2026, are affected, both with transformers' models and with your own modules.
 
 Root cause: accelerate's ``backward`` divides the loss by its own number of accumulation steps. The
-Trainer divides by itself, or lets the model divide by the items of all micro-batches, so it must
-leave accelerate's number at 1. To pass ``sync_each_batch`` through, 5.2.0 gave accelerate a plugin
-with ``num_steps`` set to the Trainer's number. The loss is logged from before ``backward``. The fix
-sets ``num_steps`` to 1.
+Trainer already divides the loss, or lets the model divide it by the number of tokens in all
+micro-batches. So accelerate's number must be 1. To pass ``sync_each_batch`` through, 5.2.0 gave
+accelerate a plugin with ``num_steps`` set to the Trainer's number. The logged loss is taken before
+``backward`` divides it. The fix sets ``num_steps`` to 1.
 
-The report of April 2026 has this cause but another symptom: under DeepSpeed, where accelerate does
-not divide, gradients were not averaged. We know of no report of the symptom here;
-docs/reports/trainer_gas_twice.py shows it without this project. The bug is one of transformers, but
-the division is accelerate's: an accelerate release can be affected by it together with an affected
-transformers.
+We know of no report of this symptom. Issue 45305 of April 2026 has the same cause: under DeepSpeed,
+where accelerate does not divide, gradients were not averaged. docs/reports/trainer_gas_twice.py
+shows the bug without this project. Both packages take part: a release of accelerate is affected
+only together with one of these releases of transformers.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from scenarios.transformers.trainer_gas_twice import normaliser
 @dataclass
 class Params(Knobs):
     accumulation: int = knob(
-        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps; a step has 8 rows"
+        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps; they share 8 rows"
     )
     steps: int = knob(3, least=1, about="steps of training")
     lr: float = knob(0.1, above=0, about="learning rate of SGD")
     model: str = knob(
         "llama",
         choices=("llama", "plain"),
-        about="llama takes the number of items as a keyword, a plain module of one's own does not",
+        about="the forward of llama accepts num_items_in_batch, that of a plain module does not",
     )
 
 
 SCENARIO = Scenario(
     report=(
-        "none of this symptom; of the cause: Gradients not averaged by GAS when using DeepSpeed + "
-        "model_accepts_loss_kwargs=True (Qwen3, Llama3, etc.)",
+        "no report of this symptom; one of its cause: Gradients not averaged by GAS when using "
+        "DeepSpeed + model_accepts_loss_kwargs=True (Qwen3, Llama3, etc.)",
         "https://github.com/huggingface/transformers/issues/45305",
     ),
     fix="https://github.com/huggingface/transformers/pull/45349",
@@ -132,7 +131,7 @@ def _otherwise_wrong(records: Records) -> Iterator[str]:
     rows = [row for step in steps for row in step["rows"]]
     if sorted(rows) != list(range(len(rows))):
         known = len({row for row in rows if row >= 0})
-        yield f"the model was given {len(rows)} rows, and {known} different ones of the dataset"
+        yield f"the model was given {len(rows)} rows, only {known} of them different"
     for step in steps:
         if step["aside"]:
             yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
