@@ -116,9 +116,13 @@ def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[s
     for name in pins:
         if all(name in pins_of(variant) for variant in variants):
             raise UserError(
-                f"pins.{name} has no effect on variants with their own release: "
-                f"{', '.join(variants)}. To test another release, use variant={RELEASED}"
+                f"pins.{name} has no effect: {_quoted(variants)} has its own release of {name}. "
+                f"To test another release, use variant={RELEASED}"
             )
+
+
+def _quoted(variants: Iterable[str]) -> str:
+    return " and ".join(f"variant '{variant}'" for variant in variants)
 
 
 def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:

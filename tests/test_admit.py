@@ -150,7 +150,9 @@ def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
 ) -> None:
     gate = admit.claimed(recording.folder)
     assert gate.passed
-    assert gate.why.startswith("no symptom; its trigger occurred: clipping was active in all 10 steps")
+    assert gate.why.startswith(
+        "no symptom; its trigger occurred: clipping was active in all 10 steps"
+    )
     with recording.records("buggy") as records:
         for each in records:
             each.update({"grad_norm": 0.01} if each["kind"] == "step" else {})

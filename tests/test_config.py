@@ -102,7 +102,7 @@ def test_the_command_says_how_to_run_it_again() -> None:
 def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None:
     pin = "pins.accelerate=0.34.0"
     with pytest.raises(
-        UserError, match=r"pins\.accelerate has no effect on variants with their own release: fixed"
+        UserError, match=r"pins\.accelerate has no effect: variant 'fixed' has its own"
     ) as caught:
         compose(["scenario=sampler_shards", "variant=fixed", pin])
     assert str(caught.value).endswith("To test another release, use variant=released")

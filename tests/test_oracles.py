@@ -187,7 +187,7 @@ def test_a_factor_and_a_lost_micro_batch_look_different() -> None:
     assert applied.straight(quarter)
     assert not applied.straight(lost)
     assert lost["micro"] == pytest.approx([1, 0, 0, 1])
-    assert "each micro-batch's: 1, 0, 0, 1" in applied.described(lost)
+    assert "factor by micro-batch: 1, 0, 0, 1" in applied.described(lost)
     assert "in another direction" in applied.described(lost)
 
 

@@ -65,7 +65,7 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     print_trial(terminal(), SYMPTOM)
     out = capsys.readouterr().out
     assert "first seen: step 3; ranks 0, 1; off by up to 0.1309; a, b, c and 2 more\n" in out
-    assert "usual check, 'the norms differ': no alarm\n" in out
+    assert "usual check (alarm if the norms differ): no alarm\n" in out
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,10 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     [
         ({"step": 2, "clock": "epoch"}, "first seen: epoch 2"),
         ({"step": 0, "clock": "epoch"}, "first seen: before the first epoch"),
-        ({"magnitude": 0.25, "unit": "of all samples"}, "first seen: off by up to 0.25 of all samples"),
+        (
+            {"magnitude": 0.25, "unit": "of all samples"},
+            "first seen: off by up to 0.25 of all samples",
+        ),
         ({"magnitude": 15.0}, "first seen: off by up to 15"),
     ],
 )

@@ -130,7 +130,11 @@ def _judgement(module: Any, name: str) -> str:
     ]
     checks = _insufficient_checks(name)
     if checks:
-        lines += ["", "Usual checks that users have, in `buggy` of the newest GPU run:", ""]
+        lines += [
+            "",
+            "Usual checks, with the condition for an alarm, in `buggy` of the newest GPU run:",
+            "",
+        ]
         lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
     return "\n".join(lines)
 

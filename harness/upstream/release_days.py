@@ -59,7 +59,7 @@ def released(name: str, version: str, cache: Path) -> str:
         return day
     stack = Stack({name: version}, date.today().isoformat(), *here())
     stack = next(part for part in quirks.by_python(stack) if part.pins)
-    with index.waiting(f"the package index to name the day of {name} {version}"):
+    with index.waiting(f"the package index, which knows when {name} {version} was released"):
         lock = uv.run(
             [
                 "pip",

@@ -157,11 +157,13 @@ def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
 def described(step: Record) -> str:
     """What one step of a rank applied, in words."""
     each = ", ".join(f"{share:.4g}" for share in step["micro"])
-    aside = "" if straight(step) else f", and {step['off']:.2g} times it in another direction"
-    several = f"; each micro-batch's: {each}" if step["micro"][1:] or not _even(step) else ""
+    aside = (
+        "" if straight(step) else f", plus {step['off']:.2g} times its norm in another direction"
+    )
+    several = f"; factor by micro-batch: {each}" if step["micro"][1:] or not _even(step) else ""
     return (
         f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} times the right "
-        f"gradient{aside} (norms {step['applied']:.4g} and {step['gradient']:.4g}){several}"
+        f"gradient{aside} (norm {step['applied']:.4g}, right: {step['gradient']:.4g}){several}"
     )
 
 

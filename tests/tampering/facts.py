@@ -349,7 +349,7 @@ STEPS: list[Row] = [
             to(reference_loss=0.1),
         )
     ),
-    ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "each micro-batch's: 9"),
+    ("clip_max_for_min", "fixed", None, "step", to(micro=[9.0]), "factor by micro-batch: 9"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(loss=0.1), "loss differs between ranks 0 and"),
     ("pipeline_gas_twice", "fixed", 1, "step", to(reference_loss=0.1), "reference_loss differs"),
     (
@@ -358,9 +358,9 @@ STEPS: list[Row] = [
         1,
         "step",
         to(micro=[1.0, 1.0, 0.0, 2.0]),
-        "each micro-batch's: 1, 1, 0, 2",
+        "factor by micro-batch: 1, 1, 0, 2",
     ),
-    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batch's: 9, 9, 9, 9"),
+    ("trainer_gas_twice", "fixed", 0, "step", to(micro=[9.0] * 4), "micro-batch: 9, 9, 9, 9"),
     ("pipeline_gas_twice", "fixed", 0, "step", to(micro=[1.0]), "micro has 1 entry, expected 4"),
     ("pipeline_gas_twice", "control", 1, "step", to(stage=0), "stage is 0, expected 1"),
     ("trainer_gas_twice", "control", 0, "step", to(rows=[]), "rows has 0 entries"),

@@ -10,10 +10,10 @@ micro-batches. So accelerate's number must be 1. To pass ``sync_each_batch`` thr
 accelerate a plugin with ``num_steps`` set to the Trainer's number. The logged loss is taken before
 ``backward`` divides it. The fix sets ``num_steps`` to 1.
 
-We know of no report of this symptom. Issue 45305 of April 2026 has the same cause: under DeepSpeed,
-where accelerate does not divide, gradients were not averaged. docs/reports/trainer_gas_twice.py
-shows the bug without this project. Both packages take part: a release of accelerate is affected
-only together with one of these releases of transformers.
+We know of no report of this symptom. Issue 45305 of April 2026 has the same cause and the opposite
+effect: under DeepSpeed accelerate does not divide, and gradients were summed, not averaged.
+docs/reports/trainer_gas_twice.py shows the bug without this project. The bug is in how these
+releases of transformers call accelerate; no release of accelerate is at fault.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from scenarios.transformers.trainer_gas_twice import normaliser
 @dataclass
 class Params(Knobs):
     accumulation: int = knob(
-        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps; they share 8 rows"
+        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
     )
     steps: int = knob(3, least=1, about="steps of training")
     lr: float = knob(0.1, above=0, about="learning rate of SGD")
     model: str = knob(
         "llama",
         choices=("llama", "plain"),
-        about="the forward of llama accepts num_items_in_batch, that of a plain module does not",
+        about="the model; only the forward of llama accepts num_items_in_batch",
     )
 
 
