@@ -23,9 +23,14 @@ def missing_rank(folder: Path) -> None:
     Recording(folder.parent).reseal(folder.name)
 
 
-def changed_file(folder: Path) -> None:
-    text = (folder / RANK_1).read_text()
-    (folder / RANK_1).write_text(text.replace('"loss": ', '"loss":  ', 1))
+def replaced(name: str, old: str, new: str) -> Change:
+    """Replace a text in a file, once."""
+
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return change
 
 
 def copied_to(name: str) -> Change:
@@ -73,19 +78,9 @@ def list_that_was_changed(folder: Path) -> None:
             listed["one_more.py"] = "0" * 64
 
 
-def seed_twice(folder: Path) -> None:
-    file = folder.parent / RUN_FILE
-    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1, "seed": 0', 1))
-
-
 def another_seed(folder: Path) -> None:
     with changing(folder.parent / RUN_FILE) as run:
         run["seed"] += 1
-
-
-def code_twice(folder: Path) -> None:
-    file = folder / EXIT_FILE
-    file.write_text(file.read_text().replace('"code": ', '"code": 9, "code": ', 1))
 
 
 def loss_twice(lines: list[str]) -> None:
@@ -129,7 +124,7 @@ FILES: Table = {
         (missing_rank, "rank 1 left no complete records"),
         (copied_to(f"{RANK_1}.part"), "rank_1.jsonl is there twice, finished and unfinished"),
         (copied_to("rank_2.jsonl"), "rank_2.jsonl belongs to no rank of this trial"),
-        (changed_file, "rank 1: its records were changed after the launch ended"),
+        (replaced(RANK_1, '"loss": ', '"loss":  '), "rank 1: its records were changed after"),
         (fifo, "rank_1.jsonl: is not a regular file"),
         (linked, "rank_1.jsonl: is a symbolic link"),
         (endless, "rank_1.jsonl: has 10737418240 bytes"),
@@ -137,14 +132,20 @@ FILES: Table = {
         (shutil.rmtree, "this trial never ended"),
         (lambda folder: (folder / EXIT_FILE).unlink(), "has no exit.json"),
         (lambda folder: (folder / EXIT_FILE).write_text('{"code": 0,'), "exit.json"),
-        (code_twice, "exit.json: has the key 'code' twice in one object"),
+        (
+            replaced(EXIT_FILE, '"code": ', '"code": 9, "code": '),
+            "exit.json: has the key 'code' twice",
+        ),
         (lambda folder: (folder / loaded_files.MADE_FILE).unlink(), "made.json"),
         (no_lists, ".json: No such file or directory"),
         (list_with_a_file_twice, f"has the key '{FILE}' twice in one object"),
         (list_that_was_changed, ".json was changed since it was written"),
         (listed(dict.clear), "rank 0: its list of loaded files has no deepspeed/__init__"),
         (listed(to(**{FILE: "0" * 64})), f"loaded files has no {FILE} as"),
-        (seed_twice, "run.json: has the key 'seed' twice in one object"),
+        (
+            replaced("../run.json", '"seed": ', '"seed": 1, "seed": '),
+            "run.json: has the key 'seed' twice",
+        ),
         (another_seed, "exit.json is from another run.json"),
     ],
     "bf16_clip buggy 1 lines": [
