@@ -174,6 +174,7 @@ FAULTS: list[tuple[list[str], Exception, str]] = [
     (RUN, AssertionError(), "AssertionError"),
     (RUN, MemoryError(), "MemoryError"),
     (RUN, OSError(28, "No space left on device", "/file"), "no room on the disk for /file"),
+    (RUN, OSError(122, "Disk quota exceeded", "/file"), "no room on the disk for /file"),
     (RUN, OSError(18, "Invalid cross-device link", "/a", None, "/b"), "/a -> /b: Invalid cross-"),
 ]
 
