@@ -82,9 +82,7 @@ def at(name: str, index: int, value: float) -> Change:
 
 def within(name: str, change: Change) -> Change:
     """The change inside a fact that is an object, or in the first one of a list of objects."""
-    return lambda record: change(
-        record[name][0] if isinstance(record[name], list) else record[name]
-    )
+    return lambda r: change(r[name][0] if isinstance(r[name], list) else r[name])
 
 
 def without(name: str, inner: str) -> Change:

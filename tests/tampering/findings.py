@@ -144,14 +144,6 @@ def one_difference_too_many(records: Records) -> None:
 CASTS = {"arange": "float32", "ones": "bfloat16"}
 
 
-def no_difference(records: Records) -> None:
-    of(records, "buffers")[0]["differing"].clear()
-
-
-def shorter(answer: dict[str, Any]) -> None:
-    del answer["apart"][257:]
-
-
 ROTARY: Table = {
     "rope_zero_init buggy 0 records": [
         (figure(mismatched=329319), "mismatched is "),
@@ -159,7 +151,7 @@ ROTARY: Table = {
         (figure(place=[1148, 3]), "place is "),
         (figure(relative=8319.0), "relative is "),
         (figure(relative_place=[3657, 12]), "relative place is "),
-        (no_difference, "mismatched is 0, where 324796 is"),
+        (lambda records: of(records, "buffers")[0]["differing"].clear(), "mismatched is 0, where"),
         (one_difference_too_many, "mismatched is 329320, where 0 is documented"),
     ],
     "rope_zero_init buggy 0 logits": [
@@ -299,14 +291,6 @@ def of_a_master_copy(loaded: dict[str, Any]) -> None:
     loaded["changed"] = [{**loaded["changed"][0], "name": "2.norm.bias (fp32)", "reset": False}]
 
 
-def not_clipped(step: dict[str, Any]) -> None:
-    step["ratio"] = 1.0 / step["gradient"]
-
-
-def untrained(loaded: dict[str, Any]) -> None:
-    loaded["trained"].remove(NORM)
-
-
 OTHERS: Table = {
     "tied_resume_norm fixed 0 records": [(nth("step", -1, astray), "rank 0, step 6: ")],
     "bf16_clip buggy * records": [
@@ -314,7 +298,12 @@ OTHERS: Table = {
     ],
     "bf16_clip buggy 0 checkpoint": [(to(failures=[]), "the documented check passes")],
     "bf16_clip buggy * step": [(to(differing={}), "no drift was seen")],
-    "clip_max_for_min buggy 0 records": [(first(not_clipped), "120 are wrong: 11 not clipped")],
+    "clip_max_for_min buggy 0 records": [
+        (
+            first(lambda step: step.update(ratio=1.0 / step["gradient"])),
+            "120 are wrong: 11 not clipped",
+        )
+    ],
     "pipeline_gas_twice fixed * records": [(first(times("loss", 0.5)), "the loss of step 1 is")],
     "tied_resume_norm buggy 1 loaded": [
         (within("changed", to(reset=False)), "0.99609 before, 1 after")
@@ -336,19 +325,17 @@ DOUBTED = [case for table in (OVERFLOW, ROTARY, ORDER, TRAINING, OTHERS) for cas
 
 
 def every_other_cut_elsewhere(layout: dict[str, Any]) -> None:
-    if layout["rank"] % 2:
-        layout["owned"] = [72, 128]
+    layout["owned"] = [72, 128] if layout["rank"] % 2 else layout["owned"]
 
 
-def zero_on_rank_3(cell: dict[str, Any]) -> None:
-    if cell["rank"] == 3:
-        for piece in cell["pieces"]:
-            piece["row"] = [0.0] * 8
+def every_row(*values: float, rank: int | None = None) -> Change:
+    """Every piece of a cell, or of the cells of one rank, has these shares of the gradients."""
 
+    def change(cell: dict[str, Any]) -> None:
+        for piece in cell["pieces"] if rank in (None, cell["rank"]) else []:
+            piece["row"] = list(values)
 
-def equal_everywhere(cell: dict[str, Any]) -> None:
-    for piece in cell["pieces"]:
-        piece["row"] = [1.0] + [0.0] * 7
+    return change
 
 
 def as_on_rank_0(step: dict[str, Any]) -> None:
@@ -367,10 +354,12 @@ NOT_TRIGGERED: Table = {
         (to(casts=CASTS), "bf16: torch.arange, asked for float32, gave float32"),
         (to(compared={}), "rank 1, bf16: the model has no buffer"),
     ],
-    "rope_zero_init fixed * logits": [(shorter, "the logits of 257 tokens")],
+    "rope_zero_init fixed * logits": [
+        (lambda logits: logits.update(apart=logits["apart"][:257]), "the logits of 257 tokens")
+    ],
     "tied_embedding_order fixed * records": [
-        (nth("cell", 0, equal_everywhere), "were not all different"),
-        (nth("cell", 0, zero_on_rank_3), "not all different, or one was 0"),
+        (nth("cell", 0, every_row(1, *[0] * 7)), "were not all different"),
+        (nth("cell", 0, every_row(*[0] * 8, rank=3)), "not all different, or one was 0"),
     ],
     "tied_embedding_order fixed * layout": [
         (to(buffer=[0, 128]), "elements 0 to 128 and 0 to 128"),
@@ -380,7 +369,9 @@ NOT_TRIGGERED: Table = {
         (first(to(own_gradient=0.0)), "equal, 0 or missing in 1 of 20 steps"),
         (first(as_on_rank_0), "equal, 0 or missing in 1 of 20 steps"),
     ],
-    "tied_resume_norm fixed 1 loaded": [(untrained, "rank 1 had saved only initial")],
+    "tied_resume_norm fixed 1 loaded": [
+        (lambda loaded: loaded["trained"].remove(NORM), "rank 1 had saved only initial")
+    ],
 }
 UNEXERCISED = cases(NOT_TRIGGERED)
 """``exercised`` says that the bug was not triggered, and why."""
