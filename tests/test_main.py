@@ -118,18 +118,8 @@ def test_a_grade_as_json_is_the_stored_verdict(capsys: Capture) -> None:
     assert main(["grade", str(RECORDED), "--json"]) == 0
     stored = stored_verdict(RECORDED)
     assert json.loads(capsys.readouterr().out) == {k: stored[k] for k in stored if k != "seconds"}
-
-
-def test_a_wrong_folder_gets_the_runs_beside_it(recording: Recording, capsys: Capture) -> None:
-    assert main(["grade", str(recording.folder.parent / "rnu")]) == 2
-    assert f"Choices: {recording.folder}." in capsys.readouterr().err
-
-
-def test_the_list_as_json_has_every_scenario_with_its_variants(capsys: Capture) -> None:
-    assert main(["list", "--json"]) == 0
-    variants = {each["name"]: each["variants"] for each in json.loads(capsys.readouterr().out)}
-    assert variants["bf16_clip"]["buggy"]["expect"] == "symptom"
-    assert variants["bf16_clip"]["reference"]["ranks"] == 1
+    assert main(["grade", str(RECORDED.parent / "rnu")]) == 2
+    assert f"Choices: {RECORDED}." in capsys.readouterr().err
 
 
 def test_an_empty_cache_has_nothing_to_free(capsys: Capture) -> None:
@@ -137,13 +127,22 @@ def test_an_empty_cache_has_nothing_to_free(capsys: Capture) -> None:
     assert "freed 0 of 0: 0.0 MB" in capsys.readouterr().out
 
 
+def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
+    """Runs end without a launch: REPRODUCED, or as given by seed. Returns their scenarios."""
+    ran: list[str] = []
+
+    def run(config: RunConfig, *_: object) -> tuple[RunResult, Path]:
+        catalog.scenario(config.scenario)
+        ran.append(config.scenario)
+        verdict = verdicts.get(f"seed_{config.seed}", Verdict.REPRODUCED)
+        return RunResult(config.scenario, verdict, (), ()), Path()
+
+    monkeypatch.setattr(suite, "run", run)
+    return ran
+
+
 def test_a_sweep_ends_with_its_worst_exit_code(monkeypatch: MonkeyPatch) -> None:
-    verdicts = {1: Verdict.NOT_REPRODUCED, 2: Verdict.INCONCLUSIVE, 3: Verdict.REPRODUCED}
-
-    def pretend(config: RunConfig) -> tuple[RunResult, Path]:
-        return RunResult("bf16_clip", verdicts[config.seed], (), ()), Path()
-
-    monkeypatch.setattr(suite, "run", pretend)
+    pretend(monkeypatch, seed_1=Verdict.NOT_REPRODUCED, seed_2=Verdict.INCONCLUSIVE)
     assert main(["run", "--multirun", BUG, "seed=1,2,3"]) == 1
     assert main(["run", BUG, "seed=2"]) == 3
 
@@ -158,9 +157,7 @@ def test_an_interrupted_run_says_so(monkeypatch: MonkeyPatch, capsys: Capture) -
 
 
 def test_a_sweep_that_was_refused_leaves_no_folder(monkeypatch: MonkeyPatch, runs: Path) -> None:
-    monkeypatch.setattr(
-        suite, "run", lambda config: (RunResult("bf16_clip", Verdict.REPRODUCED, (), ()), Path())
-    )
+    pretend(monkeypatch)
     assert main(["run", "--multirun", BUG, "scenario.lr=-1,-2"]) == 2
     assert not runs.exists()
     assert main(["run", "--multirun", BUG, "scenario.lr=-1,1"]) == 2
@@ -249,14 +246,7 @@ LINE = "broken/scenario.py, line 3: AssertionError: half done"
 def test_a_broken_scenario_is_reported_and_the_others_work(
     broken: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    ran: list[str] = []
-
-    def pretend(config: RunConfig, *_: object) -> tuple[RunResult, Path]:
-        catalog.scenario(config.scenario)
-        ran.append(config.scenario)
-        return RunResult(config.scenario, Verdict.REPRODUCED, (), ()), Path()
-
-    monkeypatch.setattr(suite, "run", pretend)
+    ran = pretend(monkeypatch)
     monkeypatch.setattr(suite, "read_json", lambda _: None)
     assert main(RUN) == 0
     assert main(["run", "--cfg", "job", BUG]) == 0
@@ -281,6 +271,8 @@ def test_the_list_says_which_scenario_is_broken(broken: str, capsys: Capture) ->
     listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert listed["broken"]["broken"].endswith(LINE)
     assert "broken" not in listed["bf16_clip"]
+    assert listed["bf16_clip"]["variants"]["buggy"]["expect"] == "symptom"
+    assert listed["bf16_clip"]["variants"]["reference"]["ranks"] == 1
 
 
 def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
@@ -291,7 +283,7 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     wrong = "class Params(Knobs):\n    lr: float = knob(-1.0, above=0, about='')\n"
     scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{wrong}")
     catalog.forget()
-    monkeypatch.setattr(suite, "run", lambda c: (RunResult("", Verdict.REPRODUCED, (), ()), Path()))
+    pretend(monkeypatch)
     assert main(RUN) == 0
     assert main(["run", "scenario=beyond"]) == 3
     assert (

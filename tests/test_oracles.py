@@ -218,7 +218,7 @@ def test_fixed_must_train_as_the_reference(fixed: tuple[float, ...], messages: l
 
 
 def test_copies_part_at_the_first_step_with_a_difference() -> None:
-    differing = ({}, {"a": 0.5, "b": 0.1}, {"a": 0.7})
+    differing: list[dict[str, float]] = [{}, {"a": 0.5, "b": 0.1}, {"a": 0.7}]
     steps = [{"kind": "step", "step": n, "differing": d} for n, d in enumerate(differing, 1)]
     parting = copies.parting(ranks(steps), "differing")
     assert parting is not None

@@ -134,8 +134,7 @@ def test_the_exit_code_of_a_launch_is_reported(pool: Pool, site: Path, tmp_path:
     for code, end in ends.items():
         folder = tmp_path / str(code)
         ran = launch(pool, wanted(site), folder, f"import os, sys\n{end}\n")
-        assert ran.wait(PATIENCE) == code
-        assert ran.poll() == code
+        assert (ran.wait(PATIENCE), ran.poll()) == (code, code)
         assert ("ValueError" in (folder / "torchrun.log").read_text()) is (code == 1)
 
 
@@ -190,11 +189,10 @@ def test_only_processes_with_a_handler_are_signalled() -> None:
     token = new_token()
     plain = "import time; print(flush=True); time.sleep(1000)"
     handles = f"import signal; signal.signal(signal.SIGUSR1, print); {plain}"
+    environment = os.environ | {TOKEN: token}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, TOKEN: token}, stdout=subprocess.PIPE
-        )
-        for code in (plain, handles)
+        subprocess.Popen([sys.executable, "-c", c], env=environment, stdout=subprocess.PIPE)
+        for c in (plain, handles)
     ]
     try:
         for process in started:
