@@ -160,7 +160,7 @@ def _launches(folder: Path) -> Launches:
 
 
 def _of_records(base: Base, params: Params, before: Launches, now: Launches) -> set[str]:
-    """What may be said of records that are well written, beside those of the run as it was."""
+    """Which outcomes changed records allow, if they are well-formed."""
     if set(before) != set(now) or any(set(before[launch]) != set(now[launch]) for launch in before):
         return set()
     ranks = [(launch, rank) for launch in before for rank in before[launch]]
