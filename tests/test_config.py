@@ -144,6 +144,7 @@ def test_every_command_refuses_such_a_value_before_anything_starts(
     command: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
     bug = [] if "scenario=all" in command else ["scenario=bf16_clip"]
     assert main([*command.split(), *bug]) == 2
     complaint = capsys.readouterr().err
