@@ -27,27 +27,22 @@ def no_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """A test that launches nothing installs nothing: it gets no network and needs no overlay."""
     if not {"launch", "scenario"} & {mark.name for mark in request.node.iter_markers()}:
         monkeypatch.setattr(uv, "run", _refuse_uv)
+    index.forget()  # what it answered to another test
 
 
 def _refuse_uv(arguments: Sequence[str], *_: object, **__: object) -> NoReturn:
     raise Inconclusive(f"a test without overlays called uv {' '.join(arguments[:2])}")
 
 
-@pytest.fixture(autouse=True)
-def _asks_anew() -> None:
-    """No test knows what the index said to another."""
-    index.forget()
-
-
 @pytest.fixture
 def recording(tmp_path: Path) -> Recording:
-    """A copy of the recorded run, to tamper with."""
+    """A copy of the recorded run, to change."""
     return Recording(shutil.copytree(RECORDED, tmp_path / "run"))
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the harness's own."""
+    """An empty cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("HARNESS_CACHE", str(folder))
     return folder
@@ -55,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that other users can read: pytest's own are their user's alone."""
+    """A folder that other users can read, unlike pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -63,7 +58,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where run folders go during a test; not there before the first run."""
+    """The folder of run folders; it does not exist before the first run."""
     folder = tmp_path / "runs"
     monkeypatch.setenv("HARNESS_RUNS", str(folder))
     return folder
@@ -96,7 +91,7 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty folders for the scenarios: what a test writes into them stays its own."""
+    """Empty folders for the scenarios, which a test may change."""
     real, own = catalog.folder, tmp_path / "scenarios"
 
     def folder(name: str) -> Path:

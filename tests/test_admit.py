@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import scenarios
 from harness.__main__ import main
 from harness.commands import admit
 from harness.commands.admit import Gate
-from harness.errors import UserError
 from harness.results import RunResult, TrialResult
 from harness.run_config import RunConfig
 from harness.spec import Finding, Outcome
 from harness.trial import grade
 from harness.trial.server_pool import Pool
-from harness.upstream import release_days
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parent.parent
 S, C, I, U = Outcome.SYMPTOM, Outcome.CLEAN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED  # noqa: E741
+Changed = Mapping[int, Mapping[str, Outcome]]
+"""By the number of a run, its outcomes that differ from GOOD."""
 GOOD: Mapping[str, Outcome] = {"buggy": S, "fixed": C, "control": C, "reference": C}
 
 
 class Runs:
-    """Stands in for ``run``: the n-th call comes out as said, everything else as it should."""
+    """Replaces ``run``: call n has the outcomes ``changed[n]``, otherwise the expected ones."""
 
-    def __init__(self, told: Mapping[int, Mapping[str, Outcome]]) -> None:
-        self.told = told
-        self.asked: list[tuple[tuple[str, ...], int]] = []
-        self.steps: Sequence[int] = (1, 1, 1, 1)
-        self.alarm = False
+    def __init__(self, changed: Changed, steps: Sequence[int], alarm: bool) -> None:
+        self.changed, self.steps, self.alarm = changed, steps, alarm
+        self.calls: list[tuple[tuple[str, ...], int]] = []
         self.cold: list[int] = []
 
-    def __call__(self, asked: RunConfig, console: Console, *, pool: Pool) -> tuple[RunResult, Path]:
-        number = len(self.asked)
-        self.cold += [] if asked.launch.warm else [number]
-        self.asked.append((asked.variants, asked.seed))
-        outcomes = {**GOOD, **self.told.get(number, {})}
-        trials = [self._trial(v, outcomes[v], self.steps[number]) for v in asked.variants]
+    def __call__(self, config: RunConfig, *_: object, pool: Pool) -> tuple[RunResult, Path]:
+        number = len(self.calls)
+        self.cold += [] if config.launch.warm else [number]
+        self.calls.append((config.variants, config.seed))
+        outcomes = {**GOOD, **self.changed.get(number, {})}
+        trials = [self._trial(v, outcomes[v], self.steps[number]) for v in config.variants]
         verdict, reasons = grade.judge(trials, lambda: [])
-        return RunResult(asked.scenario, verdict, reasons, tuple(trials)), Path()
+        return RunResult(config.scenario, verdict, reasons, tuple(trials)), Path()
 
     def _trial(self, variant: str, outcome: Outcome, step: int) -> TrialResult:
         seen = outcome is S or (self.alarm and variant == "control")
@@ -53,31 +50,37 @@ class Runs:
         return TrialResult(variant, outcome, GOOD[variant], "because", finding=finding)
 
 
-def admitted(
-    monkeypatch: pytest.MonkeyPatch, told: Mapping[int, Mapping[str, Outcome]], **changes: object
-) -> tuple[int, Runs]:
-    runs = Runs(told)
-    for name, value in changes.items():
-        setattr(runs, name, value)
-    monkeypatch.setattr(admit, "run", runs)
-    monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
-    monkeypatch.setattr(admit, "recorded_alike", lambda _: Gate("alike", True, ""))
-    return main(["admit", "scenario=bf16_clip", "seed=3"]), runs
+Admit = Callable[..., tuple[int, Runs, str]]
 
 
-def test_a_scenario_that_always_says_the_same_is_admitted(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    code, runs = admitted(monkeypatch, {})
+@pytest.fixture
+def admitted(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Admit:
+    """Runs ``admit`` on such runs; returns its exit code, the runs and what was printed."""
+
+    def admitted(
+        changed: Changed | None = None, steps: Sequence[int] = (1, 1, 1, 1), alarm: bool = False
+    ) -> tuple[int, Runs, str]:
+        runs = Runs(changed or {}, steps, alarm)
+        monkeypatch.setattr(admit, "run", runs)
+        monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
+        monkeypatch.setattr(admit, "recorded_alike", lambda _: Gate("alike", True, ""))
+        code = main(["admit", "scenario=bf16_clip", "seed=3"])
+        return code, runs, capsys.readouterr().out
+
+    return admitted
+
+
+def test_a_scenario_with_the_same_outcomes_each_time_is_admitted(admitted: Admit) -> None:
+    code, runs, out = admitted()
     assert code == 0
     pair = ("buggy", "fixed")
-    assert runs.asked == [(tuple(GOOD), 3), (pair, 3), (pair, 3), (pair, 4)]
+    assert runs.calls == [(tuple(GOOD), 3), (pair, 3), (pair, 3), (pair, 4)]
     assert runs.cold == [2]
-    assert "bf16_clip: admitted" in capsys.readouterr().out
+    assert "bf16_clip: admitted" in out
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("changed", "why"),
     [
         ({1: {"buggy": C}}, "flaky: symptom, clean, symptom"),
         ({2: {"buggy": I}}, "flaky: symptom, symptom, inconclusive"),
@@ -88,45 +91,33 @@ def test_a_scenario_that_always_says_the_same_is_admitted(
         ({3: {"fixed": I}}, "inconclusive: fixed: because"),
     ],
 )
-def test_one_that_does_not_is_named_and_kept_out(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    told: Mapping[int, Mapping[str, Outcome]],
-    why: str,
+def test_a_scenario_with_another_outcome_is_not_admitted(
+    changed: Changed, why: str, admitted: Admit
 ) -> None:
-    code, runs = admitted(monkeypatch, told)
-    out = capsys.readouterr().out
+    code, runs, out = admitted(changed)
     assert code == 1
-    assert len(runs.asked) == 4, "nothing is tried again"
+    assert len(runs.calls) == 4, "nothing is tried again"
     assert any("FAILED" in line and why in line for line in out.splitlines())
     assert "bf16_clip: not admitted" in out
 
 
-def test_an_alarm_where_nothing_is_wrong_keeps_it_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_an_alarm_in_a_clean_variant_and_other_steps_in_repeats_are_reported(
+    admitted: Admit,
 ) -> None:
-    code, _ = admitted(monkeypatch, {}, alarm=True)
+    code, _, out = admitted(alarm=True)
     assert code == 1
-    assert "control: wrong" in capsys.readouterr().out
+    assert "control: wrong" in out
+    code, _, out = admitted(steps=(1, 2, 1, 1))
+    assert code == 0
+    assert "(at steps 1, 2, 1)" in out
 
 
-def test_repeats_that_saw_it_at_other_steps_say_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert admitted(monkeypatch, {}, steps=(1, 2, 1, 1))[0] == 0
-    assert "(at steps 1, 2, 1)" in capsys.readouterr().out
-
-
-def test_what_this_machine_cannot_run_it_cannot_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert admitted(monkeypatch, {n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
-
-
-def refuse(name: str, *_: object) -> None:
-    raise UserError(f"no package '{name}' in the index")
+def test_a_scenario_that_this_machine_cannot_run_is_unsupported(admitted: Admit) -> None:
+    assert admitted({n: dict.fromkeys(GOOD, U) for n in range(4)})[0] == 4
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["admit"], "KEY=VALUE"),
         (["admit", "scenario=bf16_clip", "variant=buggy"], "remove variant=buggy"),
@@ -134,20 +125,17 @@ def refuse(name: str, *_: object) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, words: list[str], message: str
 ) -> None:
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path)])
-    monkeypatch.setattr(release_days, "released", refuse)
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
-    recording: Recording,
-) -> None:
+def test_exercised_must_hold_for_the_records_of_buggy(recording: Recording) -> None:
     gate = admit.claimed(recording.folder)
     assert gate.passed
     assert gate.why.startswith(
@@ -161,53 +149,38 @@ def test_buggys_own_records_with_detect_silenced_are_what_exercised_claims(
     assert "clipping was active in 0 of 10 steps" in gate.why
 
 
-def retold(run: Recording, rank: int, **facts: object) -> None:
-    """Have a step of the buggy variant say something else, with all digests made anew."""
-    with run.records("buggy", rank) as records:
-        next(record for record in records if record["kind"] == "step").update(facts)
+def step(run: Recording, **facts: object) -> None:
+    """Change a step of rank 1 of the buggy variant; sealed."""
+    with run.record("buggy", "step", 1) as record:
+        record.update(facts)
 
 
-def three(recording: Recording, tmp_path: Path) -> list[Recording]:
-    """The same run three times over."""
-    return [Recording(shutil.copytree(recording.folder, tmp_path / name)) for name in "123"]
-
-
-def test_a_cold_launch_that_records_the_same_is_alike(recording: Recording, tmp_path: Path) -> None:
-    """Times are nobody's to repeat."""
-    runs = three(recording, tmp_path)
-    with runs[2].records("fixed", 1) as records:
+def later(run: Recording) -> None:
+    with run.records("fixed", 1) as records:
         records[-2]["ended"] += 60
-    gate = admit.recorded_alike([run.folder for run in runs])
-    assert (gate.passed, gate.why.split()[1]) == (True, "records")
-    assert int(gate.why.split()[0]) > 40
 
 
-def test_a_cold_launch_that_records_something_else_is_told(
-    recording: Recording, tmp_path: Path
+NOT_COMPARABLE = "not comparable: two forked launches recorded different facts"
+COLD = "cold {'kind': 'step', 'rank': 1, 'step': 1, 'loss': 7.25"
+Edits = Mapping[int, Callable[[Recording], object]]
+
+
+@pytest.mark.parametrize(
+    ("edits", "passed", "why"),
+    [
+        ({2: later}, True, "records"),  # times may differ
+        ({2: lambda run: step(run, loss=7.25)}, False, COLD),
+        ({n: lambda run, n=n: step(run, loss=7.0 + n) for n in (1, 2)}, True, NOT_COMPARABLE),
+        ({2: lambda run: run.rank_file("buggy", 1).unlink()}, False, "rank 1 left no complete"),
+    ],
+    ids=["same", "different", "never the same", "no records"],
+)
+def test_a_cold_launch_must_record_the_same_as_two_forked_ones(
+    edits: Edits, passed: bool, why: str, recording: Recording, tmp_path: Path
 ) -> None:
-    runs = three(recording, tmp_path)
-    retold(runs[2], 1, loss=7.25)
+    runs = [Recording(shutil.copytree(recording.folder, tmp_path / name)) for name in "123"]
+    for number, edit in edits.items():
+        edit(runs[number])
     gate = admit.recorded_alike([run.folder for run in runs])
-    assert not gate.passed
-    assert gate.why.startswith("1 records differ; forked {'kind': 'step', 'rank': 1")
-    assert "cold {'kind': 'step', 'rank': 1, 'step': 1, 'loss': 7.25" in gate.why
-
-
-def test_a_scenario_that_never_records_the_same_is_not_held_against_a_cold_launch(
-    recording: Recording, tmp_path: Path
-) -> None:
-    runs = three(recording, tmp_path)
-    retold(runs[1], 1, loss=7.25)
-    retold(runs[2], 1, loss=7.5)
-    gate = admit.recorded_alike([run.folder for run in runs])
-    assert (gate.passed, gate.why) == (
-        True,
-        "not comparable: two forked launches recorded different facts",
-    )
-
-
-def test_a_cold_launch_without_records_is_not_alike(recording: Recording, tmp_path: Path) -> None:
-    runs = three(recording, tmp_path)
-    runs[2].rank_file("buggy", 1).unlink()
-    gate = admit.recorded_alike([run.folder for run in runs])
-    assert (gate.passed, gate.why) == (False, "rank 1 left no complete records")
+    assert gate.passed is passed
+    assert why in gate.why

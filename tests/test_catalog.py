@@ -1,4 +1,4 @@
-"""The catalogue, and the words as types."""
+"""The catalogue of scenarios, and its types."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from tests.made_up import scenario_module
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_what_a_scenario_and_its_variants_name_exists(name: str) -> None:
-    told, params = catalog.scenario(name), catalog.load(name).Params
-    for variant in told.variants.values():
+    scenario, params = catalog.scenario(name), catalog.load(name).Params
+    for variant in scenario.variants.values():
         params(**{**asdict(params()), **variant.params})
-        assert set(variant.pins) <= set(told.pins)
-        assert {defect.upstream for defect in variant.defects} <= set(told.pins)
+        assert set(variant.pins) <= set(scenario.pins)
+        assert {defect.upstream for defect in variant.defects} <= set(scenario.pins)
+    subject = next(iter(scenario.pins), "torch")
+    assert catalog.folder(name).parent.name == subject.replace("-", "_")
 
 
-def test_a_folder_is_a_scenario_without_being_listed_anywhere(more_scenarios: Path) -> None:
+def test_each_folder_is_a_scenario_unless_it_is_private(more_scenarios: Path) -> None:
     scenario_module(more_scenarios, "another", "")
-    assert "another" in catalog.names()
-    assert catalog.file("another") == "scenarios/another_upstream/another/scenario.py"
-
-
-def test_private_folders_and_modules_are_no_scenarios(more_scenarios: Path) -> None:
     scenario_module(more_scenarios, "_private", "")
     (more_scenarios / "module.py").write_text("")
+    assert "another" in catalog.names()
+    assert catalog.file("another") == "scenarios/another_upstream/another/scenario.py"
     assert not {"copies", "regression", "common", "_private", "module"} & set(catalog.names())
 
 
@@ -43,12 +42,12 @@ BROKEN = {
     "import sys\nsys.exit('gone')\n": "line 2: SystemExit: gone",
     "Params = SCENARIO = plan = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
 }
-"""Modules that cannot be used, each with what is said of it."""
+"""Modules that cannot be used, and a part of each message."""
 
 
-@pytest.mark.parametrize(("text", "told"), BROKEN.items(), ids=list(BROKEN.values()))
-def test_a_broken_module_spoils_its_own_scenario_alone(
-    more_scenarios: Path, text: str, told: str
+@pytest.mark.parametrize(("text", "message"), BROKEN.items(), ids=list(BROKEN.values()))
+def test_a_broken_module_breaks_only_its_own_scenario(
+    more_scenarios: Path, text: str, message: str
 ) -> None:
     scenario_module(more_scenarios, "broken", text)
     assert "broken" in catalog.names()
@@ -56,7 +55,7 @@ def test_a_broken_module_spoils_its_own_scenario_alone(
     assert list(catalog.broken()) == ["broken"]
     with pytest.raises(catalog.BrokenScenario) as caught:
         catalog.load("broken")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("scenarios/another_upstream/broken/scenario.py")
     assert catalog.scenario("bf16_clip").subject == "deepspeed"
@@ -69,31 +68,22 @@ def test_two_scenarios_of_one_name_are_both_named_and_neither_is_used(more_scena
 
 
 def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:
-    told = a_scenario(
-        buggy=expect_symptom(), fixed=expect_clean("2.0"), other=expect_symptom("3.0", "a third")
+    scenario = a_scenario(
+        buggy=expect_symptom(), fixed=expect_clean("2.0"), other=expect_symptom("3.0", "third")
     )
-    assert [told.pins_of(v) for v in told.variants] == [{}, {"up": "2.0"}, {"up": "3.0"}]
-    assert [told.about(v) for v in told.variants] == [
-        "up 1.0 as published",
-        "up 2.0 as published",
-        "a third",
-    ]
-    assert [v.expect for v in told.variants.values()] == [
-        Outcome.SYMPTOM,
-        Outcome.CLEAN,
-        Outcome.SYMPTOM,
+    assert [
+        (scenario.pins_of(name), scenario.about(name), variant.expect)
+        for name, variant in scenario.variants.items()
+    ] == [
+        ({}, "up 1.0 as published", Outcome.SYMPTOM),
+        ({"up": "2.0"}, "up 2.0 as published", Outcome.CLEAN),
+        ({"up": "3.0"}, "third", Outcome.SYMPTOM),
     ]
 
 
 def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() -> None:
     assert catalog.scenario("bf16_clip").watched == ("deepspeed/runtime/bf16_optimizer.py",)
     assert catalog.scenario("sampler_shards").watched == ("accelerate/data_loader.py",)
-
-
-@pytest.mark.parametrize("name", catalog.names())
-def test_a_scenario_is_in_the_folder_of_its_upstream(name: str) -> None:
-    subject = next(iter(catalog.scenario(name).pins), "torch")
-    assert catalog.folder(name).parent.name == subject.replace("-", "_")
 
 
 def test_a_digest_sees_what_code_does_and_not_what_it_says(
@@ -111,35 +101,24 @@ def test_a_digest_sees_what_code_does_and_not_what_it_says(
     assert digest("def f():\n    return 2\n") != first
 
 
-def test_an_unknown_scenario_gets_a_guess_and_the_choices() -> None:
+def test_an_unknown_name_gets_the_choices_and_a_guess_if_one_is_similar() -> None:
     with pytest.raises(UserError) as caught:
         catalog.load("bf16")
     assert str(caught.value).startswith("no scenario 'bf16': did you mean bf16_clip? Choices: ")
-
-
-def test_what_resembles_nothing_gets_no_guess() -> None:
     assert catalog.unknown("lane", "zzz", ["cpu", "gpu"]) == "no lane 'zzz'. Choices: cpu, gpu."
     assert catalog.unknown("lane", "zzz", []) == "no lane 'zzz'. Choices: none."
 
 
-def test_a_variant_may_have_a_number_of_ranks_of_its_own() -> None:
-    told = a_scenario(one=Variant("", Outcome.CLEAN, ranks=1), all=Variant("", Outcome.CLEAN))
-    assert [told.ranks_of("one"), told.ranks_of("all")] == [1, 4]
-
-
-def test_a_defect_of_two_variants_counts_once() -> None:
+def test_a_variant_may_have_its_own_ranks_and_a_defect_of_two_counts_once() -> None:
     defect = catalog.scenario("bf16_clip").defects[0]
-    with_it = Variant("", Outcome.SYMPTOM, (defect,))
-    told = a_scenario(buggy=with_it, control=with_it, fixed=Variant("", Outcome.CLEAN))
-    assert told.defects == (defect,)
+    with_it, clean = Variant("", Outcome.SYMPTOM, (defect,)), Variant("", Outcome.CLEAN, ranks=1)
+    scenario = a_scenario(buggy=with_it, control=with_it, fixed=clean)
+    assert [scenario.ranks_of("buggy"), scenario.ranks_of("fixed")] == [4, 1]
+    assert scenario.defects == (defect,)
 
 
 def a_scenario(**variants: Variant) -> Scenario:
     return Scenario(("",), "", "", "", "", {"up": "1.0"}, variants, ranks=4)
-
-
-def test_the_subject_is_the_first_pin() -> None:
-    assert catalog.scenario("bf16_clip").subject == "deepspeed"
 
 
 @pytest.mark.parametrize(("lane", "backend"), [(Lane.CPU, "gloo"), (Lane.GPU, "nccl")])

@@ -11,21 +11,19 @@ from harness.spec import Lane, Position, Records
 from scenarios.torch.device_math import scenario as device_math
 from scenarios.torch.device_math.scenario import NINTH, QUOTIENT
 
+HOST = [f"0x{index:08x}" for index in range(10)]
+SAME = {"host": "0x3f666666", "device": "0x3f666666"}
+
 
 def seen(device: str = "cuda", dtype: str = "torch.float32", **changed: Any) -> Records:
     """What an H200 computes with a plain divisor: powers 4 and 9 of 10 differ."""
-    host = [f"0x{index:08x}" for index in range(10)]
     values = {
-        "bits": {"host": host, "device": [*host[:4], "0x1", *host[5:9], "0x2"]},
+        "bits": {"host": HOST, "device": [*HOST[:4], "0x1", *HOST[5:9], "0x2"]},
         "powers": {n: [1.0] * 9 + [NINTH[n]] for n in ("host", "device")},
         "quotient": QUOTIENT,
     }
     facts = {"kind": "values", "rank": 0, "step": None, "device": device, "dtype": dtype}
     return Records({0: [{**facts, **values, **changed}]})
-
-
-HOST = [f"0x{index:08x}" for index in range(10)]
-SAME = {"host": "0x3f666666", "device": "0x3f666666"}
 
 
 def test_the_figures_of_the_report_are_the_documented_symptom() -> None:

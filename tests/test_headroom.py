@@ -1,4 +1,4 @@
-"""The detector of shrinking headroom, on tensors and in a small training loop of one's own."""
+"""The detector of shrinking headroom, on tensors and in a small training loop."""
 
 from __future__ import annotations
 
@@ -30,9 +30,18 @@ def test_each_halving_of_the_limit_is_a_bit(dtype: torch.dtype, sign: int) -> No
     assert reading.bits == pytest.approx(math.log2(FP16_MAX / 4096))
 
 
-def test_what_does_not_fit_into_fp16_has_less_than_no_headroom() -> None:
-    assert read(torch.tensor([2 * FP16_MAX])).bits == pytest.approx(-1)
-    assert read(torch.tensor([FP16_MAX], dtype=torch.float16)).bits == 0
+BITS = [
+    (torch.tensor([2 * FP16_MAX]), -1),
+    (torch.tensor([FP16_MAX], dtype=torch.float16), 0),
+    (torch.zeros(3), INF),
+]
+
+
+@pytest.mark.parametrize(("tensor", "bits"), BITS)
+def test_values_at_and_beyond_the_limit_and_zeros(tensor: Tensor, bits: float) -> None:
+    reading = read(tensor)
+    assert reading.bits == pytest.approx(bits)
+    assert reading.low is (bits <= 0)
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
@@ -41,10 +50,7 @@ def test_inf_and_nan_have_no_headroom_at_all(value: float) -> None:
     assert reading.bits == -INF
     assert reading.low
     assert not math.isfinite(reading.largest)
-
-
-def test_a_nan_is_not_lost_among_the_micro_batches() -> None:
-    assert read(torch.tensor([1.0]), torch.tensor([NAN]), torch.tensor([2.0])).bits == -INF
+    assert read(torch.tensor([1.0]), torch.tensor([value]), torch.tensor([2.0])).bits == -INF
 
 
 def test_a_product_that_overflows_in_fp16_is_seen_where_it_was_computed() -> None:
@@ -53,13 +59,7 @@ def test_a_product_that_overflows_in_fp16_is_seen_where_it_was_computed() -> Non
     assert read(query.bfloat16() @ query.bfloat16().t()).bits < 0
 
 
-def test_zeros_have_all_the_headroom_there_is() -> None:
-    reading = read(torch.zeros(3))
-    assert reading.bits == INF
-    assert not reading.low
-
-
-def test_the_largest_of_a_step_counts_and_the_next_step_begins_anew() -> None:
+def test_the_largest_of_a_step_counts_and_the_next_step_begins_again() -> None:
     headroom = Headroom()
     assert read(torch.tensor([8.0]), torch.tensor([2.0]), headroom=headroom).largest == 8
     assert read(torch.tensor([2.0]), headroom=headroom).largest == 2
@@ -74,7 +74,7 @@ def test_readings_come_by_name_and_only_for_what_was_observed() -> None:
     assert headroom.step() == []
 
 
-def test_the_trend_is_in_bits_a_step_and_tells_the_steps_that_are_left() -> None:
+def test_the_trend_is_in_bits_a_step_and_estimates_the_steps_left() -> None:
     headroom = Headroom()
     readings = [read(torch.tensor([2.0**n]), headroom=headroom) for n in range(8)]
     assert readings[0].trend is None
@@ -93,8 +93,8 @@ def test_the_trend_forgets_what_is_older_than_its_window() -> None:
 
 def test_growing_headroom_has_no_end() -> None:
     headroom = Headroom()
-    readings = [read(torch.tensor([2.0**-n]), headroom=headroom) for n in range(3)]
-    assert readings[-1].steps_left is None
+    *_, last = (read(torch.tensor([2.0**-n]), headroom=headroom) for n in range(3))
+    assert last.steps_left is None
 
 
 def test_an_overflow_does_not_spoil_the_trend() -> None:
@@ -113,13 +113,10 @@ def test_a_step_that_was_left_out_counts_in_the_trend() -> None:
     assert read(torch.tensor([4.0]), headroom=headroom).trend == pytest.approx(-1)
 
 
-def test_the_alarm_is_raised_below_the_threshold() -> None:
+def test_the_alarm_is_raised_below_the_threshold_and_the_limit_can_be_set() -> None:
     assert not read(torch.tensor([FP16_MAX / 8])).low
     assert read(torch.tensor([FP16_MAX / 7])).low
     assert not read(torch.tensor([FP16_MAX / 7]), headroom=Headroom(warn_below=2)).low
-
-
-def test_another_limit_may_be_watched() -> None:
     assert read(torch.tensor([224.0]), headroom=Headroom(limit=448.0)).bits == 1  # fp8 e4m3
 
 
@@ -136,12 +133,9 @@ def test_watching_changes_neither_the_tensor_nor_its_gradient() -> None:
 @pytest.mark.parametrize(
     "knobs", [{"limit": 0.0}, {"limit": INF}, {"warn_below": NAN}, {"window": 1}]
 )
-def test_knobs_that_make_no_sense_are_refused(knobs: dict[str, float]) -> None:
+def test_invalid_parameters_and_tensors_of_integers_are_refused(knobs: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"limit|window"):
         Headroom(**knobs)  # type: ignore[arg-type]
-
-
-def test_a_tensor_of_integers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"scores: torch\.int64"):
         read(torch.ones(1, dtype=torch.int64))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -98,6 +99,9 @@ Root Cause (first observed failure):
 
 
 LOGGED = "E1122 05:28:20.674000 9459 torch/distributed/elastic/multiprocessing/api.py:836] "
+TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
+NO_SOCKET = "No socket (errno: 24 - Too many open files)."
+NO_STORE = "torch.distributed.DistStoreError: Failed to init uv loop"
 SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal: 15"
 
 
@@ -105,16 +109,10 @@ SIGNALLED = "torch.distributed.elastic.api.SignalException: Process 1 got signal
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("OSError: [Errno 24] Too many open files", "OSError: [Errno 24] Too many open files"),
-        (
-            "ValueError\n  File x\ntorch.distributed.DistStoreError: Failed to init uv loop\n",
-            "torch.distributed.DistStoreError: Failed to init uv loop",
-        ),
+        (TOO_MANY_FILES, TOO_MANY_FILES),
+        (f"ValueError\n  File x\n{NO_STORE}\n", NO_STORE),
         (f"{LOGGED}a.RaisedException: \n{LOGGED}OSError: no\nKeyError: later", "OSError: no"),
-        (
-            "[W1122 05:30:21.65 a.cpp:7] [c10d] No socket (errno: 24 - Too many open files).",
-            "No socket (errno: 24 - Too many open files).",
-        ),
+        (f"[W1122 05:30:21.65 a.cpp:7] [c10d] {NO_SOCKET}", NO_SOCKET),
         (SIGNALLED, ""),
         ("no reason", ""),
     ],
@@ -136,48 +134,30 @@ def test_a_low_limit_of_open_files_is_part_of_the_reason(
 
 
 CUT_OFF = 'open("elastic/id/attempt_0/1/error.json", "w").close()'
-TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
+KILLED, ENDED = ROOT_CAUSE.format(code=-9), ROOT_CAUSE.format(code=-15)
+LEFT = f"{LOGGED}{TOO_MANY_FILES}\n{ROOT_CAUSE.format(code=1)}"
+VALUE_ERROR = "ValueError: wrong"
+RESET = 'error_file(0, "Connection reset by peer", 1000)'
+ONE = f'error_file(0, "{VALUE_ERROR}", 1000)'
+TWO = f'error_file(0, "closed by peer", 1000.5); error_file(1, "{VALUE_ERROR}", 1000.2)'
 
 
 @only_warm
 @pytest.mark.parametrize(
     ("errors", "log", "rank", "message"),
     [
-        pytest.param(
-            'error_file(0, "Connection reset by peer", 1000)',
-            ROOT_CAUSE.format(code=-9),
-            1,
-            "was ended by SIGKILL",
-            id="a killed rank, before its neighbour's error",
-        ),
-        pytest.param(
-            'error_file(0, "ValueError: wrong", 1000)',
-            ROOT_CAUSE.format(code=-15),
-            0,
-            "ValueError: wrong",
-            id="a rank with an error, before one that torchrun ended",
-        ),
-        pytest.param(
-            "",
-            f"{LOGGED}{TOO_MANY_FILES}\n{ROOT_CAUSE.format(code=1)}",
-            1,
-            f"left with exit code 1: {TOO_MANY_FILES}",
-            id="a rank without an error file, with the reason in torchrun's log",
-        ),
-        pytest.param(
-            'error_file(0, "closed by peer", 1000.5); error_file(1, "ValueError: wrong", 1000.2)',
-            "",
-            1,
-            "ValueError: wrong",
-            id="the earlier of two errors within one second",
-        ),
-        pytest.param(
-            f'error_file(1, "", 1000); {CUT_OFF}',
-            "",
-            1,
-            "its error file is cut off",
-            id="a rank whose error file is cut off",
-        ),
+        (RESET, KILLED, 1, "was ended by SIGKILL"),
+        (ONE, ENDED, 0, VALUE_ERROR),
+        ("", LEFT, 1, f"left with exit code 1: {TOO_MANY_FILES}"),
+        (TWO, "", 1, VALUE_ERROR),
+        (f'error_file(1, "", 1000); {CUT_OFF}', "", 1, "its error file is cut off"),
+    ],
+    ids=[
+        "a killed rank, before its neighbour's error",
+        "a rank with an error, before one that torchrun ended",
+        "a rank without an error file, with the reason in torchrun's log",
+        "the earlier of two errors within one second",
+        "a rank whose error file is cut off",
     ],
 )
 def test_the_rank_that_failed_first_is_named(
@@ -245,37 +225,36 @@ time.sleep(1000)
 """
 
 
-def test_removing_the_folder_ends_the_trial_and_its_processes(
-    stand_in: StandIn, tmp_path: Path
-) -> None:
-    pid = tmp_path / "sleeper.pid"
+@pytest.fixture
+def pid(tmp_path: Path) -> Path:
+    """Where the sleeper writes its process id."""
+    return tmp_path / "sleeper.pid"
 
+
+def once_it_sleeps(pid: Path, act: Callable[[], None]) -> Callable[[], None]:
     def tick() -> None:
         if pid.exists() and pid.read_text().endswith("\n"):
-            shutil.rmtree(stand_in.folder)
+            act()
 
+    return tick
+
+
+def test_removing_the_folder_ends_the_trial_and_its_processes(stand_in: StandIn, pid: Path) -> None:
+    remove = once_it_sleeps(pid, lambda: shutil.rmtree(stand_in.folder))
     with pytest.raises(Inconclusive, match="buggy was removed while its trial ran"):
-        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), tick)
+        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), remove)
     assert not _lives(int(pid.read_text()))
     assert not stand_in.folder.exists()
 
 
 def test_processes_end_even_if_the_clean_up_fails(
-    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: StandIn, pid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid = tmp_path / "sleeper.pid"
-
-    def fail(*_: object) -> None:
-        raise OSError("no descriptors are left")
-
-    monkeypatch.setattr(launching, "_dump_stacks", fail)
-
-    def tick() -> None:
-        if pid.exists() and pid.read_text().endswith("\n"):
-            raise KeyboardInterrupt
-
+    full = Mock(side_effect=OSError("no descriptors are left"))
+    monkeypatch.setattr(launching, "_dump_stacks", full)
+    interrupt = once_it_sleeps(pid, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(OSError, match="no descriptors"):
-        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), tick)
+        stand_in.launch(SLEEPER.replace("{pid}", str(pid)), interrupt)
     assert not _lives(int(pid.read_text()))
 
 

@@ -18,10 +18,12 @@ from harness.machine import Gpu, choose_lane, visible
 from harness.spec import Lane, Outcome, Variant
 from tests.another_user import NOBODY, as_nobody, needs_root
 
-TOLD = catalog.scenario("bf16_clip")  # two ranks, either lane
-WIDE = replace(TOLD, variants={**TOLD.variants, "wide": Variant("", Outcome.CLEAN, ranks=4)})
-GPU_ONLY = replace(TOLD, lanes=(Lane.GPU,))
-CPU_ONLY = replace(TOLD, lanes=(Lane.CPU,))
+BF16_CLIP = catalog.scenario("bf16_clip")  # two ranks, either lane
+WIDE = replace(
+    BF16_CLIP, variants={**BF16_CLIP.variants, "wide": Variant("", Outcome.CLEAN, ranks=4)}
+)
+GPU_ONLY = replace(BF16_CLIP, lanes=(Lane.GPU,))
+CPU_ONLY = replace(BF16_CLIP, lanes=(Lane.CPU,))
 
 
 def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -31,40 +33,40 @@ def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "gpus", "asked", "lane"),
+    ("scenario", "gpus", "choice", "lane"),
     [
-        (TOLD, 2, "auto", Lane.GPU),
-        (TOLD, 1, "auto", Lane.CPU),
-        (TOLD, 2, "cpu", Lane.CPU),
-        (TOLD, 2, "gpu", Lane.GPU),
+        (BF16_CLIP, 2, "auto", Lane.GPU),
+        (BF16_CLIP, 1, "auto", Lane.CPU),
+        (BF16_CLIP, 2, "cpu", Lane.CPU),
+        (BF16_CLIP, 2, "gpu", Lane.GPU),
         (CPU_ONLY, 2, "auto", Lane.CPU),
         (GPU_ONLY, 2, "auto", Lane.GPU),
         (WIDE, 2, "auto", Lane.CPU),  # all variants on one lane
         (WIDE, 4, "auto", Lane.GPU),
     ],
 )
-def test_the_lane_is_the_one_asked_for_or_the_gpus_that_suffice(
-    monkeypatch: pytest.MonkeyPatch, scenario: object, gpus: int, asked: str, lane: Lane
+def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, scenario: object, gpus: int, choice: str, lane: Lane
 ) -> None:
     has(monkeypatch, gpus)
-    assert choose_lane(scenario, 2, asked) is lane  # type: ignore[arg-type]
+    assert choose_lane(scenario, 2, choice) is lane  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("scenario", "asked", "reason"),
+    ("scenario", "choice", "reason"),
     [
-        (TOLD, "gpu", "needs 2 GPUs, and this machine has 1"),
+        (BF16_CLIP, "gpu", "needs 2 GPUs, and this machine has 1"),
         (GPU_ONLY, "auto", "needs 2 GPUs, and this machine has 1"),
         (GPU_ONLY, "cpu", "does not run on the cpu lane"),
         (CPU_ONLY, "gpu", "does not run on the gpu lane"),
     ],
 )
-def test_a_lane_that_is_not_here_is_unsupported_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, scenario: object, asked: str, reason: str
+def test_an_unavailable_lane_is_unsupported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, scenario: object, choice: str, reason: str
 ) -> None:
     has(monkeypatch, 1)
     with pytest.raises(Unsupported, match=reason):
-        choose_lane(scenario, 2, asked)  # type: ignore[arg-type]
+        choose_lane(scenario, 2, choice)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -86,28 +88,37 @@ def test_the_visible_gpus_are_those_that_cuda_sees(
     assert tuple(gpu.name for gpu in visible(found, named)) == seen
 
 
-def test_only_the_environment_that_matters_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_environment_that_matters_is_recorded_and_without_passwords(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_SECRET", "hush")
-    told = machine.environment()
-    assert told["NCCL_DEBUG"] == "INFO"
-    assert not {"MY_SECRET", "PATH"} & set(told)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:hush@index.example/simple")
+    monkeypatch.setenv("UV_INDEX", "a=https://tok%40en@one.example/x b=https://two.example/@y")
+    recorded = machine.environment()
+    assert recorded["NCCL_DEBUG"] == "INFO"
+    assert not {"MY_SECRET", "PATH"} & set(recorded)
+    assert recorded["UV_DEFAULT_INDEX"] == "https://index.example/simple"
+    assert recorded["UV_INDEX"] == "a=https://one.example/x b=https://two.example/@y"
 
 
 def test_the_facts_can_be_written_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, 2)
-    told = json.loads(json.dumps(machine.facts()))
-    assert told["gpus"] == ["H", "H"]
-    assert told["cpus"] >= 1
-    assert told["torch"]
+    facts = json.loads(json.dumps(machine.facts()))
+    assert facts["gpus"] == ["H", "H"]
+    assert facts["cpus"] >= 1
+    assert facts["torch"]
 
 
-def test_a_changed_tree_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_is_the_commit_of_a_repository_or_of_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*words: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True)
 
     monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.source() == {"commit": None, "dirty": None}
     git("init", "--quiet")
     (tmp_path / "file").write_text("")
     git("add", "file")
@@ -117,22 +128,9 @@ def test_a_changed_tree_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert clean["dirty"] is False
     (tmp_path / "file").write_text("changed")
     assert machine.source() == clean | {"dirty": True}
-
-
-def test_without_a_repository_the_commit_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    assert machine.source() == {"commit": None, "dirty": None}
-
-
-def test_a_bundle_says_which_commit_it_was_made_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {"commit": "c0ffee", "dirty": False}
-    (tmp_path / "bundle.json").write_text(json.dumps({"source": told}))
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    assert machine.source() == told
+    source = {"commit": "c0ffee", "dirty": False}
+    (tmp_path / "bundle.json").write_text(json.dumps({"source": source}))
+    assert machine.source() == source
 
 
 def test_without_git_the_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,50 +138,42 @@ def test_without_git_the_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert machine.source() == {"commit": None, "dirty": None, "unknown": "no git on the PATH"}
 
 
-def test_a_users_own_things_lie_in_the_cache(tmp_path: Path) -> None:
+def test_a_users_own_files_are_in_the_cache(tmp_path: Path) -> None:
     assert machine.own_folder(tmp_path / "cache", "gpus") == tmp_path / "cache" / "gpus"
 
 
 def _lease(cache: Path, temporary: str) -> Iterator[Path | str]:
     tempfile.tempdir = temporary
     try:
-        place = machine.own_folder(cache, "gpus")
-        with machine.leased(0, place, lambda: None):
-            yield place
+        folder = machine.own_folder(cache, "gpus")
+        with machine.leased(0, folder, lambda: None):
+            yield folder
     except Inconclusive as error:
         yield str(error)
 
 
 @needs_root
-def test_in_somebody_elses_cache_they_lie_among_the_users_temporary_files(shared: Path) -> None:
+def test_with_another_users_cache_they_are_among_the_temporary_files(shared: Path) -> None:
     cache, temporary = shared / "cache", shared / "tmp"
     cache.mkdir()
     temporary.mkdir()
     temporary.chmod(0o1777)
     own = temporary / f"distributed-bugs-{NOBODY}"
     for _ in range(2):
-        with as_nobody(_lease, cache, str(temporary)) as place:
-            assert place == own / "gpus"
+        with as_nobody(_lease, cache, str(temporary)) as folder:
+            assert folder == own / "gpus"
     assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (NOBODY, 0o700)
     assert not list(cache.iterdir())
 
 
 @needs_root
 @pytest.mark.parametrize("trap", ["folder", "link", "open"])
-def test_a_place_that_somebody_else_made_first_is_not_trusted(shared: Path, trap: str) -> None:
+def test_a_folder_that_another_user_made_first_is_not_trusted(shared: Path, trap: str) -> None:
     cache, own = shared / "cache", shared / f"distributed-bugs-{NOBODY}"
     cache.mkdir()
     own.symlink_to(cache) if trap == "link" else own.mkdir()
     if trap == "open":
         os.chown(own, NOBODY, NOBODY)
         own.chmod(0o777)
-    with as_nobody(_lease, cache, str(shared)) as told:
-        assert told == f"{own} is not private to this user: name another HARNESS_CACHE"
-
-
-def test_no_password_of_an_index_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:hush@index.example/simple")
-    monkeypatch.setenv("UV_INDEX", "a=https://tok%40en@one.example/x b=https://two.example/@y")
-    told = machine.environment()
-    assert told["UV_DEFAULT_INDEX"] == "https://index.example/simple"
-    assert told["UV_INDEX"] == "a=https://one.example/x b=https://two.example/@y"
+    with as_nobody(_lease, cache, str(shared)) as message:
+        assert message == f"{own} is not private to this user: name another HARNESS_CACHE"

@@ -34,34 +34,24 @@ from tests.recording import Recording
 Capture = pytest.CaptureFixture[str]
 CLEAN = TrialResult("fixed", Outcome.CLEAN, Outcome.CLEAN, "15 of 15 [equal]", seconds=9.14)
 FOUND = Finding("they part", step=3, parameters=tuple("abcde"), ranks=(0, 1), magnitude=0.13092)
-SYMPTOM = TrialResult(
-    "buggy",
-    Outcome.SYMPTOM,
-    Outcome.SYMPTOM,
-    "they part",
-    finding=FOUND,
-    insufficient_checks={"the norms differ": False},
-)
-LOST = TrialResult(
-    "buggy",
-    Outcome.INCONCLUSIVE,
-    Outcome.SYMPTOM,
-    "rank 1 failed first",
-    failure={"rank": 1, "message": "no"},
-)
+S, I = Outcome.SYMPTOM, Outcome.INCONCLUSIVE  # noqa: E741
+CHECKS = {"the norms differ": False}
+SYMPTOM = TrialResult("buggy", S, S, "they part", finding=FOUND, insufficient_checks=CHECKS)
+FAILURE = {"rank": 1, "message": "no"}
+LOST = TrialResult("buggy", I, S, "rank 1 failed first", failure=FAILURE)
 
 
-def test_a_trial_is_told_with_its_reason_and_time(capsys: Capture) -> None:
+def test_a_trial_is_printed_with_its_reason_and_time(capsys: Capture) -> None:
     print_trial(terminal(), CLEAN)
     assert capsys.readouterr().out == "  fixed      clean  [9.1 s]\n    15 of 15 [equal]\n"
 
 
-def test_a_surprise_is_told_with_what_was_expected(capsys: Capture) -> None:
+def test_a_surprise_is_printed_with_the_expected_outcome(capsys: Capture) -> None:
     print_trial(terminal(), LOST)
     assert "inconclusive  (expected symptom)" in capsys.readouterr().out
 
 
-def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> None:
+def test_a_finding_is_printed_with_where_and_how_large_it_is(capsys: Capture) -> None:
     print_trial(terminal(), SYMPTOM)
     out = capsys.readouterr().out
     assert "first seen: step 3; ranks 0, 1; off by up to 0.1309; a, b, c and 2 more\n" in out
@@ -69,7 +59,7 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "line"),
     [
         ({"step": 2, "clock": "epoch"}, "first seen: epoch 2"),
         ({"step": 0, "clock": "epoch"}, "first seen: before the first epoch"),
@@ -81,60 +71,47 @@ def test_a_finding_is_told_with_where_and_how_large_it_is(capsys: Capture) -> No
     ],
 )
 def test_a_finding_names_its_clock_and_its_unit(
-    changes: dict[str, Any], told: str, capsys: Capture
+    changes: dict[str, Any], line: str, capsys: Capture
 ) -> None:
     print_trial(terminal(), replace(SYMPTOM, finding=Finding("wrong", **changes)))
-    assert f"    {told}\n" in capsys.readouterr().out
+    assert f"    {line}\n" in capsys.readouterr().out
+
+
+ONE, TWO = {"up": "1", "by": "3"}, {"up": "2", "by": "3"}
 
 
 @pytest.mark.parametrize(
-    ("pins", "told"),
+    ("pins", "text"),
     [
-        ({"buggy": {"up": "1", "by": "3"}, "fixed": {"up": "1", "by": "3"}}, "up 1, by 3"),
-        (
-            {
-                "buggy": {"up": "1", "by": "3"},
-                "fixed": {"up": "2", "by": "3"},
-                "control": {"up": "1", "by": "3"},
-            },
-            "up 1 (buggy, control) / 2 (fixed), by 3",
-        ),
+        ({"buggy": ONE, "fixed": ONE}, "up 1, by 3"),
+        ({"buggy": ONE, "fixed": TWO, "control": ONE}, "up 1 (buggy, control) / 2 (fixed), by 3"),
         ({"buggy": {}, "fixed": {}}, "torch alone"),
     ],
 )
-def test_releases_that_differ_say_whose_they_are(
-    pins: dict[str, dict[str, str]], told: str
+def test_releases_that_differ_name_their_variants(
+    pins: dict[str, dict[str, str]], text: str
 ) -> None:
-    assert releases(pins) == told
+    assert releases(pins) == text
 
 
-def test_a_wrong_detector_is_of_no_interest_without_the_symptom(capsys: Capture) -> None:
+def test_insufficient_checks_are_printed_only_with_the_symptom(capsys: Capture) -> None:
     print_trial(terminal(), replace(CLEAN, insufficient_checks={"the norms differ": True}))
-    assert "detector" not in capsys.readouterr().out
+    assert "insufficient check" not in capsys.readouterr().out
 
 
-def test_a_long_reason_is_cut(capsys: Capture) -> None:
+def test_a_long_reason_is_cut_but_a_long_line_is_not_broken(capsys: Capture) -> None:
     print_trial(terminal(), replace(LOST, reason="\n".join(["line"] * 99)))
     assert capsys.readouterr().out.count("line") == LOG_LINES
-
-
-def test_no_line_is_broken_or_coloured_off_a_terminal(capsys: Capture) -> None:
     print_trial(terminal(), replace(CLEAN, reason="word " * 400))
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 2
     assert "\x1b" not in out
 
 
-def test_a_verdict_is_told_with_its_reasons_and_the_evidence(capsys: Capture) -> None:
+def test_a_verdict_is_printed_with_its_reasons_and_the_run_folder(capsys: Capture) -> None:
     lost = RunResult("bug", Verdict.INCONCLUSIVE, ("buggy: no luck\nat all",), (LOST,))
     print_verdict(terminal(), lost, 12.34, Path("runs/one"))
     assert capsys.readouterr().out == "bug: inconclusive in 12.3 s; runs/one\n  buggy: no luck\n"
-
-
-def test_every_verdict_can_be_told(capsys: Capture) -> None:
-    for verdict in Verdict:
-        print_verdict(terminal(), RunResult("bug", verdict, (), ()), 0, Path())
-        assert f"bug: {verdict} " in capsys.readouterr().out
 
 
 def test_the_header_names_the_releases_the_lane_and_the_seed(
@@ -160,17 +137,13 @@ def test_the_last_lines_are_those_of_the_rank_that_failed_first(tmp_path: Path) 
     assert last_lines(tmp_path, LOST, most=2) == ["97", "98"]
 
 
-def write_error(run: Path, rank: int, traceback: str) -> None:
-    told = {"message": {"message": "wrong", "extraInfo": {"py_callstack": traceback}}}
-    (run / "buggy" / "logs" / f"rank_{rank}" / "error.json").write_text(json.dumps(told))
-
-
-def test_the_end_of_its_own_traceback_goes_before_what_a_rank_wrote(tmp_path: Path) -> None:
+def test_the_end_of_a_traceback_is_preferred_to_the_rest_of_the_log(tmp_path: Path) -> None:
     write_logs(tmp_path, 1, stderr="DeepSpeed's config\n" * 99)
-    frames = "".join(
-        f'  File "{n}.py", line {n}, in run\n    step()\n    ~~~~^^\n' for n in range(9)
-    )
-    write_error(tmp_path, 1, f"Traceback (most recent call last):\n{frames}ValueError: wrong\n")
+    frame = '  File "{0}.py", line {0}, in run\n    step()\n    ~~~~^^\n'
+    frames = "".join(frame.format(n) for n in range(9))
+    traceback = f"Traceback (most recent call last):\n{frames}ValueError: wrong\n"
+    error = {"message": {"message": "wrong", "extraInfo": {"py_callstack": traceback}}}
+    (tmp_path / "buggy" / "logs" / "rank_1" / "error.json").write_text(json.dumps(error))
     assert last_lines(tmp_path, LOST) == [
         '  File "7.py", line 7, in run',
         "    step()",
@@ -181,13 +154,13 @@ def test_the_end_of_its_own_traceback_goes_before_what_a_rank_wrote(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"message": "killed"}'])
-def test_an_error_file_without_a_traceback_is_passed_over(tmp_path: Path, text: str) -> None:
+def test_an_error_file_without_a_traceback_is_ignored(tmp_path: Path, text: str) -> None:
     write_logs(tmp_path, 1, stderr="last words\n")
     (tmp_path / "buggy" / "logs" / "rank_1" / "error.json").write_text(text)
     assert last_lines(tmp_path, LOST) == ["last words"]
 
 
-def test_the_log_of_a_rank_that_has_done_its_work_says_nothing_of_a_failure(tmp_path: Path) -> None:
+def test_the_log_of_a_rank_that_finished_is_not_shown(tmp_path: Path) -> None:
     write_logs(tmp_path, 0, stderr="DeepSpeed's config\n")
     odd = replace(LOST, failure=None)
     assert last_lines(tmp_path, odd) == ["DeepSpeed's config"]
@@ -195,16 +168,13 @@ def test_the_log_of_a_rank_that_has_done_its_work_says_nothing_of_a_failure(tmp_
     assert last_lines(tmp_path, odd) == []
 
 
-def test_stdout_is_shown_where_stderr_says_nothing(tmp_path: Path) -> None:
+def test_stdout_is_shown_if_stderr_is_empty_and_nothing_without_logs(tmp_path: Path) -> None:
+    assert last_lines(tmp_path, LOST) == []
     write_logs(tmp_path, 1, stderr=" \n", stdout="last words\n")
     assert last_lines(tmp_path, LOST) == ["last words"]
 
 
-def test_a_trial_without_logs_has_no_last_lines(tmp_path: Path) -> None:
-    assert last_lines(tmp_path, LOST) == []
-
-
-def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     write_logs(tmp_path, 1, stderr="")
     log = tmp_path / "buggy" / "logs" / "rank_1" / "stderr.log"
     with log.open("r+b") as file:
@@ -217,7 +187,7 @@ def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["fifo", pytest.param("device", marks=needs_root), "link", "folder", "link above"]
 )
-def test_what_is_no_plain_file_is_not_read_as_a_log(tmp_path: Path, kind: str) -> None:
+def test_only_a_regular_file_is_read_as_a_log(tmp_path: Path, kind: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     write_logs(elsewhere, 1, stderr="secret\n")
     (tmp_path / "run" / "buggy" / "logs").mkdir(parents=True)
@@ -237,9 +207,7 @@ def test_what_is_no_plain_file_is_not_read_as_a_log(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("rank", ["../../../elsewhere", None, [1], "*"])
-def test_a_failure_that_names_no_rank_is_read_as_that_of_the_first(
-    tmp_path: Path, rank: Any
-) -> None:
+def test_a_failure_without_a_valid_rank_counts_as_that_of_rank_0(tmp_path: Path, rank: Any) -> None:
     write_logs(tmp_path, 0, stderr="of rank 0\n")
     lost = replace(LOST, failure={"rank": rank, "message": "no"})
     assert last_lines(tmp_path, lost) == ["of rank 0"]
@@ -249,7 +217,7 @@ MARKED = "[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
 SPELT_OUT = r"[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"
 
 
-def test_what_others_wrote_is_neither_markup_nor_a_command_to_the_terminal(capsys: Capture) -> None:
+def test_text_of_a_run_is_neither_markup_nor_a_command_to_the_terminal(capsys: Capture) -> None:
     print_trial(terminal(), replace(LOST, reason=MARKED, variant="[/b]"))
     terminal().print(table("", ["[/c]"], [[MARKED]]))
     out = capsys.readouterr().out
@@ -268,13 +236,13 @@ def test_the_live_line_shows_what_it_is_given_as_text() -> None:
 
 
 @pytest.mark.parametrize(("trial", "shown"), [(LOST, True), (SYMPTOM, False)])
-def test_logs_are_shown_of_inconclusive_trials_alone(
+def test_logs_are_shown_only_for_inconclusive_trials(
     tmp_path: Path, capsys: Capture, trial: TrialResult, shown: bool
 ) -> None:
     write_logs(tmp_path, 1, stderr="[boom]\n")
     print_failure(terminal(), tmp_path, replace(trial, failure=LOST.failure))
-    said = "    last lines of rank 1:\n    | [boom]\n"
-    assert capsys.readouterr().out == (said if shown else "")
+    logs = "    last lines of rank 1:\n    | [boom]\n"
+    assert capsys.readouterr().out == (logs if shown else "")
 
 
 def test_progress_off_a_terminal_prints_each_thing_once(capsys: Capture) -> None:
@@ -285,7 +253,7 @@ def test_progress_off_a_terminal_prints_each_thing_once(capsys: Capture) -> None
     assert capsys.readouterr().out == "... running buggy\n... running fixed\n"
 
 
-def test_a_table_folds_nothing_away() -> None:
+def test_a_table_cuts_nothing_off() -> None:
     console = Console(width=200)
     with console.capture() as captured:
         console.print(table("", ["name", "is"], [["one", "a" * 50], ["[two]", "b"]]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from scenarios.transformers.rope_zero_init import scenario as rope_zero_init
 from scenarios.transformers.rope_zero_init.scenario import DOCUMENTED
 from scenarios.transformers.rope_zero_init_v5 import scenario as rope_zero_init_v5
 from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
+from tests.tampering.changes import recorded_trial
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_report() -> None:
@@ -43,58 +45,22 @@ def test_without_records_nothing_is_found_or_triggered(module: Any) -> None:
     assert not module.exercised(records)
 
 
-def turned(name: str, mismatched: int, elements: int, dtypes: tuple[str, str]) -> dict[str, Any]:
-    place = [1, 2] if name in ("cos", "sin") else [1]
-    return {
-        "name": name,
-        "dtype": f"torch.{dtypes[0]}",
-        "expected_dtype": f"torch.{dtypes[1]}",
-        "elements": elements,
-        "mismatched": mismatched,
-        "greatest": 0.5,
-        "place": place,
-        "relative": 0.25,
-        "relative_place": place,
-    }
+def turned(name: str, mismatched: int, dtype: str, expected: str) -> dict[str, Any]:
+    """A difference in a buffer, like one of the recorded run."""
+    differing = V5.of("buffers", 0)[0]["differing"][0]
+    dtypes = {"dtype": f"torch.{dtype}", "expected_dtype": f"torch.{expected}"}
+    return {**differing, "name": name, "mismatched": mismatched, **dtypes}
+
+
+V5 = recorded_trial("rope_zero_init_v5", "buggy")
 
 
 def v5(**changed: Any) -> Records:
-    """Records of transformers 5.23.0 under zero.Init, as a CPU has them."""
-    both = ("bfloat16", "bfloat16")
-    built = {
-        "kind": "buffers",
-        "rank": 0,
-        "step": None,
-        "lane": "cpu",
-        "casts": {"arange": "bfloat16", "ones": "bfloat16"},
-        "sharded": 21,
-        "parameters": 21,
-        "compared": {name: [64] for name in rope_zero_init_v5.FREQUENCIES},
-        "parted": [],
-        "reference_off": dict.fromkeys(rope_zero_init_v5.FREQUENCIES, 1e-4),
-        "turned_off": {"cos": 2**-9, "sin": 2**-9},
-        "differing": [
-            turned(name, 63, 64, ("bfloat16", "float32")) for name in rope_zero_init_v5.FREQUENCIES
-        ],
-        "turned": [turned("cos", 396216, 524288, both), turned("sin", 405154, 524288, both)],
-    }
-    answered = {
-        "kind": "logits",
-        "rank": 0,
-        "step": None,
-        "parameters": 21,
-        "unequal_parameters": [],
-        "reference": "cpu",
-        "first": 1,
-        "after": 319,
-        "differing": 319,
-        "greatest": {"257": 1.5, "320": 1.57},
-        "reference_off": 0.01,
-        "apart": [0.0] + [1.5] * 318 + [1.57],
-    }
-    of_logits = {k: v for k, v in changed.items() if k not in built}
-    of_buffers = {k: v for k, v in changed.items() if k in built}
-    return Records({0: [built | of_buffers, answered | of_logits]})
+    """The records of one rank with transformers 5 under zero.Init, with facts changed."""
+    built, logits = (deepcopy(V5.of(kind, 0)[0]) for kind in ("buffers", "logits"))
+    for name, value in changed.items():
+        (built if name in built else logits)[name] = value
+    return Records({0: [built, logits]})
 
 
 def test_the_frequencies_of_transformers_5_are_the_documented_symptom() -> None:
@@ -103,7 +69,9 @@ def test_the_frequencies_of_transformers_5_are_the_documented_symptom() -> None:
     assert found.documented
     assert found.parameters == rope_zero_init_v5.FREQUENCIES
     assert "torch.bfloat16 instead of torch.float32; 63 of 64" in found.message
-    assert "differ from position 1 on, by up to 1.57" in found.message
+    assert (
+        "differ from position 1 on, by up to 1.59; the weights are bitwise equal" in found.message
+    )
     assert rope_zero_init_v5.exercised(v5()).met
 
 
@@ -111,9 +79,9 @@ def test_the_frequencies_of_transformers_5_are_the_documented_symptom() -> None:
 def test_other_figures_of_the_frequencies_are_not_the_documented_symptom(lane: Lane) -> None:
     names = rope_zero_init_v5.FREQUENCIES
     odd: list[dict[str, Any]] = [
-        {"differing": [turned(names[0], 63, 64, ("bfloat16", "float32"))]},
-        {"differing": [turned(name, 62, 64, ("bfloat16", "float32")) for name in names]},
-        {"differing": [turned(name, 63, 64, ("float32", "float32")) for name in names]},
+        {"differing": [turned(names[0], 63, "bfloat16", "float32")]},
+        {"differing": [turned(name, 62, "bfloat16", "float32") for name in names]},
+        {"differing": [turned(name, 63, "float32", "float32") for name in names]},
         {"first": 2},
         {"first": None},
         {"differing": [], "turned": []},
@@ -124,23 +92,21 @@ def test_other_figures_of_the_frequencies_are_not_the_documented_symptom(lane: L
         found = rope_zero_init_v5.detect(v5(lane=lane, **changed))
         assert found is not None
         assert not found.documented, changed
-    fewer = v5(lane=lane, turned=[turned("cos", 1, 524288, ("bfloat16", "bfloat16"))])
+    fewer = v5(lane=lane, turned=[turned("cos", 1, "bfloat16", "bfloat16")])
     found = rope_zero_init_v5.detect(fewer)
     assert found is not None
-    assert found.documented is (lane is Lane.GPU), "of the cosines only those of a CPU are known"
+    assert found.documented is (lane is Lane.GPU), "the cosines are known only for a CPU"
+
+
+ROTARY = "model.rotary_emb"
+ONES_AS_ASKED = {"arange": "bfloat16", "ones": "float32"}
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (
-            {"compared": {"model.rotary_emb.inv_freq": [64]}},
-            "no model.rotary_emb.original_inv_freq",
-        ),
-        (
-            {"casts": {"arange": "bfloat16", "ones": "float32"}},
-            "torch.ones, asked for float32, gave float32",
-        ),
+        ({"compared": {f"{ROTARY}.inv_freq": [64]}}, f"no {ROTARY}.original_inv_freq"),
+        ({"casts": ONES_AS_ASKED}, "torch.ones, asked for float32, gave float32"),
         ({"sharded": 0}, "zero.Init sharded 0 of 21 parameters"),
         ({"sharded": 0, "parameters": 0}, "zero.Init sharded 0 of 0 parameters"),
     ],

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,16 +37,15 @@ def test_only_the_released_variant_may_lack_a_file_with_the_bug(tmp_path: Path) 
 
 
 class Launches:
-    """Replaces the launches of a trial: notes the GPUs of each trial."""
+    """Replaces the launches of a trial: two must run at once; notes the GPUs of each trial."""
 
-    def __init__(self, together: int) -> None:
-        self.together = threading.Barrier(together, timeout=10)
+    def __init__(self, fails: str = "") -> None:
+        self.together, self.fails = threading.Barrier(2, timeout=10), fails
         self.gpus: dict[str, list[str]] = {}
-        self.fails = ""
 
     def __call__(self, job: Job, variant: str, devices: list[str]) -> None:
         self.gpus[variant] = list(devices)
-        self.together.wait()  # fails unless this many run at once
+        self.together.wait()
         if variant == self.fails:
             raise Inconclusive("no room on the disk")
         while self.fails:
@@ -53,12 +53,15 @@ class Launches:
             time.sleep(0.01)
 
 
+GPUS = tuple(machine.Gpu(str(n), f"GPU-{n}", "H200") for n in range(4))
+
+
 @pytest.fixture
 def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A run of bf16_clip that is about to launch its trials, two ranks each, on four GPUs."""
-    gpus = tuple(machine.Gpu(str(n), f"GPU-{n}", "H200") for n in range(4))
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    monkeypatch.setattr(trials, "grade_trial", _graded)
+    monkeypatch.setattr(machine, "gpus", lambda: GPUS)
+    clean = partial(TrialResult, outcome=Outcome.CLEAN, expected=None, reason="because")
+    monkeypatch.setattr(trials, "grade_trial", lambda _, __, variant: (clean(variant), None))
     composed = config.compose(["scenario=bf16_clip", "variant=[buggy,fixed]", f"runs={tmp_path}"])
     console = terminal(io.StringIO())
     with ExitStack() as resources, Pool() as pool:
@@ -68,12 +71,8 @@ def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield job
 
 
-def _graded(record: object, folder: Path, variant: str) -> tuple[TrialResult, None]:
-    return TrialResult(variant, Outcome.CLEAN, None, "because"), None
-
-
 def test_trials_run_at_once_on_different_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = Launches(together=2)
+    launches = Launches()
     monkeypatch.setattr(trials, "_run_launches", launches)
     trials.run_all(job)
     assert sorted(launches.gpus["buggy"] + launches.gpus["fixed"]) == ["0", "1", "2", "3"]
@@ -85,9 +84,7 @@ def test_trials_run_at_once_on_different_gpus(job: Job, monkeypatch: pytest.Monk
 def test_a_trial_that_ends_the_run_ends_the_others(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches = Launches(together=2)
-    launches.fails = "buggy"
-    monkeypatch.setattr(trials, "_run_launches", launches)
+    monkeypatch.setattr(trials, "_run_launches", Launches(fails="buggy"))
     with pytest.raises(Inconclusive, match="no room on the disk"):
         trials.run_all(job)
     assert job.ended.is_set()
@@ -99,8 +96,7 @@ def test_a_trial_that_ends_the_run_ends_the_others(
 def test_the_number_of_trials_at_once_depends_on_gpus_and_cores(
     job: Job, monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int, at_once: int
 ) -> None:
-    there = tuple(machine.Gpu(str(n), f"GPU-{n}", "H200") for n in range(gpus))
-    monkeypatch.setattr(machine, "gpus", lambda: there)
+    monkeypatch.setattr(machine, "gpus", lambda: GPUS[:gpus])
     monkeypatch.setattr(machine, "cores", lambda: cores)
     job.lane = Lane.GPU if gpus else Lane.CPU
     assert trials.number_at_once(job) == at_once

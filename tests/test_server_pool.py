@@ -38,12 +38,26 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def launch(pool: Pool, want: Wanted, folder: Path, script: str) -> ForkedLaunch:
+def launch(
+    pool: Pool, want: Wanted, folder: Path, script: str, token: str | None = None
+) -> ForkedLaunch:
     folder.mkdir()
     (folder / "script.py").write_text(script)
-    environment = {**want.environment, TOKEN: new_token(), "EXTRA": "1"}
+    environment = {**want.environment, TOKEN: token or new_token(), "EXTRA": "1"}
     with (folder / "torchrun.log").open("w") as log:
         return pool.server(want).start(folder, environment, [], log)
+
+
+def sleeping(
+    pool: Pool, site: Path, folder: Path, before: str = "", token: str = ""
+) -> ForkedLaunch:
+    """A launch that has begun and never ends."""
+    ran = launch(pool, wanted(site), folder, before + SLEEP, token)
+    within(PATIENCE, (folder / "begun").exists, "the launch")
+    return ran
+
+
+SLEEP = "import time\nopen('begun', 'w').close()\ntime.sleep(1e6)\n"
 
 
 def dumped(folder: Path) -> Any:
@@ -120,17 +134,12 @@ def test_the_exit_code_of_a_launch_is_reported(pool: Pool, site: Path, tmp_path:
     for code, end in ends.items():
         folder = tmp_path / str(code)
         ran = launch(pool, wanted(site), folder, f"import os, sys\n{end}\n")
-        assert ran.wait(PATIENCE) == code
-        assert ran.poll() == code
+        assert (ran.wait(PATIENCE), ran.poll()) == (code, code)
         assert ("ValueError" in (folder / "torchrun.log").read_text()) is (code == 1)
 
 
-SLEEP = "import time\nopen('begun', 'w').close()\ntime.sleep(1e6)\n"
-
-
 def test_a_launch_ends_with_its_server(pool: Pool, site: Path, tmp_path: Path) -> None:
-    ran = launch(pool, wanted(site), tmp_path / "trial", SLEEP)
-    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
+    ran = sleeping(pool, site, tmp_path / "trial")
     assert ran.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         ran.wait(0)
@@ -157,13 +166,8 @@ def test_a_launch_and_what_it_starts_are_found_by_their_token(
     pool: Pool, site: Path, tmp_path: Path
 ) -> None:
     starts = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-    token, folder = new_token(), tmp_path / "trial"
-    folder.mkdir()
-    (folder / "script.py").write_text(starts + SLEEP)
-    want = wanted(site)
-    with (folder / "torchrun.log").open("w") as log:
-        ran = pool.server(want).start(folder, {**want.environment, TOKEN: token}, [], log)
-    within(PATIENCE, (folder / "begun").exists, "the launch")
+    token = new_token()
+    ran = sleeping(pool, site, tmp_path / "trial", starts, token)
     within(PATIENCE, lambda: "sleep" in [p.name() for p in members(token)], "its child")
     assert sorted(p.name() for p in members(token)) == ["keeper", "sleep", "torchrun"]
     assert ran.poll() is None
@@ -185,11 +189,10 @@ def test_only_processes_with_a_handler_are_signalled() -> None:
     token = new_token()
     plain = "import time; print(flush=True); time.sleep(1000)"
     handles = f"import signal; signal.signal(signal.SIGUSR1, print); {plain}"
+    environment = os.environ | {TOKEN: token}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, TOKEN: token}, stdout=subprocess.PIPE
-        )
-        for code in (plain, handles)
+        subprocess.Popen([sys.executable, "-c", c], env=environment, stdout=subprocess.PIPE)
+        for c in (plain, handles)
     ]
     try:
         for process in started:
@@ -214,8 +217,7 @@ def test_a_pool_keeps_the_most_recently_used_servers(site: Path) -> None:
 
 def test_a_pool_keeps_a_server_whose_launch_runs(site: Path, tmp_path: Path) -> None:
     with Pool(most=1) as pool:
-        ran = launch(pool, wanted(site), tmp_path / "trial", SLEEP)
-        within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
+        ran = sleeping(pool, site, tmp_path / "trial")
         pool.server(wanted(site, NUMBER="2"))
         assert ran.poll() is None
     assert ran.wait(PATIENCE) == -signal.SIGKILL
@@ -227,8 +229,7 @@ def test_a_rank_that_disappears_is_noticed(
 ) -> None:
     monkeypatch.setattr("harness.trial.servers.LOST_AFTER", 0.5)
     one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
-    ran = launch(pool, wanted(site), tmp_path / "trial", one + SLEEP)
-    within(PATIENCE, (tmp_path / "trial" / "begun").exists, "the launch")
+    ran = sleeping(pool, site, tmp_path / "trial", one)
     ran.poll()
     if ranks == 1:
         assert not any(_checked(ran, ranks) for _ in range(3))

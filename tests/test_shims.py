@@ -7,9 +7,11 @@ import importlib.util
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def names(lane: Lane, **pins: str) -> set[str]:
     return {point.name for point in shims.needed(pins, lane)} - {OFFLINE}
 
 
-def test_every_shim_is_declared_whole_and_once() -> None:
+def test_every_shim_is_declared_completely_and_once() -> None:
     assert len({point.name for point in shims.POINTS}) == len(shims.POINTS)
     for point in shims.POINTS:
         assert point.name.startswith(f"{point.upstream}.")
@@ -37,25 +39,26 @@ def test_every_shim_is_declared_whole_and_once() -> None:
         SpecifierSet(point.releases)
 
 
-def test_a_shim_applies_to_its_releases_alone() -> None:
-    assert "deepspeed.torch_six" in names(Lane.CPU, deepspeed="0.8.3")
-    assert "deepspeed.torch_six" not in names(Lane.CPU, deepspeed="0.9.0")
-    assert "deepspeed.intel_modules" in names(Lane.CPU, deepspeed="0.14.0")
-    assert "deepspeed.intel_modules" not in names(Lane.CPU, deepspeed="0.14.1")
-
-
-def test_a_release_candidate_counts_as_a_release() -> None:
-    assert "deepspeed.shm_comm" in names(Lane.CPU, deepspeed="0.15.0rc1")
+@pytest.mark.parametrize(
+    ("shim", "release", "applies"),
+    [
+        ("deepspeed.torch_six", "0.8.3", True),
+        ("deepspeed.torch_six", "0.9.0", False),
+        ("deepspeed.intel_modules", "0.14.0", True),
+        ("deepspeed.intel_modules", "0.14.1", False),
+        ("deepspeed.shm_comm", "0.15.0rc1", True),
+    ],
+)
+def test_a_shim_applies_only_to_its_releases_and_their_candidates(
+    shim: str, release: str, applies: bool
+) -> None:
+    assert (shim in names(Lane.CPU, deepspeed=release)) is applies
 
 
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
-    assert gpu == {
-        "deepspeed.torch_six",
-        "deepspeed.elastic_names",
-        "deepspeed.flatten_helper",
-        "deepspeed.whole_checkpoints",
-    }
+    kept = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
+    assert gpu == {f"deepspeed.{name}" for name in kept}
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -87,21 +90,15 @@ def count() -> Counter[str]:
     return Counter()
 
 
+CUDA = """set_device synchronize reset_peak_memory_stats empty_cache Event current_stream
+default_stream current_device FloatTensor"""
+
+
 @pytest.fixture(autouse=True)
 def unharmed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has whatever a shim changes in torch put back after the test."""
-    changed = {
-        torch.cuda: (
-            "set_device",
-            "synchronize",
-            "reset_peak_memory_stats",
-            "empty_cache",
-            "Event",
-            "current_stream",
-            "default_stream",
-            "current_device",
-            "FloatTensor",
-        ),
+    """Puts back after the test what a shim changes in torch."""
+    changed: dict[object, Sequence[str]] = {
+        torch.cuda: CUDA.split(),
         torch.cuda.nvtx: ("range", "range_push", "range_pop"),
         torch.nn.Module: ("to",),
         torch.Tensor: ("to", "type", "cuda"),
@@ -122,7 +119,7 @@ def test_an_installed_shim_counts_its_uses() -> None:
     assert uses == {"deepspeed.torch_six": 1}
 
 
-def test_a_stand_in_has_just_its_names(count: Counter[str]) -> None:
+def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
     made = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
     assert isinstance(sys.modules["gone.module"], ModuleType)
     assert made.status == 42
@@ -294,46 +291,38 @@ def test_apexs_kernels_are_for_gpus_where_it_is_installed(
     assert kernels.adam(lane, [], 1e-3) == ("apex's" if fused else "torch's")
 
 
-class Work:
-    """What an asynchronous collective returns."""
-
-    def __init__(self) -> None:
-        self.waited = 0
-
-    def wait(self) -> None:
-        self.waited += 1
+Call = tuple[torch.Tensor, torch.Tensor, Mock]
 
 
-def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor, Work]]:
-    """Stands in for the collective: what it was called with, and the work it returned."""
-    calls: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Replaces the collective: its calls, and the work that each one returned."""
+    calls: list[Call] = []
 
-    def gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, **_: object) -> Work:
-        calls.append((output_tensor, input_tensor, Work()))
+    def gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, **_: object) -> Mock:
+        calls.append((output_tensor, input_tensor, Mock()))
         return calls[-1][-1]
 
     monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
     return calls
 
 
-def test_each_gather_of_parameters_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = gathered(monkeypatch)
+def test_each_gather_of_parameters_is_waited_for(gathers: list[Call]) -> None:
     uses = shims.install(["deepspeed.gathers_in_order"])
     for _ in range(3):
         torch.distributed.all_gather_into_tensor(torch.zeros(2), torch.zeros(1), async_op=True)
-    assert [work.waited for _, _, work in calls] == [1, 1, 1]
+    assert [work.wait.call_count for _, _, work in gathers] == [1, 1, 1]
     assert uses["deepspeed.gathers_in_order"] == 3
 
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_requires_grad_is_gathered_into_the_same_memory_without_it(
-    monkeypatch: pytest.MonkeyPatch, grad: bool
+    gathers: list[Call], grad: bool
 ) -> None:
-    calls = gathered(monkeypatch)
     uses = shims.install(["deepspeed.gather_into_detached"])
     output = torch.zeros(2, requires_grad=grad)
     torch.distributed.all_gather_into_tensor(output_tensor=output, input_tensor=output[:1])
-    ((into, part, _),) = calls
+    ((into, part, _),) = gathers
     assert not into.requires_grad
     assert not part.requires_grad
     assert into.data_ptr() == part.data_ptr() == output.data_ptr()

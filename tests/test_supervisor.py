@@ -138,52 +138,39 @@ def test_without_a_harness_no_signal_is_requested(monkeypatch: pytest.MonkeyPatc
 RUN = "20261121-033325-bf16_clip-ce3e10"
 
 
-@pytest.fixture
-def unfinished(tmp_path: Path) -> list[Path]:
-    """Files that a killed run can leave; beside them files that must stay."""
-    other = "20261121-033325-bf16_clip-000000"
-    ours = [
-        f".{RUN}.ab12_x9z/run.json",
-        f"{RUN}/.verdict.json.ab12_x9z",
-        f"{RUN}/buggy/.exit.json.ab12_x9z",
-        f"{RUN}/fixed/save/.exit.json.ab12_x9z",
-    ]
-    theirs = [
-        ".git/config",
-        ".notes.ab12_x9z",
-        f"{RUN}/run.json",
-        f"{RUN}/buggy/rank_0.jsonl.part",
-        f"{other}/.verdict.json.ab12_x9z",
-        f"{other}/verdict.json",
-        "20261121/.verdict.json.x",
-    ]
-    for name in ours + theirs:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    return [tmp_path / name for name in ours]
+OTHER = "20261121-033325-bf16_clip-000000"
+UNFINISHED = (
+    f".{RUN}.ab12_x9z/run.json {RUN}/.verdict.json.ab12_x9z {RUN}/buggy/.exit.json.ab12_x9z "
+    f"{RUN}/fixed/save/.exit.json.ab12_x9z"
+)
+FINISHED = (
+    f".git/config .notes.ab12_x9z {RUN}/run.json {RUN}/buggy/rank_0.jsonl.part "
+    f"{OTHER}/.verdict.json.ab12_x9z {OTHER}/verdict.json 20261121/.verdict.json.x"
+)
 
 
-def files(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_file()}
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_next_run_removes_unfinished_files(tmp_path: Path, unfinished: list[Path]) -> None:
-    before = files(tmp_path)
+def make(folder: Path, names: str) -> None:
+    for path in map(folder.joinpath, names.split()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_the_next_run_removes_unfinished_files_if_no_other_run_is_alive(tmp_path: Path) -> None:
+    make(tmp_path, f"{UNFINISHED} {FINISHED}")
     with leftovers.shared(tmp_path):
-        assert before - files(tmp_path) == set(unfinished)
-    assert not (tmp_path / f".{RUN}.ab12_x9z").exists()
-
-
-def test_nothing_is_removed_while_another_run_lives(tmp_path: Path, unfinished: list[Path]) -> None:
-    with leftovers.shared(tmp_path):
-        for path in unfinished:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
         before = files(tmp_path)
+        assert set(FINISHED.split()) <= before
+        assert not set(UNFINISHED.split()) & before
+        assert not (tmp_path / f".{RUN}.ab12_x9z").exists()
+        make(tmp_path, UNFINISHED)
         with leftovers.shared(tmp_path):
-            assert files(tmp_path) == before
+            assert files(tmp_path) == before | set(UNFINISHED.split())
     with leftovers.shared(tmp_path):
-        assert not any(path.exists() for path in unfinished)
+        assert files(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_made_is_ignored(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +89,15 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _same_run(before: Mapping[str, Any], now: Mapping[str, Any], variant: str) -> bool:
     """Whether two run.json agree in everything that a trial's outcome depends on."""
-    if {k: v for k, v in before.items() if k not in IMMATERIAL | {"trials", "pins"}} != {
-        k: v for k, v in now.items() if k not in IMMATERIAL | {"trials", "pins"}
-    }:
-        return False
-    if type(now["seed"]) is not int:
+    dropped = IMMATERIAL | {"trials", "pins"}
+    if _without(before, dropped) != _without(now, dropped) or type(now["seed"]) is not int:
         return False
     return _material(before["trials"][variant]) == _material(now["trials"][variant])
 
 
 def _material(trial: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in trial.items() if k not in IMMATERIAL_OF_A_TRIAL}
-    overlay = trial["overlay"]
-    kept["overlay"] = {k: v for k, v in overlay.items() if k not in IMMATERIAL_OF_AN_OVERLAY}
+    kept, overlay = _without(trial, IMMATERIAL_OF_A_TRIAL), trial["overlay"]
+    kept["overlay"] = _without(overlay, IMMATERIAL_OF_AN_OVERLAY)
     pinned = tuple(f"{name}==" for name in trial["pins"])
     kept["locked"] = [line for line in overlay["lock"] if line.startswith(pinned)]
     return kept
@@ -127,22 +125,15 @@ def _same_file(before: Path, now: Path, as_such: bool) -> bool:
     seconds = theirs.pop("seconds", 0.0) if isinstance(theirs, dict) else None
     if not isinstance(seconds, (int, float)) or not _number(seconds) or seconds < 0:
         return False
-    return {k: v for k, v in ours.items() if k not in dropped} == {
-        k: v for k, v in theirs.items() if k not in dropped
-    }
+    return _without(ours, dropped) == _without(theirs, dropped)
 
 
-IDENTITY = {
-    "format",
-    "run",
-    "run_json",
-    "scenario",
-    "variant",
-    "launch",
-    "seed",
-    "params",
-    "world_size",
-}
+def _without(content: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
+
+
+IDENTITY = {"format", "run", "run_json", "scenario", "variant", "launch"}
+IDENTITY |= {"seed", "params", "world_size"}
 """What sealing writes into a rank's first record."""
 
 
@@ -151,9 +142,9 @@ def _plain(path: Path) -> list[Record]:
         raise Unreadable(path)
     try:
         records = [json.loads(line) for line in path.read_bytes().decode().splitlines()]
-        replaced = {"begin": IDENTITY}
+        dropped = {"begin": IDENTITY}
         return [
-            {k: v for k, v in r.items() if k not in replaced.get(r["kind"], ())} for r in records
+            {k: v for k, v in r.items() if k not in dropped.get(r["kind"], ())} for r in records
         ]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise Unreadable(path) from None
@@ -169,7 +160,7 @@ def _launches(folder: Path) -> Launches:
 
 
 def _of_records(base: Base, params: Params, before: Launches, now: Launches) -> set[str]:
-    """What may be said of records that are well written, beside those of the run as it was."""
+    """Which outcomes changed records allow, if they are well-formed."""
     if set(before) != set(now) or any(set(before[launch]) != set(now[launch]) for launch in before):
         return set()
     ranks = [(launch, rank) for launch in before for rank in before[launch]]
@@ -191,10 +182,7 @@ def _of_records(base: Base, params: Params, before: Launches, now: Launches) -> 
 def _of_the_bug(launches: Launches) -> dict[str, dict[int, list[Record]]]:
     """The records without those of the harness."""
     return {
-        launch: {
-            rank: [r for r in records if r["kind"] not in OF_HARNESS]
-            for rank, records in ranks.items()
-        }
+        launch: {n: [r for r in rs if r["kind"] not in OF_HARNESS] for n, rs in ranks.items()}
         for launch, ranks in launches.items()
     }
 
@@ -204,14 +192,12 @@ Forms = dict[str, tuple[set[frozenset[str]], dict[str, set[str]]]]
 
 
 def _forms(trials: Mapping[str, Launches]) -> Forms:
-    found: Forms = {}
-    for launches in trials.values():
-        for ranks in launches.values():
-            for record in (record for records in ranks.values() for record in records):
-                names, sorts = found.setdefault(record["kind"], (set(), {}))
-                names.add(frozenset(record))
-                for name, value in record.items():
-                    sorts.setdefault(name, set()).add(_sort(value))
+    found: Forms = defaultdict(lambda: (set(), defaultdict(set)))
+    for record in chain.from_iterable(_all(launches) for launches in trials.values()):
+        names, sorts = found[record["kind"]]
+        names.add(frozenset(record))
+        for name, value in record.items():
+            sorts[name].add(_sort(value))
     return found
 
 
@@ -232,9 +218,9 @@ def _same_form(before: list[Record], now: list[Record], known: Forms) -> bool:
 
 
 def _steps(records: list[Record]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    found = defaultdict(list)
     for record in records:
-        found.setdefault(record["kind"], []).append(record["step"])
+        found[record["kind"]].append(record["step"])
     return found
 
 
@@ -266,25 +252,16 @@ PROOF = {"begin", "upstream", "end"}
 
 def _proof(records: list[Record]) -> list[Record]:
     """The records that show which code a rank ran, and that its records are complete."""
-    return [
-        {k: v for k, v in r.items() if k not in ("host", "pid")}
-        for r in records
-        if r["kind"] in PROOF
-    ]
+    proof = (r.items() for r in records if r["kind"] in PROOF)
+    return [{k: v for k, v in items if k not in ("host", "pid")} for items in proof]
 
 
 # Opinions: an independent judgement of a scenario's records.
 
 
-def _all(launches: Launches, kind: str, rank: int | None = None) -> list[Record]:
-    return [
-        record
-        for ranks in launches.values()
-        for number, records in ranks.items()
-        if rank in (None, number)
-        for record in records
-        if record["kind"] == kind
-    ]
+def _all(launches: Launches, kind: str | None = None, rank: int | None = None) -> list[Record]:
+    records = chain.from_iterable(chain.from_iterable(r.values()) for r in launches.values())
+    return [r for r in records if kind in (None, r["kind"]) and rank in (None, r["rank"])]
 
 
 def _bf16_clip(launches: Launches, params: Params) -> set[str]:
@@ -299,11 +276,10 @@ def _bf16_clip(launches: Launches, params: Params) -> set[str]:
 
 def _sampler_shards(launches: Launches, params: Params) -> set[str]:
     records = _all(launches, "epoch")
-    epochs: dict[int, list[list[int]]] = {}
+    epochs: dict[int, list[int]] = defaultdict(list)
     for record in records:
-        epochs.setdefault(record["step"], []).append(record["seen"])
-    whole = set(range(params["samples"]))
-    drawn = [[s for seen in ranks for s in seen] for ranks in epochs.values()]
+        epochs[record["step"]] += record["seen"]
+    whole, drawn = set(range(params["samples"])), epochs.values()
     if all(set(d) == whole and len(d) == len(whole) for d in drawn):
         return {"clean"}
     return {"symptom"} if all(len(d) == len(whole) and set(d) <= whole for d in drawn) else set()
@@ -326,16 +302,10 @@ def _warmup_first_step(launches: Launches, params: Params) -> set[str]:
         rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
         span = params["high"] - low
         right = {n: low + span * min(max(n - 2, 0) / params["warmup"], 1) for n, _ in rates}
-        wrong = [
-            (n, rate) for n, rate in rates if abs(rate - right[n]) > 1e-6 * max(right.values())
-        ]
-        if not wrong:
-            outcomes.add("clean")
-        elif all((n, rate) == (1, own) for n, rate in wrong):
-            outcomes.add("symptom")
-        else:
-            outcomes.add("odd")
-    return outcomes if len(outcomes) == 1 else set()
+        error = 1e-6 * max(right.values())
+        wrong = {(n, rate) for n, rate in rates if abs(rate - right[n]) > error}
+        outcomes.add("clean" if not wrong else "symptom" if wrong == {(1, own)} else "odd")
+    return outcomes - {"odd"} if len(outcomes) == 1 else set()
 
 
 OPINIONS: Mapping[str, Callable[[Launches, Params], set[str]]] = {

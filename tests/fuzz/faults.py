@@ -6,11 +6,10 @@ are right, as if a rank or the harness had written the damaged content.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -18,10 +17,10 @@ from typing import Any
 
 from harness.trial import loaded_files
 from tests.fuzz.base import Base
-from tests.recording import read, seal, write
+from tests.recording import changing, read, seal, write
 
 Fault = Callable[[Random, Path, Base], str]
-"""Damages a copy of a base; returns how, or an empty text if there was nothing to damage."""
+"""Damages a copy of a base; returns how."""
 
 
 def launch(random: Random, folder: Path) -> Path:
@@ -63,12 +62,22 @@ def byte_changed(random: Random, folder: Path, base: Base) -> str:
     return f"byte {number} of {file.relative_to(folder)} is {content[number]}"
 
 
+class Nothing(Exception):
+    """There is nothing to damage in this way."""
+
+
+def two(random: Random, items: Iterable[Any]) -> tuple[Any, Any]:
+    """Two different items."""
+    known = sorted(items)
+    if len(known) < 2:
+        raise Nothing
+    one, other = random.sample(known, 2)
+    return one, other
+
+
 def files_swapped(random: Random, folder: Path, base: Base) -> str:
     name = random.choice(["rank_0.jsonl", "rank_1.jsonl", "exit.json", "made.json"])
-    files = sorted(folder.glob(f"**/{name}"))
-    if len(files) < 2:
-        return ""
-    one, other = random.sample(files, 2)
+    one, other = two(random, folder.glob(f"**/{name}"))
     kept = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(kept)
@@ -76,29 +85,20 @@ def files_swapped(random: Random, folder: Path, base: Base) -> str:
 
 
 def copied_over(random: Random, folder: Path, base: Base) -> str:
-    files = sorted(folder.glob("**/rank_*.jsonl"))
-    if len(files) < 2:
-        return ""
-    one, other = random.sample(files, 2)
+    one, other = two(random, folder.glob("**/rank_*.jsonl"))
     shutil.copy(one, other)
     return f"{other.relative_to(folder)} is {one.relative_to(folder)}"
 
 
 def trial_copied(random: Random, folder: Path, base: Base) -> str:
-    variants = sorted(base.outcomes)
-    if len(variants) < 2:
-        return ""
-    one, other = random.sample(variants, 2)
+    one, other = two(random, base.outcomes)
     shutil.rmtree(folder / other)
     shutil.copytree(folder / one, folder / other)
     return f"{other} is a copy of {one}"
 
 
 def launches_swapped(random: Random, folder: Path, base: Base) -> str:
-    launches = sorted({path.parent for path in folder.glob("*/*/exit.json")})
-    if len(launches) < 2:
-        return ""
-    one, other = random.sample(launches, 2)
+    one, other = two(random, {path.parent for path in folder.glob("*/*/exit.json")})
     aside = one.rename(folder / "aside")
     other.rename(one)
     aside.rename(other)
@@ -125,14 +125,12 @@ def lines_changed(random: Random, folder: Path, base: Base) -> str:
 
 def exit_lax(random: Random, folder: Path, base: Base) -> str:
     file = launch(random, folder) / "exit.json"
-    content = json.loads(file.read_text())
-    name = random.choice(sorted(content))
-    if random.random() < 0.3:
-        del content[name]
-        value = "left out"
-    else:
+    with changing(file) as content:
+        name = random.choice(sorted(content))
         content[name] = value = random.choice(ODD)
-    file.write_text(json.dumps(content))
+        if random.random() < 0.3:
+            del content[name]
+            value = "left out"
     return f"{name} of {file.relative_to(folder)} is {value!r}"
 
 
@@ -171,21 +169,18 @@ def odd_file(random: Random, folder: Path, base: Base) -> str:
     return f"{file.relative_to(folder)} is {how}"
 
 
+DEATHS: list[dict[str, Any]] = [
+    *({"code": code} for code in (1, -9, -11, 255)),
+    *({name: True} for name in ("timed_out", "interrupted")),
+    {"survivors": [4711]},
+    {"code": 1, "failure": {"rank": 0, "message": "gone"}},
+]
+
+
 def process_died(random: Random, folder: Path, base: Base) -> str:
     file = launch(random, folder) / "exit.json"
-    content = json.loads(file.read_text())
-    content.update(
-        random.choice(
-            [
-                {"code": random.choice([1, -9, -11, 255])},
-                {"timed_out": True},
-                {"interrupted": True},
-                {"survivors": [4711]},
-                {"code": 1, "failure": {"rank": 0, "message": "gone"}},
-            ]
-        )
-    )
-    file.write_text(json.dumps(content))
+    with changing(file) as content:
+        content.update(random.choice(DEATHS))
     return f"{file.relative_to(folder)}: a process died"
 
 
@@ -193,31 +188,9 @@ def process_died(random: Random, folder: Path, base: Base) -> str:
 
 BEFORE_FACTS = ("kind", "rank", "step")
 
-ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    1.5,
-    -2.5,
-    1e300,
-    1e-300,
-    10**400,
-    float("nan"),
-    float("inf"),
-    "",
-    "0",
-    "nan",
-    "inf",
-    [],
-    [0],
-    {},
-    {"a": 1},
-    [[]],
-    "\x1b[2J",
-]
+NUMBERS = (0, -1, 1, 1.5, -2.5, 1e300, 1e-300, 10**400, float("nan"), float("inf"))
+TEXTS = ("", "0", "nan", "inf", "\x1b[2J")
+ODD: list[Any] = [None, True, False, *NUMBERS, *TEXTS, [], [0], {}, {"a": 1}, [[]]]
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -237,6 +210,16 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
+def spoil(random: Random, holder: Any, name: Any, how: str, source: Any) -> None:
+    """Remove a value, or set it to another one in ``source`` or to an odd one."""
+    if how == "gone":
+        del holder[name]
+    elif how == "other":
+        holder[name] = deepcopy(at(source, random.choice(paths(source))))
+    else:
+        holder[name] = random.choice(ODD)
+
+
 def fact_odd(random: Random, folder: Path, base: Base) -> str:
     """A fact of a record has another type or another value."""
     file = rank_file(random, folder)
@@ -248,13 +231,8 @@ def fact_odd(random: Random, folder: Path, base: Base) -> str:
     how = random.choice(["odd", "near", "gone", "other"])
     if how == "near" and isinstance(before, (int, float)) and not isinstance(before, bool):
         holder[name] = random.choice([before * 2, before + 1, -before, before * 0.5, 0 * before])
-    elif how == "gone":
-        del holder[name]
-    elif how == "other":
-        other = random.choice(records)
-        holder[name] = deepcopy(at(other, random.choice(paths(other))))
     else:
-        holder[name] = random.choice(ODD)
+        spoil(random, holder, name, how, random.choice(records))
     write(file, records)
     return f"{file.relative_to(folder)}, record {number}: {path} was {how}"
 
@@ -265,9 +243,8 @@ def facts_cleared(random: Random, folder: Path, base: Base) -> str:
     records = read(file)
     kind = random.choice(records)["kind"]
     same_kind = [record for record in records if record["kind"] == kind]
-    names = [n for n in same_kind[0] if n not in BEFORE_FACTS]
-    if not names:
-        return ""
+    if not (names := [n for n in same_kind[0] if n not in BEFORE_FACTS]):
+        raise Nothing
     name = random.choice(names)
     value = random.choice([*ODD, same_kind[0][name], same_kind[-1].get(name)])
     for record in same_kind:
@@ -313,10 +290,8 @@ def lists_emptied(random: Random, folder: Path, base: Base) -> str:
             if record["kind"] == "upstream":
                 record["loaded"] = nothing
         write(file, records)
-    made_file = launch_folder / loaded_files.MADE_FILE
-    made = json.loads(made_file.read_text())
-    made["loaded"] = dict.fromkeys(made["loaded"], nothing)
-    made_file.write_text(json.dumps(made))
+    with changing(launch_folder / loaded_files.MADE_FILE) as made:
+        made["loaded"] = dict.fromkeys(made["loaded"], nothing)
     return f"{launch_folder.relative_to(folder)}: nothing was loaded"
 
 
@@ -342,10 +317,7 @@ def records_changed(random: Random, folder: Path, base: Base) -> str:
 
 def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
     """A rank's file contains the records of another rank, under its own number."""
-    files = sorted(launch(random, folder).glob("rank_*.jsonl"))
-    if len(files) < 2:
-        return ""
-    one, other = random.sample(files, 2)
+    one, other = two(random, launch(random, folder).glob("rank_*.jsonl"))
     ours, theirs = read(one), read(other)
     own = ours[0]["rank"]
     write(one, [ours[0], *({**record, "rank": own} for record in theirs[1:])])
@@ -354,10 +326,7 @@ def ranks_exchanged(random: Random, folder: Path, base: Base) -> str:
 
 def trials_exchanged(random: Random, folder: Path, base: Base) -> str:
     """The files of one trial contain the records of another trial."""
-    variants = sorted(base.outcomes)
-    if len(variants) < 2:
-        return ""
-    one, other = random.sample(variants, 2)
+    one, other = two(random, base.outcomes)
     for file in sorted((folder / one).glob("**/rank_*.jsonl")):
         theirs = folder / other / file.relative_to(folder / one)
         if theirs.is_file():
@@ -369,51 +338,42 @@ def trials_exchanged(random: Random, folder: Path, base: Base) -> str:
 
 
 def run_edited(random: Random, folder: Path, base: Base) -> str:
-    file = folder / "run.json"
-    run = json.loads(file.read_text())
-    names = ["trials"] * 6 + sorted(run)
-    top = random.choice(names)
-    path = (top, *random.choice([(), *paths(run[top])])) if isinstance(run[top], dict) else (top,)
-    holder, name = at(run, path[:-1]), path[-1]
-    how = random.choice(["odd", "gone", "other"])
-    if how == "gone":
-        del holder[name]
-    elif how == "other":
-        holder[name] = deepcopy(at(run, random.choice(paths(run))))
-    else:
-        holder[name] = random.choice(ODD)
-    file.write_text(json.dumps(run))
+    with changing(folder / "run.json") as run:
+        top = random.choice(["trials"] * 6 + sorted(run))
+        inner = [(), *paths(run[top])] if isinstance(run[top], dict) else [()]
+        path = (top, *random.choice(inner))
+        how = random.choice(["odd", "gone", "other"])
+        spoil(random, at(run, path[:-1]), path[-1], how, run)
     return f"run.json: {path} was {how}"
 
 
-FILES: tuple[Fault, ...] = (
+SINGLE: list[Fault] = [
     lost,
     cut,
     byte_changed,
-    files_swapped,
-    copied_over,
-    trial_copied,
-    launches_swapped,
     lines_changed,
     exit_lax,
     odd_file,
     process_died,
     key_twice,
-)
-RECORDS: tuple[Fault, ...] = (
-    fact_odd,
-    fact_odd,
-    facts_cleared,
-    figures_scaled,
-    lists_emptied,
-    records_changed,
-    ranks_exchanged,
-    trials_exchanged,
-)
+]
+FILES: list[Fault] = [*SINGLE, files_swapped, copied_over, trial_copied, launches_swapped]
+FACTS: list[Fault] = [fact_odd, fact_odd, facts_cleared, figures_scaled]
+RECORDS = [*FACTS, lists_emptied, records_changed, ranks_exchanged, trials_exchanged]
 
 
 def damage(random: Random, folder: Path, base: Base) -> tuple[str, bool]:
-    """Damage a copy of a base at random; returns how, and whether it was sealed again."""
+    """Damage a copy of a base at random; returns how, and whether it was sealed again.
+
+    The first is empty if there was nothing to damage.
+    """
+    try:
+        return _damage(random, folder, base)
+    except Nothing:
+        return "", True
+
+
+def _damage(random: Random, folder: Path, base: Base) -> tuple[str, bool]:
     family = random.choice(["files", "records", "records", "run.json"])
     if family == "files":
         return random.choice(FILES)(random, folder, base), False

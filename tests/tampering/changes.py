@@ -21,8 +21,6 @@ Change = Callable[[Any], Any]
 """Changes something in place: a record, all records or lines of a rank, the content of a JSON file,
 or the files in a folder."""
 
-RECORDS, FOLDER_OF_LAUNCH = "records", "folder"
-
 
 class Case(NamedTuple):
     """One change of the evidence of one trial."""
@@ -45,8 +43,18 @@ class Case(NamedTuple):
         return "-".join(str(part) for part in (*self[:4], self.says))
 
 
-Row = tuple[str, str, int | None, str, Change, str]
-"""A case as a table writes it."""
+Table = dict[str, list[tuple[Change, str]]]
+"""By scenario, trial, rank (``*``: all of them) and what is changed: each change, and what the
+reason contains."""
+
+
+def cases(table: Table) -> list[Case]:
+    return [
+        Case(scenario, trial, None if rank == "*" else int(rank), what, change, says)
+        for key, rows in table.items()
+        for scenario, trial, rank, what in [key.split()]
+        for change, says in rows
+    ]
 
 
 def to(**facts: Any) -> Change:
@@ -74,9 +82,7 @@ def at(name: str, index: int, value: float) -> Change:
 
 def within(name: str, change: Change) -> Change:
     """The change inside a fact that is an object, or in the first one of a list of objects."""
-    return lambda record: change(
-        record[name][0] if isinstance(record[name], list) else record[name]
-    )
+    return lambda r: change(r[name][0] if isinstance(r[name], list) else r[name])
 
 
 def without(name: str, inner: str) -> Change:
@@ -124,27 +130,31 @@ def copy(case: Case, folder: Path) -> Recording:
 def tamper(run: Recording, case: Case) -> None:
     """Change the evidence in a run's folder as a case says."""
     folder = run.folder / case.place
-    ranks = range(len(list(folder.glob("rank_*.jsonl"))))
     if case.what == RUN_FILE:
         with run.run() as content:
             case.change(content)
     elif case.what.endswith(".json"):
         with changing(folder / case.what) as content:
             case.change(content)
-    elif case.what == FOLDER_OF_LAUNCH:
+    elif case.what == "folder":
         case.change(folder)
-    elif case.what == "lines":
-        for rank in ranks if case.rank is None else [case.rank]:
-            with run.lines(case.place, rank) as lines:
-                case.change(lines)
     else:
-        for rank in ranks if case.rank is None else [case.rank]:
-            with run.records(case.place, rank) as records:
-                change_records(records, case)
+        for rank in range(len(list(folder.glob("rank_*.jsonl")))):
+            if case.rank in (None, rank):
+                change_rank(run, case, rank)
+
+
+def change_rank(run: Recording, case: Case, rank: int) -> None:
+    if case.what == "lines":
+        with run.lines(case.place, rank) as lines:
+            case.change(lines)
+    else:
+        with run.records(case.place, rank) as records:
+            change_records(records, case)
 
 
 def change_records(records: list[dict[str, Any]], case: Case) -> None:
-    for target in [records] if case.what == RECORDS else of(records, case.what):
+    for target in [records] if case.what == "records" else of(records, case.what):
         case.change(target)
 
 
