@@ -35,7 +35,7 @@ SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
 def test_each_release_gets_an_answer_of_its_own(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
     out = capsys.readouterr().out
-    assert sorted(upstream.asked) == ["4.36.2", "4.37.0", "4.37.2", "4.38.0", "4.38.2"]
+    assert sorted(upstream.tested) == ["4.36.2", "4.37.0", "4.37.2", "4.38.0", "4.38.2"]
     table = [line.split() for line in out.rpartition("transformers  answer")[2].splitlines()]
     answers = {row[0]: " ".join(row[1:3]) for row in table if row and row[0] in KNOWN}
     assert answers["4.37.2"] == "affected 0"
@@ -57,12 +57,12 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 
 def test_what_was_answered_is_not_asked_again(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
-    upstream.asked.clear()
+    upstream.tested.clear()
     assert main([*SWEEP]) == 0
-    assert upstream.asked == []
+    assert upstream.tested == []
     assert "(5 stored)" in capsys.readouterr().out
     assert main([*SWEEP[:2], "--again", *SWEEP[2:]]) == 0  # options may stand anywhere
-    assert len(upstream.asked) == 5
+    assert len(upstream.tested) == 5
 
 
 def test_another_question_is_not_answered_from_the_store(
@@ -78,7 +78,7 @@ def test_another_question_is_not_answered_from_the_store(
             elif change == "torch":
                 patch.setattr(machine, "facts", lambda: facts)
             assert main([*words, change] if change in changes else words) == 0
-        assert len(upstream.asked) == number, change
+        assert len(upstream.tested) == number, change
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
@@ -114,7 +114,7 @@ def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
     for _ in range(2):
         assert main(words) == 0
     told = capsys.readouterr()
-    assert upstream.asked == ["4.36.2"] * 2
+    assert upstream.tested == ["4.36.2"] * 2
     assert "4.36.2: affected  [1.5 s]" in told.out
     assert told.err == f"harness: {file} was damaged or edited: its release is tested again\n"
 
@@ -256,7 +256,7 @@ def test_where_its_files_cannot_go_a_sweep_does_not_begin(
     for option in ("--csv", "--json"):
         assert main([*SWEEP, option, str(tmp_path / "none" / "cells")]) == 2
         assert f"no folder {tmp_path / 'none'}" in capsys.readouterr().err
-    assert upstream.asked == []
+    assert upstream.tested == []
 
 
 def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(
@@ -265,17 +265,17 @@ def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(
     whole = upstream.__call__
 
     def killed(asked: RunConfig, *rest: object) -> tuple[RunResult, Path]:
-        if len(upstream.asked) == 3:
+        if len(upstream.tested) == 3:
             raise KeyboardInterrupt
         return whole(asked, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cells, "run", killed)
     assert main([*SWEEP, "jobs=1"]) == 130
     monkeypatch.setattr(cells, "run", upstream)
-    first = list(upstream.asked)
+    first = list(upstream.tested)
     assert main([*SWEEP, "jobs=1"]) == 0
     assert len(first) == 3
-    assert not set(first) & set(upstream.asked[3:])
+    assert not set(first) & set(upstream.tested[3:])
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_an_inconclusive_cell_is_kept_unless_time_ran_out(
     upstream.outcomes, upstream.timed_out = {"4.37.0": Outcome.INCONCLUSIVE}, timed_out
     assert main([*SWEEP]) == 3
     assert "transformers 4.37.0: inconclusive" in capsys.readouterr().out
-    upstream.asked.clear()
+    upstream.tested.clear()
     assert main([*SWEEP]) == 3
-    assert upstream.asked == ([] if stored else ["4.37.0"])
+    assert upstream.tested == ([] if stored else ["4.37.0"])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_what_cannot_be_run_is_told_with_its_reason_and_not_kept(
     assert told[0]["reason"] == str(error)
     upstream.error = None
     assert main([*SWEEP]) == 0
-    assert len(upstream.asked) == 10
+    assert len(upstream.tested) == 10
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_mistake_is_one_line_and_asks_nothing(
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
-    assert upstream.asked == []
+    assert upstream.tested == []
 
 
 def test_bisect_names_the_neighbours_between_which_it_flips(
@@ -392,7 +392,7 @@ def test_bisect_names_the_neighbours_between_which_it_flips(
     out = capsys.readouterr().out
     assert "flips from affected to not affected between 4.37.4 and 4.38.0 (neighbours" in out
     assert "transformers 4.36.0 to 4.37.4: affected" in out
-    assert len(upstream.asked) < 10 < len(many)
+    assert len(upstream.tested) < 10 < len(many)
 
 
 def test_bisect_says_what_stands_between_where_it_cannot_know(
