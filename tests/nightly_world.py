@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 from harness.errors import Fault
 from harness.nightly import steps
 from harness.results import RunResult
@@ -16,7 +15,6 @@ from harness.spec import RELEASED, Verdict
 from harness.sweep import cells, suite
 from harness.sweep.cell import Cell, Status
 from harness.sweep.history_rows import ReleaseResult, ScenarioResult
-
 from harness.upstream import index
 from harness.upstream.index import Release
 
@@ -46,10 +44,6 @@ def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> ScenarioR
 
 def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
     return Release(package, version, day, yanked)
-
-
-def indexed(found: Iterable[Release]) -> dict[tuple[str, str], Release]:
-    return {(r.package, r.version): r for r in found}
 
 
 class World:
