@@ -90,9 +90,7 @@ def test_an_unusable_response_is_one_line_without_the_address(
 
 
 @pytest.mark.usefixtures("no_network")
-def test_no_network_is_one_line_and_nothing_else_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_no_network_is_one_line_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     message = "the package index does not respond (ConnectionError): is there a network?"
     assert str(read()) == message
     assert caplog.records == []
