@@ -37,8 +37,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return installed
 
 
-def checked(scenario: str, *required: dict[str, str]) -> check.Checked:
-    return check.checked(config.compose([f"scenario={scenario}", f"variant={RELEASED}"]), *required)
+def checked(scenario: str, required: dict[str, str] | None = None) -> check.Checked:
+    return check.checked(config.compose([f"scenario={scenario}", f"variant={RELEASED}"]), required)
 
 
 @pytest.fixture

@@ -161,6 +161,10 @@ def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys:
 def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     world: World, capsys: Capture
 ) -> None:
+    world.fault = Fault("no network")
+    assert watch("--history", "empty.sqlite") == 3
+    assert world.versions == []
+    world.fault = None
     world.statuses["0.13.1"] = UNCLEAR
     watch()
     world.statuses.clear()
@@ -174,13 +178,6 @@ def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     world.fault = None
     watch()
     assert world.versions[-1] == "0.13.2"  # the nightly without a network missed nothing
-
-
-def test_without_a_network_and_without_a_history_it_is_inconclusive(world: World) -> None:
-    world.fault = Fault("no network")
-    assert watch() == 3
-    assert world.versions == []
-    assert world.ran == [SCENARIO]
 
 
 def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
@@ -275,7 +272,7 @@ def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
     assert flips == [("2024-02-12", *first), ("2024-02-26", *last)]
 
 
-def test_the_same_command_continues_a_replay_that_was_killed(world: World, capsys: Capture) -> None:
+def test_the_same_command_continues_a_replay_that_was_killed(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     world.killed_after = 1
     assert watch(*REPLAY) == 130
@@ -284,15 +281,6 @@ def test_the_same_command_continues_a_replay_that_was_killed(world: World, capsy
     assert world.versions == ["0.13.1", "0.13.2"]
     with reading(FILE) as history:
         assert len(history.nightlies()) == 5
-
-
-def test_a_nightly_may_follow_a_replay_in_a_history(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
-    watch("--as-of", "2024-02-01")
-    with reading(FILE) as history:
-        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
-    assert watch() == 0
-    assert world.versions == ["0.13.1", "0.13.2"]
 
 
 @pytest.mark.parametrize(
@@ -315,12 +303,16 @@ def test_an_invalid_day_is_a_mistake(world: World, capsys: Capture, day: str, wh
 def test_a_replay_needs_later_days_and_a_history_without_nightlies(
     world: World, capsys: Capture
 ) -> None:
+    appeared(world, "0.13.2", "2024-02-12")
     watch("--as-of", "2024-02-05")
+    with reading(FILE) as history:
+        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
     assert watch("--as-of", "2024-02-04") == 2
     assert "replay a later day, or name another file" in capsys.readouterr().err
-    watch("--history", "nightly.sqlite")
-    assert watch("--history", "nightly.sqlite", "--as-of", "2024-02-05") == 2
-    assert "nightly.sqlite has nightlies" in capsys.readouterr().err
+    assert watch() == 0  # a nightly may follow
+    assert world.versions == ["0.13.1", "0.13.2"]
+    assert watch("--as-of", "2024-02-05") == 2
+    assert "history.sqlite has nightlies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
