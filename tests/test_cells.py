@@ -99,9 +99,10 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
         lambda text: "[" * 100_000,
         lambda text: text.replace('"status": "affected"', '"status": "not affected"'),
         lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
+        lambda text: text.replace('"seconds": 1.5', '"seconds": -1'),
         lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
     ],
-    ids=["cut", "empty", "deep", "another status", "other seconds", "no digest"],
+    ids=["cut", "empty", "deep", "another status", "other seconds", "no cell", "no digest"],
 )
 def test_a_damaged_or_edited_stored_cell_is_named_and_its_release_is_tested_again(
     upstream: Upstream, cache: Path, capsys: Capture, spoil: Callable[[str], str]

@@ -26,15 +26,15 @@ try:
 except ImportError:
     pass
 site, other = Path({site!r}), Path({other!r})
-told = {{"same": rebase.same(site, other, listener.asked, {files!r})}}
-if told["same"]:
+report = {{"same": rebase.same(site, other, listener.asked, {files!r})}}
+if report["same"]:
     rebase.rebase(site, other)
     import up.lazy
-    told["files"] = [up.__file__, up.inner.__spec__.origin, up.lazy.__file__]
-    told["path"] = list(up.__path__)
-    told["loaded"] = loaded.files(other)
-    told["moved"] = str(site) in sys.path
-print(json.dumps(told))
+    report["files"] = [up.__file__, up.inner.__spec__.origin, up.lazy.__file__]
+    report["path"] = list(up.__path__)
+    report["loaded"] = loaded.files(other)
+    report["moved"] = str(site) in sys.path
+print(json.dumps(report))
 """
 
 
