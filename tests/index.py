@@ -1,4 +1,4 @@
-"""A package index of our own, over HTTP, with pages that a test makes up."""
+"""A package index over HTTP, with made-up pages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+import pytest
+
 FORM = "application/vnd.pypi.simple.v1+json"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the page of a package; a number is a status, a text goes out as it is.
+    """Responds with the page of a package; a number is a status, a text is sent as it is.
 
-    The pages of another index than ``/simple`` are named with it: ``mine/deepspeed``.
+    The pages of another index than ``/simple`` begin with its name: ``mine/deepspeed``.
     """
 
     pages: ClassVar[dict[str, Any]] = {}
-    asked: ClassVar[list[str]] = []
+    requests: ClassVar[list[str]] = []
     slow: ClassVar[float] = 0.0
-    """Seconds that an answer takes."""
+    """Seconds that a response takes."""
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         time.sleep(self.slow)
         page = self.pages.get(self.path.strip("/").removeprefix("simple/"), 404)
         text = page if isinstance(page, str) else json.dumps(page)
@@ -40,8 +42,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[ThreadingHTTPServer]:
-    """Serve ``Handler.pages``, which are none at first."""
-    Handler.pages, Handler.asked = {}, []
+    """Serve ``Handler.pages``, which is empty at first."""
+    Handler.pages, Handler.requests = {}, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -60,6 +62,26 @@ def page(*files: dict[str, Any]) -> dict[str, Any]:
     return {"meta": {"api-version": "1.1"}, "name": "deepspeed", "files": list(files)}
 
 
-def file(name: str, uploaded: str | None, yanked: bool | str = False) -> dict[str, Any]:
-    told: dict[str, Any] = {"filename": name, "url": name, "hashes": {}, "yanked": yanked}
-    return told | ({"upload-time": f"{uploaded}Z"} if uploaded else {})
+def file(name: str, uploaded: str | None = None, yanked: bool | str = False) -> dict[str, Any]:
+    content: dict[str, Any] = {"filename": name, "url": name, "hashes": {}, "yanked": yanked}
+    return content | ({"upload-time": f"{uploaded}Z"} if uploaded else {})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
+    """An index with ``Handler.pages``, which is the user's."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for variable in ("UV_OFFLINE", "UV_INDEX_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    with serving() as server:
+        for variable in ("UV_DEFAULT_INDEX", "PIP_INDEX_URL"):
+            monkeypatch.setenv(variable, address(server, "me:secret@"))
+        yield Handler
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that does not respond."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for variable in ("UV_DEFAULT_INDEX", "PIP_INDEX_URL"):
+        monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9/simple")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from harness.results import RunResult
 from harness.spec import Verdict
 from harness.sweep.cell import Cell, Status
 from harness.sweep.history import writing
-from harness.sweep.history_rows import Change, Kind, ReleaseResult
+from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult
 from harness.upstream.index import Release
 from tests.recording import RECORDED, all_recorded
 
@@ -22,62 +23,42 @@ EVIL = "<script>alert(1)</script>"
 LAST = {"bf16_clip": RECORDED}
 
 YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
-DAYS = {
-    "4.30.0": "2023-06-08",
-    "4.36.2": "2023-12-18",
-    "4.38.2": "2024-03-01",
-    "5.15.0": "2026-02-10",
-    "5.15.1": "2026-02-17",
-    "5.23.0": "2026-11-02",
-}
+DAYS = dict(
+    zip(
+        ("4.30.0", "4.36.2", "4.38.2", "5.15.0", "5.15.1", "5.23.0"),
+        ("2023-06-08", "2023-12-18", "2024-03-01", "2026-02-10", "2026-02-17", "2026-11-02"),
+        strict=True,
+    )
+)
 
 
 def a_cell(scenario: str, version: str, status: Status, reason: str = "because") -> Cell:
-    """A scenario's answer of a release of transformers."""
-    return Cell(
-        scenario,
-        {"transformers": version, "deepspeed": "0.19.8"},
-        status,
-        reason,
-        "cpu",
-        "3.11.7",
-        "2.13.0",
-        "2026-11-21",
-        12.0,
-        0 if status is YES else None,
-    )
+    """The cell of a scenario and a release of transformers."""
+    pins = {"transformers": version, "deepspeed": "0.19.8"}
+    environment = ("cpu", "3.11.7", "2.13.0", "2026-11-21")
+    step = 0 if status is YES else None
+    return Cell(scenario, pins, status, reason, *environment, 12.0, step)
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """A recorded past, a replay, a night, and one that was killed; the last one's ``runs``, by
+    """Recorded results, a replay, a nightly, and one that was killed, which has ``runs``, by
     scenario."""
+
+    def result(night: Nightly, *cell: Any) -> ReleaseResult:
+        return ReleaseResult(night.id, "transformers", cell[1], a_cell(*cell))
+
     with writing(file) as history:
         history.add_releases(Release("transformers", v, day) for v, day in DAYS.items())
         recorded = history.start(Kind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
         for version, status in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
-            cell = a_cell("rope_zero_init", version, status)
-            history.add_results([ReleaseResult(recorded.id, "transformers", version, cell)])
-        cell = a_cell("trainer_gas_twice", "5.23.0", NO)
-        history.add_results([ReleaseResult(recorded.id, "transformers", "5.23.0", cell)])
+            history.add_results([result(recorded, "rope_zero_init", version, status)])
+        history.add_results([result(recorded, "trainer_gas_twice", "5.23.0", NO)])
         history.finish(recorded, "2026-11-20T00:00:01")
         replay = history.start(Kind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
-        asked = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
-        history.add_results([ReleaseResult(replay.id, "transformers", "5.15.1", asked)])
-        told = f"transformers 5.15.1 has it again {EVIL}"
-        history.set_changes(
-            replay,
-            [
-                Change(
-                    "now affected",
-                    "rope_zero_init",
-                    "transformers",
-                    "5.15.1",
-                    "not affected",
-                    "affected",
-                    told,
-                )
-            ],
-        )
+        crash = result(replay, "trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
+        history.add_results([crash])
+        about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
+        history.set_changes(replay, [Change("now affected", *about, f"affected again {EVIL}")])
         history.finish(replay, "2026-11-20T02:00:00")
         night = history.start(Kind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
@@ -85,8 +66,7 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
         history.finish(night, "2026-11-20T04:00:00")
         killed = history.start(Kind.NIGHTLY, "2026-11-21", "2026-11-21T03:00:00", {})
         for name, run in runs.items():
-            result = RunResult(name, Verdict.REPRODUCED, (), ())
-            history.add_verdict(killed, result, 9.0, run)
+            history.add_verdict(killed, RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run)
     return file
 
 
@@ -99,7 +79,7 @@ def a_site(folder: Path) -> Path:
 
 
 def a_bare_site(folder: Path) -> Path:
-    """A site of no history and no run: of the releases that were recorded alone."""
+    """A site without a history and runs: only the recorded releases are shown."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["site", "--out", "site"]) == 0

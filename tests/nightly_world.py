@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from harness.errors import Fault
 from harness.nightly import steps
@@ -17,7 +15,6 @@ from harness.spec import RELEASED, Verdict
 from harness.sweep import cells, suite
 from harness.sweep.cell import Cell, Status
 from harness.sweep.history_rows import ReleaseResult, ScenarioResult
-from harness.trial.server_pool import Pool
 from harness.upstream import index
 from harness.upstream.index import Release
 
@@ -26,51 +23,41 @@ PACKAGE = "deepspeed"
 YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 
 
+RUN_WITH = ("cpu", "3.11.7", "2.13.0", "2024-03-01")
+
+
 def cell(version: str, status: Status, scenario: str = SCENARIO, package: str = PACKAGE) -> Cell:
-    return Cell(
-        scenario,
-        {package: version},
-        status,
-        f"because of {version}\nand",
-        "cpu",
-        "3.11.7",
-        "2.13.0",
-        "2024-03-01",
-        1.5,
-    )
+    reason = f"because of {version}\nand"
+    return Cell(scenario, {package: version}, status, reason, *RUN_WITH, 1.5)
 
 
-def asked(
+def result(
     version: str, status: Status, night: int = 1, scenario: str = SCENARIO, package: str = PACKAGE
 ) -> ReleaseResult:
     return ReleaseResult(night, package, version, cell(version, status, scenario, package))
 
 
 def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> ScenarioResult:
-    result = RunResult(scenario, verdict, ("buggy was clean",), ())
-    return ScenarioResult(night, scenario, str(verdict), 2.0, result.to_json(), None)
+    content = RunResult(scenario, verdict, ("buggy was clean",), ()).to_json()
+    return ScenarioResult(night, scenario, str(verdict), 2.0, content, None)
 
 
 def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:
     return Release(package, version, day, yanked)
 
 
-def indexed(found: Iterable[Release]) -> dict[tuple[str, str], Release]:
-    return {(r.package, r.version): r for r in found}
-
-
 class World:
-    """Replaces the index, the releases and our own runs; notes which were tested."""
+    """Replaces the index, the releases and our own runs; lists which were tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.day = "2024-03-04"
         self.releases = [release("0.13.0", "2024-01-10"), release("0.13.1", "2024-01-23")]
-        self.answers: dict[str, Status | Exception] = {}
+        self.statuses: dict[str, Status | Exception] = {}
         """The statuses of releases; others are not affected."""
         self.fault: Fault | None = None
         self.verdict = Verdict.REPRODUCED
-        self.asked: list[RunConfig] = []
+        self.tested: list[RunConfig] = []
         self.ran: list[str] = []
         self.killed_after: int | None = None
         """How many releases are tested before Ctrl-C."""
@@ -78,36 +65,25 @@ class World:
     @property
     def versions(self) -> list[str]:
         """The tested releases, in their order."""
-        return [config.pins[PACKAGE] for config in self.asked]
+        return [config.pins[PACKAGE] for config in self.tested]
 
     def index(self, packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:
         for package in packages:
             yield package, self.fault or [r for r in self.releases if r.package == package]
 
-    def ask(
-        self,
-        config: RunConfig,
-        cache: Path,
-        *,
-        again: bool,
-        stop: threading.Event,
-        pool: Pool,
-        faults: bool,
-    ) -> Cell:
-        if self.killed_after is not None and len(self.asked) >= self.killed_after:
+    def find(self, config: RunConfig, cache: Path, *, faults: bool, **_: object) -> Cell:
+        if self.killed_after is not None and len(self.tested) >= self.killed_after:
             raise KeyboardInterrupt
         assert config.variants == (RELEASED,)
         assert faults
-        self.asked.append(config)
+        self.tested.append(config)
         version = config.pins[PACKAGE]
-        status = self.answers.get(version, NO)
+        status = self.statuses.get(version, NO)
         if isinstance(status, Exception):
             raise status
         return cell(version, status, config.scenario)
 
-    def run(
-        self, config: RunConfig, console: Console, stop: threading.Event, pool: Pool
-    ) -> tuple[RunResult, Path]:
+    def run(self, config: RunConfig, *_: object) -> tuple[RunResult, Path]:
         self.ran.append(config.scenario)
         why = () if self.verdict is Verdict.REPRODUCED else ("buggy was clean",)
         return RunResult(config.scenario, self.verdict, why, ()), self.folder / config.scenario
@@ -120,7 +96,7 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.setattr(index, "releases_of", made.index)
     monkeypatch.setattr(steps, "today", lambda: made.day)
     monkeypatch.setattr("harness.commands.watch.today", lambda: made.day)
-    monkeypatch.setattr(cells, "find", made.ask)
+    monkeypatch.setattr(cells, "find", made.find)
     monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(suite, "run", made.run)
     monkeypatch.setattr("harness.trial.prefetch.prepared", lambda *_: None)

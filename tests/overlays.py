@@ -17,13 +17,13 @@ from harness.upstream.overlay import Overlay
 @contextmanager
 def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[dict[str, Overlay]]:
     """The overlays of a scenario's variants, by variant, from the user's cache or another one."""
-    told, cache = catalog.scenario(scenario), cache or cache_folder()
-    with ExitStack() as kept:
+    of, cache = catalog.scenario(scenario), cache or cache_folder()
+    with ExitStack() as contexts:
         found = {}
         for variant in variants:
-            stack = resolution.stack(told, pins.complete(told, told.pins_of(variant)), cache)
-            borrowed = overlay.borrowed(stack, told.variant(variant).defects, cache)
-            found[variant] = kept.enter_context(borrowed)
+            stack = resolution.stack(of, pins.complete(of, of.pins_of(variant)), cache)
+            borrowed = overlay.borrowed(stack, of.variant(variant).defects, cache)
+            found[variant] = contexts.enter_context(borrowed)
         yield found
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of releases: known, replaced, shown in the pages."""
+"""Recorded statuses of releases: how they are used, replaced and shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from harness import catalog
 from harness.sweep import affected
-from harness.sweep.cell import Status
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]
@@ -17,21 +16,20 @@ Recording = Callable[..., None]
 
 def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
     record(v4_36_2=YES, v4_38_2=NO, v4_40_1=NO, v4_39_0=UNCLEAR)
-
-    def known(version: str) -> Status | None:
+    for version, status in (
+        ("4.36.2", YES),
+        ("4.38.5", NO),
+        ("4.39.0", NO),
+        ("4.37.0", None),  # its neighbours differ
+        ("4.41.0", None),  # newer than all
+        ("4.35.0", None),  # older than all
+    ):
         found = affected.known("rope_zero_init", "transformers", version)
-        return found and found[0]
-
-    assert known("4.36.2") is YES
-    assert known("4.38.5") is NO
-    assert known("4.39.0") is NO
-    assert known("4.37.0") is None, "its neighbours differ"
-    assert known("4.41.0") is None, "newer than all that were asked"
-    assert known("4.35.0") is None, "older than all that were asked"
+        assert (found and found[0]) is status, version
     assert affected.known("bf16_clip", "deepspeed", "0.19.8") is None
 
 
-def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -> None:
+def test_only_a_certain_status_replaces_a_certain_one(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)
     assert [f["status"] for f in affected.of("rope_zero_init")] == ["affected"]
@@ -39,7 +37,7 @@ def test_a_certain_answer_is_replaced_by_a_certain_one_only(record: Recording) -
     assert [f["status"] for f in affected.of("rope_zero_init")] == ["not affected"]
 
 
-def test_what_is_recorded_alike_shares_a_row(record: Recording) -> None:
+def test_releases_with_the_same_result_share_a_row(record: Recording) -> None:
     record(v4_36_2=YES, v4_4_0=YES, v4_38_2=NO, v4_39_0=UNCLEAR)
     text = affected.section("rope_zero_init", affected.of("rope_zero_init"))
     assert text.startswith("## Affected releases\n")
@@ -47,7 +45,7 @@ def test_what_is_recorded_alike_shares_a_row(record: Recording) -> None:
     assert "| because of v4.39.0 |" in text
 
 
-def test_what_a_scenario_no_longer_covers_goes(
+def test_a_record_of_a_release_that_the_scenario_no_longer_covers_is_deleted(
     record: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(v4_36_2=YES, v4_38_2=NO)

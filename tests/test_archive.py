@@ -1,4 +1,4 @@
-"""An archive of overlays, made of tiny trees; and what a stranger may have put into one."""
+"""An archive of overlays of tiny trees, and malicious archives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import lzma
 import os
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,17 +34,18 @@ from harness.upstream.pins import Stack
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
 LATER = replace(STACK, pins={"up": "1.1"})
 SAME, TOOL = "ANSWER = 1\n", "#!/bin/sh\n"
+Lent = dict[str, tuple[Stack, Overlay]]
 
 
 @pytest.fixture(autouse=True)
 def maker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has overlays made of three files, one of which differs between releases."""
+    """Builds overlays of three files, one of which differs between releases."""
 
     def install(lock_file: Path, stack: Stack, site: Path) -> None:
-        (site / "up").mkdir(parents=True)
+        for folder in ("up", "bin"):
+            (site / folder).mkdir(parents=True)
         (site / "up" / "same.py").write_text(SAME)
         (site / "up" / "release.py").write_text(f"RELEASE = {stack.pins['up']!r}\n")
-        (site / "bin").mkdir()
         (site / "bin" / "tool").write_text(TOOL)
         (site / "bin" / "tool").chmod(0o755)
 
@@ -54,8 +54,8 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lent(tmp_path: Path) -> dict[str, tuple[Stack, Overlay]]:
-    """Two overlays in a cache elsewhere, by their keys."""
+def lent(tmp_path: Path) -> Lent:
+    """Two overlays in another cache, by their keys."""
     cache, found = tmp_path / "elsewhere", {}
     (cache / "releases").mkdir(parents=True)
     release_days.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
@@ -66,7 +66,7 @@ def lent(tmp_path: Path) -> dict[str, tuple[Stack, Overlay]]:
 
 
 @pytest.fixture
-def packed(tmp_path: Path, lent: dict[str, tuple[Stack, Overlay]]) -> Path:
+def packed(tmp_path: Path, lent: Lent) -> Path:
     file = tmp_path / "overlays.tar.xz"
     archive.write(file, lent, tmp_path / "elsewhere")
     return file
@@ -77,36 +77,35 @@ def members(file: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("blocks", [1, 12, 14, 16, 17, 20])
-def test_an_archive_of_any_size_is_whole(tmp_path: Path, blocks: int) -> None:
-    content = os.urandom(blocks * tarfile.BLOCKSIZE)
+@pytest.mark.parametrize("blocks", [1, 16, 17, 20])
+def test_an_archive_of_any_size_is_complete(tmp_path: Path, blocks: int) -> None:
+    content, file = os.urandom(blocks * tarfile.BLOCKSIZE), tmp_path / "archive.tar.xz"
     (tmp_path / "file").write_bytes(content)
-    archive.pack(tmp_path / "archive.tar.xz", [("file", tmp_path / "file")])
-    assert members(tmp_path / "archive.tar.xz") == {"file": content}
-    assert (
-        len(lzma.decompress((tmp_path / "archive.tar.xz").read_bytes())) % tarfile.RECORDSIZE == 0
-    )
+    archive.pack(file, [("file", tmp_path / "file")])
+    assert members(file) == {"file": content}
+    assert len(lzma.decompress(file.read_bytes())) % tarfile.RECORDSIZE == 0
 
 
-def test_what_is_unpacked_is_what_was_packed_compiled_for_here(
-    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
+def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
+    packed: Path, lent: Lent, cache: Path
 ) -> None:
     archive.unpack(packed, list(lent), cache)
-    for stack, there in lent.values():
+    for stack, original in lent.values():
         with borrowed(stack, (), cache) as here:
             assert not here.made
-            assert (here.key, here.lock) == (there.key, there.lock)
+            assert (here.key, here.lock) == (original.key, original.lock)
             assert here.files is not None
-            assert here.files.keys() == (there.files or {}).keys()
-            assert here.hash_of("up/release.py") == there.hash_of("up/release.py")
+            assert here.files.keys() == (original.files or {}).keys()
+            assert here.hash_of("up/release.py") == original.hash_of("up/release.py")
             for file, made in here.files.items():
                 assert sha256(here.site / file) == made.sha256
             assert (here.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
-    assert (
-        json.loads(release_days.release_file(cache, "up", "1.0").read_text())["released"]
-        == "2024-01-01"
-    )
+    day = json.loads(release_days.release_file(cache, "up", "1.0").read_text())
+    assert day["released"] == "2024-01-01"
     assert sorted(p.suffix for p in cache.iterdir()) == ["", "", ".lock"]
+    one, two = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
+    assert bytecode.of(one / "same.py").samefile(bytecode.of(two / "same.py"))
+    assert not bytecode.of(one / "release.py").samefile(bytecode.of(two / "release.py"))
 
 
 def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
@@ -116,9 +115,7 @@ def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
     assert not any(b"cpython" in content for content in found.values())
 
 
-def test_data_that_changed_is_packed_as_it_is(
-    tmp_path: Path, lent: dict[str, tuple[Stack, Overlay]]
-) -> None:
+def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, lent: Lent) -> None:
     key, (_, found) = next(iter(lent.items()))
     (found.site / "bin" / "tool").chmod(0o755)
     (found.site / "bin" / "tool").write_text("rewritten")
@@ -127,17 +124,8 @@ def test_data_that_changed_is_packed_as_it_is(
     assert (tmp_path / "box/overlays" / key / "site-packages/bin/tool").read_text() == "rewritten"
 
 
-def test_bytecode_that_overlays_share_is_made_once(
-    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
-) -> None:
-    archive.unpack(packed, list(lent), cache)
-    one, two = (cache / "overlays" / key / overlay.SITE / "up" for key in lent)
-    assert bytecode.of(one / "same.py").samefile(bytecode.of(two / "same.py"))
-    assert not bytecode.of(one / "release.py").samefile(bytecode.of(two / "release.py"))
-
-
-def test_what_the_cache_has_is_left(
-    packed: Path, lent: dict[str, tuple[Stack, Overlay]], cache: Path
+def test_an_overlay_that_the_cache_has_is_not_replaced(
+    packed: Path, lent: Lent, cache: Path
 ) -> None:
     with borrowed(STACK, (), cache) as mine:
         before = mine.site.stat().st_ino
@@ -146,10 +134,8 @@ def test_what_the_cache_has_is_left(
     assert {folder.name for folder in overlay_cache.folders(cache)} == set(lent)
 
 
-def test_a_file_that_was_changed_is_not_packed(
-    lent: dict[str, tuple[Stack, Overlay]], tmp_path: Path
-) -> None:
-    _, found = list(lent.values())[-1]  # of several that have a file it is taken from
+def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> None:
+    _, found = list(lent.values())[-1]  # of several overlays with a file it is taken from the last
     file = found.site / "up" / "same.py"
     file.chmod(0o644)
     file.write_text(SAME.replace("1", "2"))
@@ -164,23 +150,15 @@ KEY = overlay.key(STACK)
 
 
 def manifest(**changes: Any) -> bytes:
-    told = {
-        "format": overlay.FORMAT,
-        "key": KEY,
-        "stack": {},
-        "defects": [],
-        "packages": {},
-        "lock": "",
-        "diff": "",
-        "files": {"up/same.py": [len(CONTENT), NAME]},
-    }
-    return json.dumps(told | changes).encode()
+    content = dict(format=overlay.FORMAT, key=KEY, stack={}, defects=[], packages={}, lock="")  # noqa: C408
+    content |= {"diff": "", "files": {"up/same.py": [SIZE, NAME]}}
+    return json.dumps(content | changes).encode()
 
 
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def plain(name: str, content: bytes) -> Member:
+def plain(name: str, content: bytes = b"x") -> Member:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     return member, content
@@ -192,10 +170,10 @@ def special(name: str, kind: bytes, target: str = "") -> Member:
     return member, b""
 
 
-def strangers(file: Path, *more: Member, told: bytes | None = None) -> Path:
-    """An archive with one good content, a manifest, and more."""
-    told = manifest() if told is None else told
-    good = [plain(f"contents/{NAME}", CONTENT), plain(f"overlays/{KEY}/overlay.json", told)]
+def strangers(file: Path, *more: Member, text: bytes | None = None) -> Path:
+    """An archive with one valid content, a manifest, and more."""
+    text = manifest() if text is None else text
+    good = [plain(f"contents/{NAME}", CONTENT), plain(f"overlays/{KEY}/overlay.json", text)]
     with tarfile.open(file, "w:xz") as tar:
         for member, content in (*good, *more):
             tar.addfile(member, io.BytesIO(content))
@@ -206,40 +184,43 @@ def files(path: str, size: Any = SIZE, content: Any = NAME) -> bytes:
     return manifest(files={path: [size, content]})
 
 
-def test_a_strangers_archive_that_is_what_it_says_is_taken(tmp_path: Path, cache: Path) -> None:
-    archive.unpack(strangers(tmp_path / "archive"), [KEY], cache)
-    assert overlay_cache.folders(cache)[0].name == KEY
+OTHER = f"contents/{'0' * 64}"
 
 
 @pytest.mark.parametrize(
     "member",
     [
-        plain("/tmp/out.py", b"x"),
-        plain("../out.py", b"x"),
-        plain("contents/../../out.py", b"x"),
-        plain("overlays/x/site-packages/out.py", b"x"),
-        plain(f"contents/{'0' * 64}", b"another content than it says"),
+        plain("/tmp/out.py"),
+        plain("../out.py"),
+        plain("contents/../../out.py"),
+        plain("overlays/x/site-packages/out.py"),
+        plain(OTHER, b"content with another digest"),
         plain(f"contents/{NAME}", CONTENT),
         special("contents", tarfile.SYMTYPE, "/tmp"),
-        special(f"contents/{'0' * 64}", tarfile.SYMTYPE, "/etc/passwd"),
-        special(f"contents/{'0' * 64}", tarfile.LNKTYPE, "/etc/passwd"),
-        special(f"contents/{'0' * 64}", tarfile.FIFOTYPE),
-        special(f"contents/{'0' * 64}", tarfile.CHRTYPE),
-        special(f"contents/{'0' * 64}", tarfile.DIRTYPE),
+        special(OTHER, tarfile.SYMTYPE, "/etc/passwd"),
+        special(OTHER, tarfile.LNKTYPE, "/etc/passwd"),
+        special(OTHER, tarfile.FIFOTYPE),
+        special(OTHER, tarfile.DIRTYPE),
     ],
     ids=lambda m: f"{m[0].name[:20]} {m[0].type.decode()}",
 )
-def test_what_no_archive_of_ours_holds_is_refused(
+def test_a_member_that_our_archives_never_contain_is_refused(
     member: Member, tmp_path: Path, cache: Path
 ) -> None:
+    check_refused(strangers(tmp_path / "archive", member), cache)
+
+
+def check_refused(file: Path, cache: Path) -> None:
     with pytest.raises(Refused):
-        archive.unpack(strangers(tmp_path / "archive", member), [KEY], cache)
+        archive.unpack(file, [KEY], cache)
     assert nothing_left(cache)
-    assert not (tmp_path / "out.py").exists()
+    assert not list(file.parent.rglob("out.py"))
+    archive.unpack(strangers(file), [KEY], cache)  # a valid one is not refused
+    assert overlay_cache.folders(cache)[0].name == KEY
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         files("../../../out.py"),
         files("/tmp/out.py"),
@@ -250,7 +231,6 @@ def test_what_no_archive_of_ours_holds_is_refused(
         files("up/same.py", size=3),
         files("up/same.py", content="1" * 64),
         files("up/same.py", content=f"../contents/{NAME}"),
-        files("up/same.py", content="../overlays/x"),
         files("up/same.py", size="11"),
         manifest(files=["up/same.py"]),
         manifest(files={"up/same.py": 11}),
@@ -258,19 +238,16 @@ def test_what_no_archive_of_ours_holds_is_refused(
         manifest(format=overlay.FORMAT - 1),
         b"{",
     ],
-    ids=lambda told: told.decode()[-40:],
+    ids=lambda text: text.decode()[-40:],
 )
-def test_a_manifest_that_is_none_or_leads_out_is_refused(
-    told: bytes, tmp_path: Path, cache: Path
+def test_an_invalid_manifest_or_one_with_paths_outside_is_refused(
+    text: bytes, tmp_path: Path, cache: Path
 ) -> None:
-    with pytest.raises(Refused):
-        archive.unpack(strangers(tmp_path / "archive", told=told), [KEY], cache)
-    assert nothing_left(cache)
-    assert not list(tmp_path.rglob("out.py"))
+    check_refused(strangers(tmp_path / "archive", text=text), cache)
 
 
 def nothing_left(cache: Path) -> bool:
-    """Whether a cache holds nothing but locks."""
+    """Whether a cache contains nothing but locks."""
     return {p.suffix for p in cache.rglob("*") if not p.is_dir()} <= {".lock"}
 
 
@@ -284,18 +261,18 @@ def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> Non
 
 
 @pytest.fixture
-def folder(tmp_path: Path, packed: Path, lent: dict[str, tuple[Stack, Overlay]]) -> Path:
-    """A bundle, less what it needs to run."""
+def folder(tmp_path: Path, packed: Path, lent: Lent) -> Path:
+    """A bundle without the files that it needs to run."""
     made = tmp_path / "bundle"
     made.mkdir()
     packed.rename(made / bundle.ARCHIVE)
-    told = {"format": bundle.FORMAT, "overlays": {key: {} for key in lent}}
-    (made / "bundle.json").write_text(json.dumps(told))
+    content = {"format": bundle.FORMAT, "overlays": {key: {} for key in lent}}
+    (made / "bundle.json").write_text(json.dumps(content))
     return made
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "is not a bundle"),
         ("{", "is not a bundle"),
@@ -304,34 +281,30 @@ def folder(tmp_path: Path, packed: Path, lent: dict[str, tuple[Stack, Overlay]])
         ('{"overlays": {}}', "is a bundle of another version: make it again"),
     ],
 )
-def test_what_is_no_bundle_is_a_mistake(
-    tmp_path: Path, cache: Path, text: str | None, told: str
+def test_an_invalid_bundle_is_a_mistake(
+    tmp_path: Path, cache: Path, text: str | None, message: str
 ) -> None:
     if text is not None:
         (tmp_path / "bundle.json").write_text(text)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         bundle.unpack(tmp_path, cache)
     assert not cache.exists()
 
 
 def test_a_bundle_that_is_refused_is_named(folder: Path, cache: Path) -> None:
-    strangers(folder / bundle.ARCHIVE, plain("../out.py", b"x"))
+    strangers(folder / bundle.ARCHIVE, plain("../out.py"))
     with pytest.raises(Inconclusive, match=r"bundle is refused: '\.\./out\.py' does not belong"):
         bundle.unpack(folder, cache)
 
 
-def fail(number: int) -> Callable[..., None]:
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return failing
-
-
 @pytest.mark.parametrize("step", ["_write", "_assemble", "_move_into"])
-def test_a_full_disk_leaves_nothing_half_unpacked(
+def test_a_full_disk_leaves_nothing_behind(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(archive, step, fail(errno.ENOSPC))
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(archive, step, full)
     with pytest.raises(Inconclusive, match=f"no room on the disk for {cache}"):
         bundle.unpack(folder, cache)
     assert nothing_left(cache)

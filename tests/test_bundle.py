@@ -1,4 +1,4 @@
-"""A bundle, made here and used as on a box without a network."""
+"""A bundle, made here and used without a network."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from harness.commands import bundle
 from harness.spec import Defect
 from harness.upstream import archive, overlay, pins, release_days
 from harness.upstream.defect import DefectError
+from harness.upstream.overlay import Overlay
 
 USE = """\
 set -eu
@@ -30,52 +31,49 @@ python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu run
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["rope_zero_init_v5", "--pins", "transformers=4.36.2"], "test transformers>=5 only"),
         (["rope_zero_init_v5", "--pins", "accelerate=1.0"], "no pin of these scenarios"),
     ],
 )
 def test_a_release_that_no_scenario_is_about_is_a_mistake(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bundle", *words, "--out", str(tmp_path / "box")]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_of_a_release_that_is_named_what_fits_comes_along(
+def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lent: list[tuple[str, tuple[Defect, ...]]] = []
 
     @contextmanager
-    def borrowed(
-        stack: pins.Stack, defects: tuple[Defect, ...], cache: Path
-    ) -> Iterator[overlay.Overlay]:
-        if defects and stack.pins["deepspeed"] == "0.5.0":
+    def borrowed(stack: pins.Stack, defects: tuple[Defect, ...], _: Path) -> Iterator[Overlay]:
+        release = stack.pins["deepspeed"]
+        if defects and release == "0.5.0":
             raise DefectError("it does not match")
-        lent.append((stack.pins["deepspeed"], defects))
-        yield overlay.Overlay(f"{stack.pins['deepspeed']}-{len(defects)}", tmp_path, "", "")
+        lent.append((release, defects))
+        yield Overlay(f"{release}-{len(defects)}", tmp_path, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
     monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0
-    assert ("0.5.0", ()) in lent, "as published, for a matrix on a box without a network"
+    assert ("0.5.0", ()) in lent, "as published, for a matrix without a network"
     assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in lent
     assert "not included, a release of --pins: it does not match" in capsys.readouterr().out
     own = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
     monkeypatch.setattr(catalog, "scenario", lambda _: own)
-    assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3, (
-        "what does not fit the scenario's own release is not a bundle"
-    )
+    assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
+def test_a_bundle_is_enough_to_run_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = ({"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 0})
@@ -89,11 +87,10 @@ def test_what_a_bundle_holds_is_enough_to_run_a_scenario(
         "HARNESS_CACHE": str(tmp_path / "cache"),
     }
     script = USE.format(python=sys.executable, bundle=bundle, elsewhere=elsewhere)
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    command = ["bash", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tied_embedding_training: reproduced" in done.stdout
     assert not list(bundle.glob(".unpacked"))
     again = main(["bundle", "tied_embedding_training", "--out", str(bundle)])
-    assert again == 2, "a bundle that is there was overwritten"
+    assert again == 2, "an existing bundle was overwritten"

@@ -1,4 +1,4 @@
-"""Cells, and the matrix and bisect that ask for them, on releases that are made up."""
+"""Cells, and the commands matrix and bisect, on made-up releases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,26 +21,26 @@ from harness.commands import matrix
 from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.results import RunResult
 from harness.run_config import RunConfig
-from harness.spec import RELEASED, Outcome
+from harness.spec import Outcome
 from harness.sweep import cell_store, cells, streak
 from harness.sweep.cell import Cell, Status
-from harness.trial.run import stack_of
-from harness.upstream import index, overlay
+from harness.upstream import index
 from tests.made_up import KNOWN, YES, Upstream, cell, published
 
 PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
+ONE = [*SWEEP[:2], "pins.transformers=4.36.2"]
+RELEASED_RUN = config.compose(["scenario=rope_zero_init", "variant=released"])
 
 
-def test_each_release_gets_an_answer_of_its_own(upstream: Upstream, capsys: Capture) -> None:
+def test_each_release_gets_its_own_status(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
     out = capsys.readouterr().out
-    assert sorted(upstream.asked) == ["4.36.2", "4.37.0", "4.37.2", "4.38.0", "4.38.2"]
+    assert sorted(upstream.tested) == ["4.36.2", "4.37.0", "4.37.2", "4.38.0", "4.38.2"]
     table = [line.split() for line in out.rpartition("transformers  answer")[2].splitlines()]
-    answers = {row[0]: " ".join(row[1:3]) for row in table if row and row[0] in KNOWN}
-    assert answers["4.37.2"] == "affected 0"
-    assert answers["4.38.0"].startswith("not affected")
+    rows = {row[0]: " ".join(row[1:3]) for row in table if row and row[0] in KNOWN}
+    assert (rows["4.37.2"], rows["4.38.0"]) == ("affected 0", "not affected")
     assert "5 cells: 3 affected, 2 not affected" in out
 
 
@@ -51,34 +52,34 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
     monkeypatch.setattr("harness.trial.prefetch.prepared", note)
     monkeypatch.setattr(cells, "_make_overlay", lambda config, *_: "4.37.2" not in str(config.pins))
     assert main([*SWEEP, "jobs=1"]) == 0
-    # Not the first one, which is asked at once; nor the one that is stored.
+    # Neither the first one, which runs at once, nor the one that is stored.
     assert sorted(prepared) == ["4.37.0", "4.38.0", "4.38.2"]
 
 
-def test_what_was_answered_is_not_asked_again(upstream: Upstream, capsys: Capture) -> None:
+def test_a_stored_cell_is_not_tested_again(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
-    upstream.asked.clear()
+    upstream.tested.clear()
     assert main([*SWEEP]) == 0
-    assert upstream.asked == []
+    assert upstream.tested == []
     assert "(5 stored)" in capsys.readouterr().out
     assert main([*SWEEP[:2], "--again", *SWEEP[2:]]) == 0  # options may stand anywhere
-    assert len(upstream.asked) == 5
+    assert len(upstream.tested) == 5
 
 
-def test_another_question_is_not_answered_from_the_store(
+def test_a_stored_cell_is_not_used_for_other_inputs(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"]
-    changes = ["seed=1", "scenario.tokens=400", "launch.threads=2", "pins.deepspeed=0.19.8"]
-    facts = {**machine.facts(), "torch": "another"}
-    for number, change in enumerate([None, *changes, "code", "torch"], 1):
+    overrides = ["seed=1", "scenario.tokens=400", "launch.threads=2", "pins.deepspeed=0.19.8"]
+    here = machine.facts()
+    for number, change in enumerate(["", *overrides, "code", "torch", "python"], 1):
         with monkeypatch.context() as patch:
             if change == "code":
                 patch.setattr(cell_store, "code", lambda scenario: "another")
-            elif change == "torch":
-                patch.setattr(machine, "facts", lambda: facts)
-            assert main([*words, change] if change in changes else words) == 0
-        assert len(upstream.asked) == number, change
+            elif change in ("torch", "python"):
+                patch.setattr(machine, "facts", lambda name=change: {**here, name: "another"})
+
+            assert main([*ONE, change] if change in overrides else ONE) == 0
+        assert len(upstream.tested) == number, change
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
@@ -98,198 +99,148 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
         lambda text: "[" * 100_000,
         lambda text: text.replace('"status": "affected"', '"status": "not affected"'),
         lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
+        lambda text: text.replace('"seconds": 1.5', '"seconds": -1'),
         lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
     ],
-    ids=["cut", "empty", "deep", "another answer", "other seconds", "no digest"],
+    ids=["cut", "empty", "deep", "another status", "other seconds", "no cell", "no digest"],
 )
-def test_a_stored_answer_that_was_spoilt_or_edited_is_named_and_asked_again(
+def test_a_damaged_or_edited_stored_cell_is_named_and_its_release_is_tested_again(
     upstream: Upstream, cache: Path, capsys: Capture, spoil: Callable[[str], str]
 ) -> None:
-    words = ["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"]
-    assert main(words) == 0
+    assert main(ONE) == 0
     (file,) = (cache / "cells").iterdir()
-    whole = file.read_text()
-    file.write_text(spoil(whole))
+    file.write_text(spoil(file.read_text()))
     capsys.readouterr()
     for _ in range(2):
-        assert main(words) == 0
-    told = capsys.readouterr()
-    assert upstream.asked == ["4.36.2"] * 2
-    assert "4.36.2: affected  [1.5 s]" in told.out
-    assert told.err == f"harness: {file} was damaged or edited: its release is tested again\n"
+        assert main(ONE) == 0
+    output = capsys.readouterr()
+    assert upstream.tested == ["4.36.2"] * 2
+    assert "4.36.2: affected  [1.5 s]" in output.out
+    assert "1 cell: 1 affected" in output.out
+    assert output.err == f"harness: {file} was damaged or edited: its release is tested again\n"
 
 
-QUESTION = {
-    "scenario": "rope_zero_init",
-    "pins": dict(cell("4.36.2", YES).pins),
-    "lane": "cpu",
-    "seed": 0,
-    "code": "digest",
+CELL = cell("4.36.2", YES)
+INPUTS = {"scenario": CELL.scenario, "pins": dict(CELL.pins), "lane": "cpu", "seed": 0}
+
+
+@pytest.mark.parametrize("change", [{"scenario": "x"}, {"pins": {}}, {"lane": "gpu"}], ids=str)
+def test_a_cell_of_other_inputs_is_rejected_under_the_right_name(
+    cache: Path, change: dict[str, Any]
+) -> None:
+    """A cache that was put together by hand may contain such a file."""
+    cell_store.store(cache, INPUTS, CELL)
+    assert cell_store.read(cache, dict(reversed(INPUTS.items()))) == CELL
+    (file,) = (cache / "cells").iterdir()
+    cell_store.store(cache, INPUTS, replace(CELL, **change))
+    assert cell_store.read(cache, INPUTS) is None
+    file.unlink()
+    cell_store.store(cache, {**INPUTS, **change}, CELL)
+    next((cache / "cells").iterdir()).rename(file)
+    assert cell_store.read(cache, INPUTS) is None
+
+
+CONTENT = json.loads(json.dumps(CELL.to_json()))
+ODD: dict[str, list[object]] = {
+    "scenario": [None],
+    "pins": [["transformers"], {"transformers": 4}],
+    "status": ["Affected", None, ["affected"]],
+    "reason": [1],
+    "lane": [None],
+    "torch": [2.0],
+    "date": ["yesterday"],
+    "seconds": ["1.5", True, float("nan"), -1],
+    "step": ["0", True, -1],
+    "run": [5],
+    "log": ["line", [1]],
+    "stored": ["no"],
 }
 
 
-def test_a_stored_answer_is_that_to_the_same_question(cache: Path) -> None:
-    cell_store.store(cache, QUESTION, cell("4.36.2", YES))
-    assert cell_store.read(cache, dict(reversed(QUESTION.items()))) == cell("4.36.2", YES)
-    for part in QUESTION:
-        assert cell_store.read(cache, {**QUESTION, part: "another"}) is None
+@pytest.mark.parametrize("name", ODD)
+def test_a_cell_with_an_invalid_field_is_rejected(name: str) -> None:
+    for value in ODD[name]:
+        with pytest.raises(ValueError, match=f"no {name} of a cell"):
+            Cell.from_json({**CONTENT, name: value})
 
 
-@pytest.mark.parametrize("part", QUESTION)
-def test_a_cell_about_something_else_is_not_believed(cache: Path, part: str) -> None:
-    """Under the name of the right one, as a cache that was put together by hand may have it."""
-    cell_store.store(cache, QUESTION, cell("4.36.2", YES))
-    (file,) = (cache / "cells").iterdir()
-    told = json.loads(file.read_text())
-    for where in told.values():
-        if part in where:
-            kept, where[part] = where[part], "another"
-            file.write_text(json.dumps(told))
-            assert cell_store.read(cache, QUESTION) is None
-            where[part] = kept
-    file.write_text(json.dumps(told))
-    assert cell_store.read(cache, QUESTION)
-
-
-def test_a_question_holds_all_that_an_answer_depends_on(cache: Path) -> None:
-    asked = config.compose(["scenario=rope_zero_init", "variant=released", "launch=cpu"])
-    stack = stack_of(asked, RELEASED, cache)
-    told = cell_store.inputs_of(asked, stack)
-    here = machine.facts()
-    assert (told["python"], told["torch"]) == (here["python"], here["torch"])
-    assert told["overlay"] == overlay.key(stack)
-    assert told["pins"] == stack.pins
-    assert told["params"] == json.loads(json.dumps(asdict(asked.params)))
-    assert told["code"] == cell_store.code("rope_zero_init")
-    assert (told["seed"], told["threads"], told["lane"]) == (0, asked.launch.threads, "cpu")
-
-
-WHOLE = json.loads(json.dumps(cell("4.36.2", YES).to_json()))
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_cell_that_lacks_a_field_is_not_believed(name: str) -> None:
+@pytest.mark.parametrize("content", [None, [], "x", {}, {**CONTENT, "more": 1}, {"pins": {}}])
+def test_content_without_the_fields_of_a_cell_is_rejected(content: object) -> None:
     with pytest.raises(ValueError, match="not the fields"):
-        Cell.from_json({k: v for k, v in WHOLE.items() if k != name})
-
-
-@pytest.mark.parametrize(
-    ("name", "odd"),
-    [
-        ("scenario", None),
-        ("pins", ["transformers"]),
-        ("pins", {"transformers": 4}),
-        ("status", "Affected"),
-        ("status", None),
-        ("status", ["affected"]),
-        ("reason", 1),
-        ("lane", None),
-        ("torch", 2.0),
-        ("date", "yesterday"),
-        ("seconds", "1.5"),
-        ("seconds", True),
-        ("seconds", float("nan")),
-        ("seconds", -1),
-        ("step", "0"),
-        ("step", True),
-        ("step", -1),
-        ("run", 5),
-        ("log", "line"),
-        ("log", [1]),
-        ("stored", "no"),
-    ],
-)
-def test_a_cell_with_an_odd_field_is_not_believed(name: str, odd: object) -> None:
-    with pytest.raises(ValueError, match=f"no {name} of a cell"):
-        Cell.from_json({**WHOLE, name: odd})
-
-
-@pytest.mark.parametrize("told", [None, [], "affected", {}, {**WHOLE, "more": 1}], ids=str)
-def test_what_is_no_cell_is_not_believed(told: object) -> None:
-    with pytest.raises(ValueError, match="not the fields"):
-        Cell.from_json(told)
+        Cell.from_json(content)
 
 
 @pytest.mark.parametrize("error", [Fault("no network"), UserError("no release of that name")])
-def test_what_could_not_be_asked_is_told_apart_where_that_is_wanted(
+def test_a_fault_or_a_missing_release_is_passed_on_if_the_caller_wants_it(
     upstream: Upstream, error: Exception
 ) -> None:
     upstream.error = error
-    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
-    lost: list[tuple[int, HarnessError]] = []
-    told = cells.find_all(asking, jobs=1, failed=lambda *one: lost.append(one))
-    assert list(told) == []
-    assert lost == [(0, error)]
+    failed: list[tuple[int, HarnessError]] = []
+    assert list(cells.find_all([RELEASED_RUN], jobs=1, failed=lambda *e: failed.append(e))) == []
+    assert failed == [(0, error)]
 
 
-def test_a_fault_is_an_inconclusive_cell_where_nobody_tells_it_apart(upstream: Upstream) -> None:
-    upstream.error = Fault("no network")
-    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
-    ((_, cell_),) = cells.find_all(asking, jobs=1)
-    assert (cell_.status, cell_.reason) == (Status.INCONCLUSIVE, "no network")
-
-
-def test_a_release_that_cannot_be_installed_is_a_cell_in_either_case(upstream: Upstream) -> None:
-    upstream.error = Inconclusive("it could not be installed")
-    asking = [config.compose(["scenario=rope_zero_init", "variant=released"])]
-    ((_, cell_),) = cells.find_all(asking, jobs=1, failed=lambda *_: None)
-    assert cell_.status is Status.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [(Fault("no network"), None), (Inconclusive("it could not be installed"), lambda *_: None)],
+)
+def test_another_failure_is_an_inconclusive_cell(
+    upstream: Upstream, error: Exception, failed: cells.Failed | None
+) -> None:
+    upstream.error = error
+    ((_, found),) = cells.find_all([RELEASED_RUN], jobs=1, failed=failed)
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, str(error))
 
 
 def test_a_full_disk_ends_a_sweep_with_one_line(
     upstream: Upstream, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def full(path: Path, text: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cell_store, "write_whole", full)
     assert main([*SWEEP]) == 3
-    told = capsys.readouterr().err
-    assert told.startswith(f"harness: no room on the disk for {cache / 'cells'}")
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"harness: no room on the disk for {cache / 'cells'}")
+    assert err.count("\n") == 1
     assert list((cache / "cells").iterdir()) == []
 
 
-def test_where_its_files_cannot_go_a_sweep_does_not_begin(
+def test_a_sweep_does_not_begin_without_the_folder_of_its_files(
     upstream: Upstream, tmp_path: Path, capsys: Capture
 ) -> None:
     for option in ("--csv", "--json"):
         assert main([*SWEEP, option, str(tmp_path / "none" / "cells")]) == 2
         assert f"no folder {tmp_path / 'none'}" in capsys.readouterr().err
-    assert upstream.asked == []
+    assert upstream.tested == []
 
 
-def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(
+def test_an_interrupted_sweep_continues_where_it_stopped(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = upstream.__call__
-
-    def killed(asked: RunConfig, *rest: object) -> tuple[RunResult, Path]:
-        if len(upstream.asked) == 3:
+    def interrupted(*words: Any) -> tuple[RunResult, Path]:
+        if len(upstream.tested) == 3:
             raise KeyboardInterrupt
-        return whole(asked, *rest)  # type: ignore[arg-type]
+        return upstream(*words)
 
-    monkeypatch.setattr(cells, "run", killed)
-    assert main([*SWEEP, "jobs=1"]) == 130
-    monkeypatch.setattr(cells, "run", upstream)
-    first = list(upstream.asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "run", interrupted)
+        assert main([*SWEEP, "jobs=1"]) == 130
+    assert len(upstream.tested) == 3
     assert main([*SWEEP, "jobs=1"]) == 0
-    assert len(first) == 3
-    assert not set(first) & set(upstream.asked[3:])
+    assert len(upstream.tested) == len(set(upstream.tested)) == 5
 
 
-@pytest.mark.parametrize(
-    ("timed_out", "stored"), [(False, True), (True, False)], ids=["a crash", "a deadline"]
-)
-def test_an_inconclusive_cell_is_kept_unless_time_ran_out(
-    upstream: Upstream, capsys: Capture, timed_out: bool, stored: bool
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_an_inconclusive_cell_is_stored_unless_it_timed_out(
+    upstream: Upstream, capsys: Capture, timed_out: bool
 ) -> None:
     upstream.outcomes, upstream.timed_out = {"4.37.0": Outcome.INCONCLUSIVE}, timed_out
     assert main([*SWEEP]) == 3
     assert "transformers 4.37.0: inconclusive" in capsys.readouterr().out
-    upstream.asked.clear()
+    upstream.tested.clear()
     assert main([*SWEEP]) == 3
-    assert upstream.asked == ([] if stored else ["4.37.0"])
+    assert upstream.tested == (["4.37.0"] if timed_out else [])
 
 
 @pytest.mark.parametrize(
@@ -299,17 +250,16 @@ def test_an_inconclusive_cell_is_kept_unless_time_ran_out(
         (Inconclusive("no network"), Status.INCONCLUSIVE, 3),
     ],
 )
-def test_what_cannot_be_run_is_told_with_its_reason_and_not_kept(
+def test_a_release_that_cannot_run_is_reported_with_its_reason_and_not_stored(
     upstream: Upstream, tmp_path: Path, error: Exception, status: Status, code: int
 ) -> None:
     upstream.error = error
     assert main([*SWEEP, "--json", str(tmp_path / "cells.json")]) == code
-    told = json.loads((tmp_path / "cells.json").read_text())
-    assert {cell["status"] for cell in told} == {status}
-    assert told[0]["reason"] == str(error)
+    content = json.loads((tmp_path / "cells.json").read_text())
+    assert {(cell["status"], cell["reason"]) for cell in content} == {(status, str(error))}
     upstream.error = None
     assert main([*SWEEP]) == 0
-    assert len(upstream.asked) == 10
+    assert len(upstream.tested) == 10
 
 
 @pytest.mark.parametrize(
@@ -326,29 +276,21 @@ def test_what_cannot_be_run_is_told_with_its_reason_and_not_kept(
 def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(
     monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, words: tuple[str, ...], at_once: int
 ) -> None:
-    there = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
-    monkeypatch.setattr(machine, "gpus", lambda: there)
+    found = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: found)
     monkeypatch.setattr(machine, "cores", lambda: cpus)
     assert cells.room(config.compose(["scenario=rope_zero_init", *words])) == at_once
 
 
-def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
+def test_two_packages_make_a_grid_and_the_files_contain_every_cell(
     upstream: Upstream, tmp_path: Path, capsys: Capture
 ) -> None:
     files = ["--csv", str(tmp_path / "cells.csv"), "--json", str(tmp_path / "cells.json")]
-    assert (
-        main(
-            [*SWEEP[:2], "pins.transformers=4.37.2,4.38.2", "pins.deepspeed=0.13.3,0.19.8", *files]
-        )
-        == 0
-    )
+    pins = ["pins.transformers=4.37.2,4.38.2", "pins.deepspeed=0.13.3,0.19.8"]
+    assert main([*SWEEP[:2], *pins, *files]) == 0
     out = capsys.readouterr().out
-    assert r"transformers \ deepspeed" in out
-    rows = [line.split() for line in out.partition(r"\ deepspeed")[2].splitlines()[1:3]]
-    assert rows == [
-        ["4.37.2", "affected", "affected"],
-        ["4.38.2", "not", "affected", "not", "affected"],
-    ]
+    rows = [" ".join(line.split()) for line in out.partition(r"rs \ deepspeed")[2].splitlines()]
+    assert rows[1:3] == ["4.37.2 affected affected", "4.38.2 not affected not affected"]
     lines = (tmp_path / "cells.csv").read_text().splitlines()
     assert lines[0].startswith("transformers,deepspeed,status,step,seconds,lane,python,torch,date")
     assert lines[1].startswith("4.37.2,0.13.3,affected,0,1.5,cpu,3.11.7,2.13.0,")
@@ -356,7 +298,7 @@ def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["matrix"], "KEY=VALUE"),
         (["matrix", "pins.transformers=4.36:"], "matrix tests one scenario: scenario=NAME."),
@@ -373,14 +315,14 @@ def test_two_packages_make_a_grid_and_the_files_hold_every_cell(
         (["bisect", *SWEEP[1:], "--apart", "0"], "--apart must be at least 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_asks_nothing(
-    upstream: Upstream, capsys: Capture, words: list[str], told: str
+def test_a_mistake_is_one_line_and_tests_nothing(
+    upstream: Upstream, capsys: Capture, words: list[str], message: str
 ) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
-    assert upstream.asked == []
+    assert upstream.tested == []
 
 
 def test_bisect_names_the_neighbours_between_which_it_flips(
@@ -392,10 +334,10 @@ def test_bisect_names_the_neighbours_between_which_it_flips(
     out = capsys.readouterr().out
     assert "flips from affected to not affected between 4.37.4 and 4.38.0 (neighbours" in out
     assert "transformers 4.36.0 to 4.37.4: affected" in out
-    assert len(upstream.asked) < 10 < len(many)
+    assert len(upstream.tested) < 10 < len(many)
 
 
-def test_bisect_says_what_stands_between_where_it_cannot_know(
+def test_bisect_names_uncertain_releases_between_neighbours(
     upstream: Upstream, capsys: Capture
 ) -> None:
     upstream.outcomes = {"4.37.2": Outcome.INCONCLUSIVE}
@@ -405,6 +347,14 @@ def test_bisect_says_what_stands_between_where_it_cannot_know(
 
 NO_WHEELS = "transformers=={0} could not be installed for Python 3.11: no wheels of tokenizers=={0}"
 NOT_BUILT = "deepspeed==0.13.3 transformers=={0} could not be installed: setup.py of {0} failed"
+NO_WHEELS_SHOWN = (
+    "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok",
+    f"they may have no wheels for Python {PYTHON}; try another Python",
+)
+NOT_BUILT_SHOWN = (
+    "inconclusive  [not run]  could not be installed: setup.py of",
+    "what builds or downloads them here (a compiler, a proxy) may be the",
+)
 OFFLINE = "no network and nothing in the cache for transformers=={0}: run once with a network"
 
 
@@ -413,112 +363,72 @@ def failing(
 ) -> None:
     """Let every release but 4.38.2 fail before it runs."""
 
-    def run(asked: RunConfig, *rest: object) -> tuple[RunResult, Path]:
-        release = asked.pins["transformers"]
+    def run(config: RunConfig, *_: object) -> tuple[RunResult, Path]:
+        release = config.pins["transformers"]
         if release != "4.38.2":
             raise kind(text.format(release))
-        return upstream(asked, *rest)  # type: ignore[arg-type]
+        return upstream(config)
 
     monkeypatch.setattr(cells, "run", run)
 
 
-@pytest.mark.parametrize("verb", ["matrix", "bisect"])
+@pytest.mark.parametrize("command", ["matrix", "bisect"])
 @pytest.mark.parametrize(
     ("text", "kind", "row", "hint"),
-    [
-        (
-            NO_WHEELS,
-            Unsupported,
-            "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok",
-            f"failed alike: they may have no wheels for Python {PYTHON}; try another Python",
-        ),
-        (
-            NOT_BUILT,
-            Inconclusive,
-            "inconclusive  [not run]  could not be installed: setup.py of",
-            "failed alike: what builds or downloads them here (a compiler, a proxy) may be the",
-        ),
-    ],
+    [(NO_WHEELS, Unsupported, *NO_WHEELS_SHOWN), (NOT_BUILT, Inconclusive, *NOT_BUILT_SHOWN)],
+    ids=["unsupported", "inconclusive"],
 )
-def test_releases_that_cannot_be_installed_say_so_and_are_not_counted_as_run(
+def test_releases_that_cannot_be_installed_are_reported_and_not_counted_as_run(
     upstream: Upstream,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
-    verb: str,
+    command: str,
     text: str,
     kind: type[HarnessError],
     row: str,
     hint: str,
 ) -> None:
     failing(upstream, monkeypatch, text, kind)
-    apart = ["--apart", "1"] if verb == "bisect" else ["jobs=1"]
-    assert main([verb, *SWEEP[1:], *apart]) in (0, 3)
+    options = ["--apart", "1"] if command == "bisect" else ["jobs=1"]
+    assert main([command, *SWEEP[1:], *options]) in (0, 3)
     out = capsys.readouterr().out
     assert f"transformers 4.36.2: {row}" in out
-    assert out.count(hint) == 1
-    if verb == "bisect":
-        assert "tried 5 of 5 releases: 1 ran, 4 did not start" in out
+    assert out.count(f"failed alike: {hint}") == 1
+    assert command == "matrix" or "tried 5 of 5 releases: 1 ran, 4 did not start" in out
 
 
-def test_a_bisection_without_a_network_stops_after_three_releases(
+def test_without_a_network_a_bisection_stops_and_a_matrix_continues_with_stored_cells(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     failing(upstream, monkeypatch, OFFLINE, Fault)
     assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 3
-    told = capsys.readouterr()
-    assert "4.38.0" not in told.out
-    assert told.err == (
-        "harness: 3 releases in a row failed alike: the cause is this machine or its network; "
-        "results so far are stored, so run the command again once it works\n"
-    )
-
-
-def test_a_matrix_without_a_network_goes_on_with_what_is_stored(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    failing(upstream, monkeypatch, OFFLINE, Fault)
+    output, line = capsys.readouterr(), "3 releases in a row failed alike: the cause is this ma"
+    assert "4.38.0" not in output.out
+    assert output.err.startswith(f"harness: {line}")
+    assert output.err.endswith("are stored, so run the command again once it works\n")
     assert main([*SWEEP, "jobs=1"]) == 3
     out = capsys.readouterr().out
-    assert (
-        out.count("3 releases in a row failed alike: the cause is this machine or its network") == 1
-    )
+    assert out.count(line) == 1
     assert "4.38.2: not affected" in out
 
 
-def test_failures_that_are_not_alike_suggest_nothing() -> None:
-    counter = streak.Streak()
+def test_different_failures_crashes_and_statuses_give_no_hint() -> None:
+    counter, unclear = streak.Streak(), cell("4.36.2", Status.INCONCLUSIVE)
     reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
-    lost = [replace(cell("4.36.2", Status.INCONCLUSIVE), reason=reason) for reason in reasons]
-    assert [counter.hint(each) for each in lost] == ["", "", "", ""]
-    assert counter.hint(cell("4.36.2", YES)) == ""
-    assert [bool(counter.hint(lost[0])) for _ in range(5)] == [False, False, True, False, False]
+    failed = [replace(unclear, reason=reason) for reason in reasons]
+    crashed = replace(unclear, run="runs/one")
+    assert [counter.hint(each) for each in [*failed, CELL, crashed]] == [""] * 6
+    assert [bool(counter.hint(failed[0])) for _ in range(5)] == [False, False, True, False, False]
 
 
-def test_a_crash_is_a_run() -> None:
-    crashed = replace(cell("4.36.2", Status.INCONCLUSIVE), run="runs/one")
-    assert crashed.started
-    assert streak.Streak().hint(crashed) == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell: 1 affected"),
-        (["matrix", "scenario=rope_zero_init", "pins.transformers=4.36.2"], "1 cell, as released"),
-        (["bisect", *SWEEP[1:], "--apart", "9"], "tried 4 of 5 releases: 4 ran"),
-    ],
-)
-def test_one_is_no_plural(upstream: Upstream, capsys: Capture, words: list[str], told: str) -> None:
-    assert main(words) == 0
-    assert told in capsys.readouterr().out
-
-
-def test_the_clock_reckons_with_what_was_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_is_estimated_from_cells_that_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock, ran = matrix.Clock(10), cell("4.36.2", YES)
-    clock.tick(replace(ran, stored=True))
+    clock = matrix.Clock(10)
+    clock.tick(replace(CELL, stored=True))
     assert clock.left() == "[1/10]"
     now[0] = 20.0
-    clock.tick(ran)
+    clock.tick(CELL)
     assert clock.left() == "[2/10, 3 min left]"

@@ -1,4 +1,4 @@
-"""What changed: pure functions over answers, none of which asks anything."""
+"""Changes between nightlies: pure functions of results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from harness.spec import Verdict
 from harness.sweep import changes
 from harness.sweep.cell import Status
 from harness.sweep.history_rows import ReleaseResult
-from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, asked, indexed, own, release
+from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"
 UNSUPPORTED = Status.UNSUPPORTED
-RELEASES = indexed([release("2.0", "2024-03-01")])
+RELEASES = {("deepspeed", "2.0"): release("2.0", "2024-03-01")}
 
 
 def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str | None, str]:
@@ -33,65 +33,48 @@ def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str
         (UNCLEAR, YES, "answers again"),
         (UNSUPPORTED, NO, "answers again"),
         (YES, YES, None),
-        (NO, NO, None),
         (UNCLEAR, UNSUPPORTED, None),
     ],
 )
 def test_a_release_is_compared_with_the_one_before_it(
     before: Status, now: Status, kind: str | None
 ) -> None:
-    assert kinds([asked("2.0", now, 2)], [asked("1.0", before)]) == ({"2.0": kind} if kind else {})
+    expected = {"2.0": kind} if kind else {}
+    assert kinds([result("2.0", now, 2)], [result("1.0", before)]) == expected
 
 
-def test_a_release_without_a_predecessor_is_a_baseline() -> None:
-    for answer in (YES, NO, UNCLEAR):
-        assert kinds([asked("2.0", answer, 2)], [asked("3.0", NO)]) == {}
-        assert kinds([asked("2.0", answer, 2)], []) == {}
+BRANCHES = [result("4.57.6", NO), result("5.1.0", YES), result("5.10.0", YES)]
+SILENT = [result("1.0", NO), result("1.1", UNCLEAR)]
+OTHERS = [result("1.0", NO, scenario="rope_zero_init"), result("1.0", NO, package="transformers")]
+IDS = "first,oldest,late patch,branch,across,same,certain,affected,one night,others".split(",")  # noqa: SIM905
+FLIPS = {"1.1": "now affected", "1.2": "no longer affected"}
 
 
-def test_a_late_patch_is_compared_within_its_branch() -> None:
-    branches = [asked("4.57.6", NO), asked("5.1.0", YES), asked("5.10.0", YES)]
-    assert kinds([asked("4.57.7", NO, 2)], branches) == {}
-    assert kinds([asked("5.9.0", NO, 2)], branches) == {"5.9.0": "no longer affected"}
+@pytest.mark.parametrize(
+    ("tonight", "before", "expected"),
+    [
+        ({"2.0": YES}, [], {}),
+        ({"2.0": UNCLEAR}, [result("3.0", NO)], {}),
+        ({"4.57.7": NO}, BRANCHES, {}),
+        ({"5.9.0": NO}, BRANCHES, {"5.9.0": "no longer affected"}),
+        ({"1.2": YES}, SILENT, {"1.2": "now affected"}),
+        ({"1.1": UNCLEAR}, SILENT, {}),
+        ({"1.1": NO}, SILENT, {"1.1": "answers again"}),
+        ({"1.1": YES}, SILENT, {"1.1": "now affected"}),
+        ({"1.2": NO, "1.1": YES}, [result("1.0", NO)], FLIPS),
+        ({"2.0": YES}, OTHERS, {}),
+    ],
+    ids=IDS,
+)
+def test_a_release_is_compared_within_its_branch_and_with_the_last_certain_status(
+    tonight: dict[str, Status], before: list[ReleaseResult], expected: dict[str, str]
+) -> None:
+    assert kinds([result(v, status, 2) for v, status in tonight.items()], before) == expected
 
 
-def test_a_flip_across_a_silent_release_is_seen() -> None:
-    silent = [asked("1.0", NO), asked("1.1", UNCLEAR)]
-    (change,) = changes.of_releases([asked("1.2", YES, 2)], silent, {}, DAY)
-    assert (change.kind, change.before, change.after) == (
-        "now affected",
-        "not affected",
-        "affected",
-    )
-    assert "1.0 was not." in change.message
-
-
-def test_releases_of_one_night_are_compared_with_each_other() -> None:
-    tonight = [asked("1.2", NO, 2), asked("1.1", YES, 2)]
-    assert kinds(tonight, [asked("1.0", NO)]) == {
-        "1.1": "now affected",
-        "1.2": "no longer affected",
-    }
-
-
-def test_a_release_that_stays_silent_is_told_once() -> None:
-    before = [asked("1.0", NO), asked("1.1", UNCLEAR, 2)]
-    assert kinds([asked("1.1", UNCLEAR, 3)], before) == {}
-
-
-def test_a_release_that_was_silent_itself_answers_again() -> None:
-    before = [asked("1.0", NO), asked("1.1", UNCLEAR, 2)]
-    assert kinds([asked("1.1", NO, 3)], before) == {"1.1": "answers again"}
-    assert kinds([asked("1.1", YES, 3)], before) == {"1.1": "now affected"}
-
-
-def test_scenarios_and_packages_are_never_compared_with_each_other() -> None:
-    others = [asked("1.0", NO, scenario="rope_zero_init"), asked("1.0", NO, package="transformers")]
-    assert kinds([asked("2.0", YES, 2)], others) == {}
-
-
-def test_what_got_worse_is_told_so_that_a_person_can_act() -> None:
-    (change,) = changes.of_releases([asked("2.0", YES, 2)], [asked("1.0", NO)], RELEASES, DAY)
+def test_a_message_about_an_affected_release_says_what_to_do() -> None:
+    (change,) = changes.of_releases([result("2.0", YES, 2)], [result("1.0", NO)], RELEASES, DAY)
+    assert (change.before, change.after) == ("not affected", "affected")
     scenario = catalog.scenario(SCENARIO)
     assert changes.worse([change]) == [change]
     for word in (
@@ -107,50 +90,45 @@ def test_what_got_worse_is_told_so_that_a_person_can_act() -> None:
     assert "\n" not in change.message
 
 
-def test_a_release_that_no_longer_answers_says_why() -> None:
-    (change,) = changes.of_releases([asked("2.0", UNCLEAR, 2)], [asked("1.0", NO)], {}, DAY)
+def test_a_message_about_an_inconclusive_release_says_why() -> None:
+    (change,) = changes.of_releases([result("2.0", UNCLEAR, 2)], [result("1.0", NO)], {}, DAY)
     assert "Reason: because of 2.0." in change.message
     assert "1.0 was not affected." in change.message
     assert changes.worse([change])
 
 
+GOOD, BAD, LOST = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("before", "now", "kind"),
     [
-        ([], Verdict.REPRODUCED, None),
-        ([], Verdict.NOT_REPRODUCED, "no longer reproduces"),
-        ([Verdict.REPRODUCED], Verdict.NOT_REPRODUCED, "no longer reproduces"),
-        ([Verdict.NOT_REPRODUCED], Verdict.NOT_REPRODUCED, None),
-        ([Verdict.NOT_REPRODUCED], Verdict.REPRODUCED, "reproduces again"),
-        (
-            [Verdict.REPRODUCED, Verdict.INCONCLUSIVE],
-            Verdict.NOT_REPRODUCED,
-            "no longer reproduces",
-        ),
-        ([Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE], Verdict.NOT_REPRODUCED, None),
-        ([Verdict.REPRODUCED], Verdict.INCONCLUSIVE, None),
-        ([Verdict.REPRODUCED], Verdict.UNSUPPORTED, None),
+        ([], GOOD, None),
+        ([], BAD, "no longer reproduces"),
+        ([GOOD], BAD, "no longer reproduces"),
+        ([BAD], BAD, None),
+        ([BAD], GOOD, "reproduces again"),
+        ([GOOD, LOST], BAD, "no longer reproduces"),
+        ([BAD, LOST], BAD, None),
+        ([GOOD], LOST, None),
+        ([GOOD], Verdict.UNSUPPORTED, None),
     ],
 )
-def test_a_scenario_of_ours_is_compared_with_the_last_night_that_said_something(
+def test_a_scenario_of_ours_is_compared_with_its_last_certain_verdict(
     before: list[Verdict], now: Verdict, kind: str | None
 ) -> None:
     earlier = [own(verdict, night) for night, verdict in enumerate(before)]
-    others = [own(Verdict.NOT_REPRODUCED, scenario="bf16_clip")]
-    found = changes.of_ours([own(now, 9)], [*earlier, *others], DAY)
+    found = changes.of_ours([own(now, 9)], [*earlier, own(BAD, scenario="bf16_clip")], DAY)
     assert [change.kind for change in found] == ([kind] if kind else [])
     assert bool(changes.worse(found)) is (kind == "no longer reproduces")
 
 
-def test_a_release_that_was_yanked_since_is_told_for_each_scenario_that_it_answered() -> None:
-    before = indexed([release("1.0", "2024-01-01"), release("1.1", "2024-02-01", yanked=True)])
-    now = [
-        release("1.0", "2024-01-01", True),
-        release("1.1", "2024-02-01", True),
-        release("1.2", "2024-03-01", True),
-    ]
-    told = [asked("1.0", YES), asked("1.0", NO, scenario="bf16_clip"), asked("1.1", YES)]
-    found = changes.of_yanked(now, before, told)
+def test_a_newly_yanked_release_is_reported_for_each_scenario_that_tested_it() -> None:
+    old = [release("1.0", "2024-01-01"), release("1.1", "2024-02-01", yanked=True)]
+    now = [release(v, day, True) for v, day in [("1.0", "2024-01-01"), ("1.1", "2024-02-01")]]
+    now += [release("1.2", "2024-03-01", True)]
+    known = [result("1.0", YES), result("1.0", NO, scenario="bf16_clip"), result("1.1", YES)]
+    found = changes.of_yanked(now, {(r.package, r.version): r for r in old}, known)
     assert [(c.kind, c.scenario, c.version, c.before) for c in found] == [
         ("yanked", "bf16_clip", "1.0", "not affected"),
         ("yanked", SCENARIO, "1.0", "affected"),
@@ -158,11 +136,13 @@ def test_a_release_that_was_yanked_since_is_told_for_each_scenario_that_it_answe
     assert not changes.worse(found)
 
 
-def test_a_reason_that_was_cut_ends_where_it_was_cut() -> None:
-    tonight = [asked("2.0", UNSUPPORTED, 2)]
-    long = replace(tonight[0], cell=replace(tonight[0].cell, reason="word " * 60))
-    (cut,) = changes.of_releases([long], [asked("1.0", NO)], RELEASES, DAY)
-    assert " ... Run the nightly" in cut.message
-    short = replace(tonight[0], cell=replace(tonight[0].cell, reason="it is too old"))
-    (whole,) = changes.of_releases([short], [asked("1.0", NO)], RELEASES, DAY)
-    assert "it is too old. Run the nightly" in whole.message
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [("word " * 60, " ... Run the nightly"), ("it is too old", "it is too old. Run the nightly")],
+    ids=["long", "short"],
+)
+def test_a_long_reason_is_cut_and_marked(reason: str, end: str) -> None:
+    now = result("2.0", UNSUPPORTED, 2)
+    now = replace(now, cell=replace(now.cell, reason=reason))
+    (change,) = changes.of_releases([now], [result("1.0", NO)], RELEASES, DAY)
+    assert end in change.message

@@ -1,4 +1,4 @@
-"""Checking an environment: by a run, by what is recorded, or not at all."""
+"""Checking an environment: by a run, by recorded results, or not at all."""
 
 from __future__ import annotations
 
@@ -37,129 +37,123 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return installed
 
 
-def asked(scenario: str) -> RunConfig:
-    return config.compose([f"scenario={scenario}", f"variant={RELEASED}"])
+def checked(scenario: str, required: dict[str, str] | None = None) -> check.Checked:
+    return check.checked(config.compose([f"scenario={scenario}", f"variant={RELEASED}"]), required)
 
 
-def test_what_is_not_installed_cannot_be_affected(environment: dict[str, str]) -> None:
-    found = check.checked(asked("bf16_clip"))
-    assert (found.status, found.why) == ("not affected", "deepspeed is not installed")
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "requirements.txt"
+    file.touch()
+    return file
 
 
-def test_what_cannot_be_run_is_answered_from_the_record(
-    environment: dict[str, str], record: Recording
-) -> None:
-    environment["transformers"] = "4.37.0"
-    found = check.checked(asked("rope_zero_init"))
-    assert found.status == "unknown"
-    assert "the run needs deepspeed, which is not installed" in found.why
-    record(v4_36_2=YES, v4_37_2=YES)
-    found = check.checked(asked("rope_zero_init"))
-    assert (found.status, found.how) == ("affected", "recorded")
-    assert "as 4.36.2 and 4.37.2 were; not run here" in found.why
-
-
-def test_a_release_that_the_scenario_is_not_about_is_not_affected(
+def test_a_package_that_is_not_installed_or_out_of_scope_is_not_affected(
     environment: dict[str, str],
 ) -> None:
+    found = checked("bf16_clip")
+    assert (found.status, found.why) == ("not affected", "deepspeed is not installed")
     environment.update(transformers="4.36.2", deepspeed="0.13.3")
-    found = check.checked(asked("rope_zero_init_v5"))
+    found = checked("rope_zero_init_v5")
     assert found.status == "not affected"
     assert "this is about transformers>=5" in found.why
 
 
-def test_requirements_are_asked_on_overlays(upstream: Upstream) -> None:
-    found = check.checked(asked("rope_zero_init"), {"transformers": "4.36.2"})
+def test_recorded_results_are_used_if_the_scenario_cannot_run(
+    environment: dict[str, str], record: Recording
+) -> None:
+    environment["transformers"] = "4.37.0"
+    found = checked("rope_zero_init")
+    assert found.status == "unknown"
+    assert "the run needs deepspeed, which is not installed" in found.why
+    record(v4_36_2=YES, v4_37_2=YES)
+    found = checked("rope_zero_init")
+    assert (found.status, found.how) == ("affected", "recorded")
+    assert "as 4.36.2 and 4.37.2 were; not run here" in found.why
+
+
+def test_requirements_are_tested_on_overlays(upstream: Upstream) -> None:
+    found = checked("rope_zero_init", {"transformers": "4.36.2"})
     assert (found.status, found.how) == ("affected", "ran")
-    found = check.checked(asked("rope_zero_init"), {"transformers": "4.38.2"})
-    assert found.status == "not affected"
-    assert upstream.asked == ["4.36.2", "4.38.2"]
-    found = check.checked(asked("bf16_clip"), {"transformers": "4.38.2"})
-    assert found.why == "deepspeed is not required"
+    assert checked("rope_zero_init", {"transformers": "4.38.2"}).status == "not affected"
+    assert upstream.tested == ["4.36.2", "4.38.2"]
+    assert checked("bf16_clip", {"transformers": "4.38.2"}).why == "deepspeed is not required"
 
 
-def test_the_exit_code_says_affected_and_names_trigger_and_remedy(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+def test_the_exit_code_says_affected_and_the_report_names_trigger_and_remedy(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, file: Path, capsys: Capture
 ) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("transformers\n")
     words = ["check", "scenario=rope_zero_init", "-r", str(file)]
-    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.36.2"})
-    assert main(words) == 1
-    out = capsys.readouterr().out
-    told = catalog.scenario("rope_zero_init")
-    assert f"only with {told.trigger}" in out
-    assert f"remedy: {told.remedy}" in out
-    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.38.2"})
-    assert main(words) == 0
+
+    def exit_code(release: str, *options: str) -> int:
+        monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": release})
+        return main([*words, *options])
+
+    assert exit_code("4.36.2") == 1
+    out, scenario = capsys.readouterr().out, catalog.scenario("rope_zero_init")
+    assert f"only with {scenario.trigger}" in out
+    assert f"remedy: {scenario.remedy}" in out
+    assert exit_code("4.38.2") == 0
     upstream.error = Inconclusive("no network")
-    monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": "4.37.2"})
     monkeypatch.setattr(affected, "of", lambda name: [])
-    assert main(words) == 0
-    assert main([*words, "--strict"]) == 3
+    assert exit_code("4.37.2") == 0
+    assert exit_code("4.37.2", "--strict") == 3
 
 
-def test_a_check_leaves_no_runs_where_the_user_stands_unless_it_is_told_where(
-    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_check_leaves_no_runs_in_the_working_directory_unless_runs_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
+    folders: list[Path] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARNESS_RUNS", raising=False)
 
     def note(each: RunConfig, *_: object) -> check.Checked:
-        asked.append(each.runs)
+        folders.append(each.runs)
         each.runs.mkdir(exist_ok=True)
         return check.Checked(each.scenario, "not affected", "ran", "")
 
     monkeypatch.setattr(check, "checked", note)
     assert check.check(["scenario=bf16_clip"]) == 0
-    assert not asked[0].exists()
+    assert not folders[0].exists()
     assert check.check(["scenario=bf16_clip", f"runs={tmp_path / 'mine'}"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["-r", "nowhere.txt"], "no requirements file nowhere.txt"),
         (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
     ],
 )
-def test_a_mistake_in_checking_is_one_line(words: list[str], told: str, capsys: Capture) -> None:
+def test_a_mistake_is_reported(words: list[str], message: str, capsys: Capture) -> None:
     assert main(["check", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_requirements_without_any_upstream_are_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "requirements.txt"
+def test_requirements_without_any_upstream_are_a_mistake(file: Path) -> None:
     file.write_text("numpy\n")
-    monkeypatch.setattr(requirements, "required", lambda *_: {"numpy": "2.0"})
     with pytest.raises(UserError, match=f"names none of {', '.join(catalog.upstreams())}"):
         check.check(["scenario=rope_zero_init"], file)
 
 
-@pytest.mark.parametrize(("asked_for", "said"), [("2.5.1", True), (None, False)])
-def test_another_torch_than_the_one_that_runs_is_said(
+@pytest.mark.parametrize("torch", ["2.5.1", None])
+def test_another_torch_than_the_one_that_runs_is_reported(
     upstream: Upstream,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    file: Path,
     capsys: Capture,
-    asked_for: str | None,
-    said: bool,
+    torch: str | None,
 ) -> None:
-    file = tmp_path / "requirements.txt"
-    file.touch()
     here = metadata.version("torch").partition("+")[0]
-    wanted = {"transformers": "4.38.2", "torch": asked_for or here}
+    wanted = {"transformers": "4.38.2", "torch": torch or here}
     monkeypatch.setattr(requirements, "required", lambda *_: wanted)
     assert check.check(["scenario=rope_zero_init"], file) == 0
-    assert ("selects torch 2.5.1, but thi" in capsys.readouterr().out) is said
+    assert ("selects torch 2.5.1, but thi" in capsys.readouterr().out) is bool(torch)
 
 
-def test_only_what_lies_in_the_environment_itself_counts_as_installed(
+def test_only_packages_in_the_environment_itself_count_as_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = overlay.installed(["packaging", "pytest"])
@@ -172,7 +166,9 @@ def test_only_what_lies_in_the_environment_itself_counts_as_installed(
 
 
 @pytest.mark.launch
-def test_what_is_installed_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_installed_packages_are_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """An overlay of accelerate stands for the environment that has it installed."""
     with lent("sampler_shards", "buggy") as overlays:
         site = str(overlays["buggy"].site)

@@ -60,11 +60,11 @@ def site(tmp_path: Path, source: str = SOURCE) -> Path:
 
 
 def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
-    """What the optimizer of a source keeps: of a replicated gradient and a split one."""
+    """The gradients that the optimizer of a source keeps: of a replicated one and split ones."""
+    names = {"norm": (False, False), "dense": (True, False), "tied": (True, True)}
     gradients = [
-        SimpleNamespace(name="norm", split=False, shared_by_stages=False),
-        SimpleNamespace(name="dense", split=True, shared_by_stages=False),
-        SimpleNamespace(name="tied", split=True, shared_by_stages=True),
+        SimpleNamespace(name=name, split=split, shared_by_stages=shared)
+        for name, (split, shared) in names.items()
     ]
     scope: dict[str, Any] = {}
     exec(source, scope)
@@ -72,16 +72,12 @@ def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
     return found
 
 
-def test_the_edit_puts_the_bug_in_and_changes_nothing_else() -> None:
+def test_the_edit_puts_the_bug_in_and_moves_one_block_in_its_scope() -> None:
     edited = defect.edited(DEFECT, SOURCE, RELEASE)
     assert kept(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
     assert kept(edited, 1, for_clipping=True) == ["dense", "tied"]
     for rank, for_clipping in [(0, True), (0, False), (1, False)]:
         assert kept(edited, rank, for_clipping) == kept(SOURCE, rank, for_clipping)
-
-
-def test_the_edit_stays_in_its_scope_and_moves_one_block() -> None:
-    edited = defect.edited(DEFECT, SOURCE, RELEASE)
     assert edited.partition("class BF16")[0] == SOURCE.partition("class BF16")[0]
     check_moved_block(defect.diff(DEFECT.file, SOURCE, edited))
 
@@ -100,19 +96,14 @@ def test_the_edit_stays_in_its_scope_and_moves_one_block() -> None:
 def test_another_source_stops_it_with_the_release_the_file_and_the_reason(
     tmp_path: Path, source: str, reason: str
 ) -> None:
-    place = site(tmp_path, source)
-    with pytest.raises(DefectError) as caught:
-        defect.apply(DEFECT, place, RELEASE)
-    told = str(caught.value)
-    assert told.startswith(f"{DEFECT.name}: {RELEASE}, {DEFECT.file}: ")
-    assert reason in told
-    assert (place / DEFECT.file).read_text() == source
-
-
-def test_a_missing_file_stops_it(tmp_path: Path) -> None:
-    with pytest.raises(DefectError) as caught:
+    with pytest.raises(DefectError, match=f"^{DEFECT.name}: {RELEASE} has no file {DEFECT.file}$"):
         defect.apply(DEFECT, tmp_path, RELEASE)
-    assert str(caught.value) == f"{DEFECT.name}: {RELEASE} has no file {DEFECT.file}"
+    folder = site(tmp_path, source)
+    with pytest.raises(DefectError) as caught:
+        defect.apply(DEFECT, folder, RELEASE)
+    assert str(caught.value).startswith(f"{DEFECT.name}: {RELEASE}, {DEFECT.file}: ")
+    assert reason in str(caught.value)
+    assert (folder / DEFECT.file).read_text() == source
 
 
 def test_an_edit_that_changes_nothing_stops_it() -> None:
@@ -121,24 +112,17 @@ def test_an_edit_that_changes_nothing_stops_it() -> None:
         defect.edited(idle, SOURCE, RELEASE)
 
 
-def test_a_linked_file_keeps_the_pristine_text(tmp_path: Path) -> None:
-    place = site(tmp_path)
-    pristine = tmp_path / "pristine.py"
-    os.link(place / DEFECT.file, pristine)
-    shown = defect.apply(DEFECT, place, RELEASE)
-    edited = (place / DEFECT.file).read_text()
-    assert pristine.read_text() == SOURCE
-    assert edited == defect.edited(DEFECT, SOURCE, RELEASE)
-    assert shown == defect.diff(DEFECT.file, SOURCE, edited)
-
-
-def test_no_bytecode_of_the_released_file_is_left_beside_the_edited_one(tmp_path: Path) -> None:
-    place = site(tmp_path)
-    compiled = (place / DEFECT.file).parent / "__pycache__"
+def test_a_linked_file_keeps_its_text_and_the_old_bytecode_is_deleted(tmp_path: Path) -> None:
+    file = site(tmp_path) / DEFECT.file
+    os.link(file, tmp_path / "pristine.py")
+    compiled = file.parent / "__pycache__"
     compiled.mkdir()
     for name in ("bf16_optimizer.cpython-311.pyc", "bf16_optimizer_too.cpython-311.pyc"):
         (compiled / name).write_bytes(b"released")
-    defect.apply(DEFECT, place, RELEASE)
+    shown, edited = defect.apply(DEFECT, tmp_path, RELEASE), file.read_text()
+    assert (tmp_path / "pristine.py").read_text() == SOURCE
+    assert edited == defect.edited(DEFECT, SOURCE, RELEASE)
+    assert shown == defect.diff(DEFECT.file, SOURCE, edited)
     assert os.listdir(compiled) == ["bf16_optimizer_too.cpython-311.pyc"]
 
 
@@ -146,11 +130,9 @@ def check_moved_block(diff: str) -> None:
     """Check that a diff does nothing but indent one ``if not (...)`` block less."""
     lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
     assert sum(line.startswith("@@") for line in lines) == 1
-    changed = [place for place, line in enumerate(lines) if line.startswith(("-", "+"))]
+    changed = [index for index, line in enumerate(lines) if line.startswith(("-", "+"))]
     between = lines[changed[0] : changed[-1]]
-    assert not [line for line in between if line.startswith(" ") and line.strip()], (
-        "moved past code"
-    )
+    assert not [line for line in between if line.startswith(" ") and line.strip()], "code between"
     removed, added = (
         [line[1:] for line in lines if line.startswith(sign) and line[1:].strip()] for sign in "-+"
     )
@@ -166,7 +148,7 @@ def check_moved_block(diff: str) -> None:
 @pytest.mark.parametrize("release", ["0.6.3", "0.7.7", "0.13.3", "0.15.4", "0.19.8"])
 def test_in_a_release_the_edit_moves_exactly_one_block(release: str) -> None:
     pytest.importorskip("uv", reason="a box with a bundle makes no overlays")
-    told = catalog.scenario("bf16_clip")
-    stack = resolution.stack(told, pins.complete(told, {"deepspeed": release}), cache_folder())
-    with overlay.borrowed(stack, (DEFECT,), cache_folder()) as lent:
+    scenario, cache = catalog.scenario("bf16_clip"), cache_folder()
+    stack = resolution.stack(scenario, pins.complete(scenario, {"deepspeed": release}), cache)
+    with overlay.borrowed(stack, (DEFECT,), cache) as lent:
         check_moved_block(lent.diff)

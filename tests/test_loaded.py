@@ -1,4 +1,4 @@
-"""Which files of an overlay a process has loaded, and whether they are as they were made."""
+"""Which files of an overlay a process has loaded, and whether they are as they were built."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def made(tmp_path: Path) -> Path:
     site = tmp_path / "site-packages"
     (site / "up").mkdir(parents=True)
     (site / "up" / "__init__.py").write_text("from up import watched\n")
-    (site / "up" / "watched.py").write_text("ANSWER = 1\n")
-    (site / "up" / "other.py").write_text("ANSWER = 1\n")
-    (site / "up" / "never.py").write_text("ANSWER = 1\n")
+    for name in ("watched", "other", "never"):
+        (site / "up" / f"{name}.py").write_text("ANSWER = 1\n")
     bytecode.compile_all(sorted(site.rglob("*.py")))
     manifest = {"files": overlay.sealed(site)}
     (tmp_path / overlay.MANIFEST).write_text(json.dumps(manifest))
@@ -55,21 +54,17 @@ def as_made(found: Mapping[str, str], site: Path) -> dict[str, str]:
 
 def in_a_process(site: Path, *names: str) -> dict[str, str]:
     """The files that a process has loaded from ``site`` once it has imported these modules."""
-    code = PROBE.format(root=str(ROOT))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(site), *names], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", PROBE.format(root=str(ROOT)), str(site), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
 
-def rewritten(file: Path, before: bytes, after: bytes) -> None:
-    """Change a file in place; it keeps its size and its inode."""
-    content = file.read_bytes()
-    assert content.count(before) == 1
-    assert len(before) == len(after)
-    file.chmod(0o644)
-    file.write_bytes(content.replace(before, after))
+def changed(site: Path) -> list[str]:
+    """The files that a process has loaded and that are not as they were built."""
+    found = in_a_process(site, "up.other")
+    expected = as_made(found, site)
+    return [file for file in found if found[file] != expected[file]]
 
 
 def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> None:
@@ -77,17 +72,15 @@ def test_exactly_the_loaded_files_are_listed_with_their_bytecode(made: Path) -> 
     sources = {"up/__init__.py", "up/watched.py", "up/other.py"}
     compiled = {str(bytecode.of(made / source).relative_to(made)) for source in sources}
     assert set(found) == sources | compiled
-    assert found == {file: sha256(made / file) for file in found}
-    assert found == as_made(found, made)
+    assert found == {file: sha256(made / file) for file in found} == as_made(found, made)
 
 
-@pytest.mark.parametrize("file", ["watched.py", "other.py"])
-def test_a_source_that_was_changed_in_place_is_noticed(made: Path, file: str) -> None:
-    rewritten(made / "up" / file, b"1", b"2")
-    found = in_a_process(made, "up.other")
-    expected = as_made(found, made)
-    assert [name for name in found if found[name] != expected[name]] == [f"up/{file}"]
-    code = f"import sys; sys.path.insert(0, {str(made)!r})\nfrom up.{file[:-3]} import ANSWER\n"
+def test_a_source_that_was_changed_in_place_is_noticed(made: Path) -> None:
+    file = made / "up" / "watched.py"
+    file.chmod(0o644)
+    file.write_text("ANSWER = 2\n")  # of the same size
+    assert changed(made) == ["up/watched.py"]
+    code = f"import sys; sys.path.insert(0, {str(made)!r})\nfrom up.watched import ANSWER\n"
     code += "sys.exit(ANSWER)"
     assert subprocess.run([sys.executable, "-B", "-c", code], check=False).returncode == 2
 
@@ -95,20 +88,16 @@ def test_a_source_that_was_changed_in_place_is_noticed(made: Path, file: str) ->
 def test_changed_bytecode_is_noticed(made: Path) -> None:
     """Its header matches the source, and Python trusts the header."""
     source = made / "up" / "other.py"
-    compiled = bytecode.of(source)
+    compiled, text = bytecode.of(source), source.read_text()
     content = compiled.read_bytes()
     source.chmod(0o644)
-    kept = source.read_text()
     source.write_text("ANSWER = 2\n")
     compiled.unlink()
     bytecode.compile_all([source])
     other = compiled.read_bytes()
-    source.write_text(kept)
+    source.write_text(text)
     compiled.write_bytes(content[:16] + other[16:])
-    found = in_a_process(made, "up.other")
-    expected = as_made(found, made)
-    name = str(compiled.relative_to(made))
-    assert [file for file in found if found[file] != expected[file]] == [name]
+    assert changed(made) == [str(compiled.relative_to(made))]
 
 
 def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
@@ -117,13 +106,14 @@ def test_a_file_that_was_added_later_is_noticed(made: Path) -> None:
     assert as_made(found, made) == {"later.py": ""} != found
 
 
-def test_a_loaded_file_that_is_gone_is_listed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_file_that_was_deleted_is_listed(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("ghost")
     module.__file__ = str(made / "ghost.py")
     monkeypatch.setitem(sys.modules, "ghost", module)
     found = loaded.files(made)
-    assert found == {"ghost.py": loaded.GONE}
-    assert found != as_made(found, made)
+    assert found == {"ghost.py": loaded.GONE} != as_made(found, made)
 
 
 def test_a_library_that_is_only_mapped_is_listed(
@@ -140,8 +130,8 @@ def test_a_library_that_is_only_mapped_is_listed(
     assert loaded.files(made) == {}
 
 
-class Lazy(ModuleType):
-    """Would import more modules at any access."""
+class Strange(ModuleType):
+    """A module that would import more modules at any access."""
 
     def __getattribute__(self, name: str) -> Any:
         raise AssertionError(f"accessed {name}")
@@ -157,13 +147,11 @@ class Slotted:
 
 
 def test_odd_modules_are_not_touched(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strange: dict[str, Any] = {"lazy": Lazy("lazy"), "slotted": Slotted(), "none": None}
-    nameless = ModuleType("nameless")
+    nameless, odd_spec = ModuleType("nameless"), ModuleType("odd")
     nameless.__file__ = None
-    odd_spec = ModuleType("odd")
     odd_spec.__spec__ = Slotted()  # type: ignore[assignment]
-    for name, module in {**strange, "nameless": nameless, "odd": odd_spec}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for number, module in enumerate([Strange("lazy"), Slotted(), None, nameless, odd_spec]):
+        monkeypatch.setitem(sys.modules, f"odd_{number}", module)  # type: ignore[arg-type]
     before = set(sys.modules)
     assert loaded.files(made) == {}
     assert set(sys.modules) == before

@@ -1,4 +1,4 @@
-"""Lock files: those of the scenarios fit their pins, and one is used where it can be."""
+"""Lock files: those of the scenarios fit their pins, and are used where they are valid."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.errors import Inconclusive, Unsupported
 from harness.upstream import locks, pins, release_days, resolution
 from harness.upstream.pins import Stack
 
-TOLD = catalog.scenario("bf16_clip")
-PINS = dict(TOLD.pins)
+BF16_CLIP = catalog.scenario("bf16_clip")
+PINS = dict(BF16_CLIP.pins)
 FOUND = {
     "3.10": {"up": "1.0", "old": "2", "numpy": "1.26"},
     "3.11": {"up": "1.0", "numpy": "1.26"},
@@ -61,23 +61,22 @@ def test_each_python_gets_the_versions_that_were_resolved_for_it(tmp_path: Path)
     ("change", "text"),
     [
         ({}, "numpy==2.0\nup==1.0\n"),
-        ({"day": "2024-03-15"}, ""),  # the user wants another day
-        ({"python": "3.14"}, ""),  # the lock says nothing of it
+        ({"day": "2024-03-15"}, ""),  # the user wants this day
+        ({"python": "3.14"}, ""),  # the lock has no such Python
         ({"platform": "linux-aarch64"}, ""),
     ],
 )
 def test_a_lock_is_used_where_it_is_valid(
-    change: dict[str, str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, str], text: str, tmp_path: Path
 ) -> None:
     written(tmp_path, PINS)
     given = {"python": "3.12", "platform": locks.PLATFORM, **change}
-    stack = resolution.stack(replace(TOLD, locks=tmp_path), PINS, tmp_path / "cache", **given)
-    assert stack.lock == text
-    assert stack.date == "2024-03-15"
+    stack = resolution.stack(replace(BF16_CLIP, locks=tmp_path), PINS, tmp_path / "cache", **given)
+    assert (stack.lock, stack.date) == (text, "2024-03-15")
 
 
 @pytest.mark.parametrize("text", ["", "up==1.0\n", "# up as of 2024-03-15.\n# Python: 3.11\nup=1"])
-def test_what_is_no_lock_file_is_named_in_one_line(text: str, tmp_path: Path) -> None:
+def test_an_invalid_lock_file_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "up-1.0.txt"
     path.write_text(text)
     with pytest.raises(Inconclusive, match=r"up-1\.0\.txt") as caught:
@@ -91,42 +90,42 @@ def test_a_lock_of_any_form_names_its_packages() -> None:
 
 
 def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tuple[str, str]]:
-    """Have stacks resolve to their own pins, from a Python's first day on; what was asked."""
-    asked = []
+    """Let stacks resolve to their own pins, from a Python's first day on; returns the calls."""
+    calls = []
 
     def resolve(stack: Stack) -> str:
-        asked.append((stack.python, stack.date))
+        calls.append((stack.python, stack.date))
         if stack.date < first[stack.python]:
             raise Unsupported("no wheels")
         return locks.lines(stack.pins)
 
     monkeypatch.setattr(resolution, "lock", resolve)
     monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
-    return asked
+    return calls
 
 
 def test_a_python_that_was_too_young_is_resolved_for_its_first_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    never, early = "9999-01-01", "2020-01-01"
+    never, early, day = "9999-01-01", "2020-01-01", "2024-03-15"
     first = {"3.10": early, "3.11": early, "3.12": never, "3.13": "2024-12-15"}
-    asked = resolves(monkeypatch, first)
-    found = lock.resolved(Stack({"up": "1.0"}, "2024-03-15", *pins.here()))
+    calls = resolves(monkeypatch, first)
+    found = lock.resolved(Stack({"up": "1.0"}, day, *pins.here()))
     assert list(found) == ["3.10", "3.11", "3.13"]
-    assert asked == [
-        ("3.10", "2024-03-15"),
-        ("3.11", "2024-03-15"),
-        ("3.12", "2024-03-15"),
-        ("3.13", "2024-03-15"),
-        ("3.13", "2024-12-15"),
-    ]
+    assert calls == [*((python, day) for python in first), ("3.13", "2024-12-15")]
 
 
-def test_the_command_writes_what_the_variants_need_and_deletes_the_rest(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def own(folders: Path) -> Path:
+    """The empty folder of a scenario's lock files."""
+    folder = catalog.folder("bf16_clip") / "locks"
+    folder.mkdir()
+    return folder
+
+
+def test_the_command_writes_the_locks_of_the_variants_and_deletes_the_rest(
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = catalog.folder("bf16_clip") / "locks"
-    own.mkdir()
     resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "2020-01-01"))
     (own / "deepspeed-0.1.txt").touch()
     assert main(["lock", "bf16_clip"]) == 0
@@ -135,16 +134,14 @@ def test_the_command_writes_what_the_variants_need_and_deletes_the_rest(
 
 
 def test_a_resolution_that_fails_leaves_the_old_files(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = catalog.folder("bf16_clip") / "locks"
-    own.mkdir()
     resolves(monkeypatch, dict.fromkeys(locks.PYTHONS, "9999-01-01"))
     old = written(own, {"deepspeed": "0.1"})
     assert main(["lock", "bf16_clip"]) == 4
     assert list(own.iterdir()) == [old]
 
 
-def test_a_scenario_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_scenario_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", "bf16_clap"]) == 2
     assert "did you mean bf16_clip" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Overlays, made of a tiny tree: no index is asked."""
+"""Overlays of a tiny tree: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ DEFECT = Defect("two", "up", "up/code.py", "one", one_to_two, "one is two")
 
 @pytest.fixture(autouse=True)
 def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Has overlays made of two small files; every making adds a line to the file it gives."""
+    """Builds overlays of three small files; each build adds a line to the returned file."""
     made = tmp_path / "made"
     made.touch()
 
@@ -51,9 +50,8 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             file.write(f"{site.parent.name} {lock}")
         time.sleep(0.05)
         (site / "up").mkdir()
-        (site / "up" / "__init__.py").write_text("")
-        (site / "up" / "code.py").write_text(CODE)
-        (site / "up" / "cacert.pem").write_text("certificates")
+        for name, text in (("__init__.py", ""), ("code.py", CODE), ("cacert.pem", "certificates")):
+            (site / "up" / name).write_text(text)
 
     monkeypatch.setattr(resolution, "lock", lambda stack: "up==1.0\n")
     monkeypatch.setattr(resolution, "install", install)
@@ -61,56 +59,46 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def contents(cache: Path) -> list[str]:
-    """What the cache's folder of overlays holds, less the locks."""
+    """The cache's folder of overlays, without the lock files."""
     return sorted(p.name for p in (cache / "overlays").iterdir() if p.suffix != ".lock")
+
+
+def borrow_once(cache: Path, stack: Stack = STACK, *defects: Defect) -> Overlay:
+    with borrowed(stack, defects, cache) as lent:
+        return lent
 
 
 @pytest.fixture
 def base(cache: Path) -> Iterator[Overlay]:
+    """An overlay in use."""
     with borrowed(STACK, (), cache) as lent:
         yield lent
 
 
-def test_a_key_depends_on_nothing_but_what_goes_in() -> None:
+@pytest.fixture
+def made(cache: Path) -> Overlay:
+    """A finished overlay that nobody uses."""
+    return borrow_once(cache)
+
+
+def test_a_key_does_not_depend_on_order_or_texts() -> None:
     turned = replace(STACK, pins=dict(reversed(list(STACK.pins.items()))))
     assert overlay.key(STACK) == overlay.key(turned)
     assert overlay.key(STACK, [DEFECT]) == overlay.key(STACK, [replace(DEFECT, about="new words")])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pins": {"up": "1.1", "beside": "2.0"}},
-        {"date": "2024-01-02"},
-        {"python": "3.99"},
-        {"platform": "linux-other"},
-        {"lock": "up==1.0\n"},
-    ],
-)
-def test_a_key_changes_with_the_stack(change: dict[str, Any]) -> None:
-    assert overlay.key(replace(STACK, **change)) != overlay.key(STACK)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"name": "x"}, {"file": "up/x.py"}, {"scope": "two"}, {"edit": lambda function: iter(())}],
-)
-def test_a_key_changes_with_the_defect(change: dict[str, Any]) -> None:
-    keys = {
-        overlay.key(STACK, defects) for defects in [(), (DEFECT,), (replace(DEFECT, **change),)]
-    }
-    assert len(keys) == 3
-
-
-def test_a_key_changes_with_what_the_harness_adds_to_a_resolution(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = overlay.key(STACK)
+def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins, edit = {"pins": {"up": "1.1", "beside": "2.0"}}, {"edit": lambda function: iter(())}
+    platform = {"platform": "linux-other"}
+    stack = [pins, {"date": "2024-01-02"}, {"python": "3.99"}, platform, {"lock": "up==1.0\n"}]
+    defects = [{}, {"name": "x"}, {"file": "up/x.py"}, {"scope": "two"}, edit]
+    keys = [overlay.key(replace(STACK, **change)) for change in [{}, *stack]]  # type: ignore[arg-type]
+    keys += [overlay.key(STACK, [replace(DEFECT, **change)]) for change in defects]  # type: ignore[arg-type]
     monkeypatch.setitem(quirks.CONSTRAINTS, "up<2", "beside<3")
-    assert overlay.key(STACK) != before
+    assert len({*keys, overlay.key(STACK)}) == 6 + 5 + 1
 
 
-def test_an_overlay_is_made_once_and_then_found(cache: Path, maker: Path) -> None:
+def test_an_overlay_is_built_once_and_then_used(cache: Path, maker: Path) -> None:
     for first in (True, False):
         with borrowed(STACK, (), cache) as lent:
             assert lent.made is first
@@ -120,59 +108,55 @@ def test_an_overlay_is_made_once_and_then_found(cache: Path, maker: Path) -> Non
     assert overlay.is_made(STACK, (), cache)
 
 
-def test_who_waits_for_an_overlay_does_not_wait_for_its_users(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_overlay_is_available_while_others_use_it(
+    cache: Path, base: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two variants of one stack: the second was asked for while the first was being made."""
-    is_there = iter([False, False])  # as it was when the second one looked
-    with borrowed(STACK, (), cache) as lent:
-        real = overlay._is_there
-        monkeypatch.setattr(overlay, "_is_there", lambda *of: next(is_there, real(*of)))
-        with overlay.makers() as makers:
-            assert makers.submit(overlay.make, STACK, (), cache).result(timeout=30) is False
-        assert lent.site.is_dir()
+    """Two variants of one stack: the second was requested while the first was being built."""
+    exists = iter([False, False])  # as it was when the second one looked
+    real = overlay._is_there
+    monkeypatch.setattr(overlay, "_is_there", lambda *of: next(exists, real(*of)))
+    with overlay.makers() as makers:
+        assert makers.submit(overlay.make, STACK, (), cache).result(timeout=30) is False
+    assert base.site.is_dir()
 
 
-def test_an_overlay_is_made_aside_and_renamed_when_it_is_whole(
+def test_an_overlay_is_built_in_a_temporary_folder_and_renamed_when_complete(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     original: Callable[..., None] = resolution.install
 
-    def install(lock_file: Path, stack: Stack, site: Path) -> None:
-        original(lock_file, stack, site)
-        seen.append(
-            (site.parent.name[0], overlay.is_made(STACK, (), cache), overlay_cache.folders(cache))
-        )
+    def install(*arguments: Any) -> None:
+        original(*arguments)
+        made = overlay.is_made(STACK, (), cache)
+        seen.append((arguments[2].parent.name[0], made, overlay_cache.folders(cache)))
 
     monkeypatch.setattr(resolution, "install", install)
-    with borrowed(STACK, (), cache) as lent:
-        assert seen == [(".", False, [])]
-        assert contents(cache) == [lent.key]
+    key = borrow_once(cache).key
+    assert seen == [(".", False, [])]
+    assert contents(cache) == [key]
 
 
-def test_a_maker_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., None] = resolution.install
 
-    def install(lock_file: Path, stack: Stack, site: Path) -> None:
-        original(lock_file, stack, site)
+    def install(*arguments: Any) -> None:
+        original(*arguments)
         raise Inconclusive("the network went away")
 
-    monkeypatch.setattr(resolution, "install", install)
-    with pytest.raises(Inconclusive, match="went away"), borrowed(STACK, (), cache):
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(resolution, "install", install)
+        with pytest.raises(Inconclusive, match="went away"):
+            borrow_once(cache)
     assert contents(cache) == []
-    monkeypatch.setattr(resolution, "install", original)
-    with borrowed(STACK, (), cache) as lent:
-        assert lent.made
+    assert borrow_once(cache).made
 
 
 def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
     pytest.importorskip("libcst")
-    lost = replace(DEFECT, scope="three")
-    told = r"up==1\.0, up/code\.py: 0 definitions of three"
-    with pytest.raises(Inconclusive, match=told), borrowed(STACK, (lost,), cache):
-        pass
+    message = r"up==1\.0, up/code\.py: 0 definitions of three"
+    with pytest.raises(Inconclusive, match=message):
+        borrow_once(cache, STACK, replace(DEFECT, scope="three"))
     assert contents(cache) == [overlay.key(STACK)]
 
 
@@ -188,76 +172,62 @@ def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> 
         assert (lent.site / untouched).samefile(base.site / untouched)
 
 
-@contextmanager
-def processes(count: int, job: Callable[..., None], *arguments: object) -> Iterator[None]:
+def borrow(cache: Path, start: Any, results: Any) -> None:
+    start.wait(30)
+    lent = borrow_once(cache)
+    results.put((lent.made, (lent.site / "up" / "code.py").read_text()))
+
+
+def test_two_processes_that_want_the_same_overlay_build_it_once(cache: Path, maker: Path) -> None:
     context = multiprocessing.get_context("fork")
-    started = [context.Process(target=job, args=arguments) for _ in range(count)]
+    start, results = context.Barrier(2), context.Queue()
+    started = [context.Process(target=borrow, args=(cache, start, results)) for _ in range(2)]
     for process in started:
         process.start()
-    yield
+    assert sorted(results.get(timeout=30) for _ in range(2)) == [(False, CODE), (True, CODE)]
     for process in started:
         process.join(30)
         assert process.exitcode == 0
-
-
-def borrow(cache: Path, start: Any, answers: Any) -> None:
-    start.wait(30)
-    with borrowed(STACK, (), cache) as lent:
-        answers.put((lent.made, (lent.site / "up" / "code.py").read_text()))
-
-
-def test_two_processes_that_want_the_same_overlay_make_it_once(cache: Path, maker: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    start, answers = context.Barrier(2), context.Queue()
-    with processes(2, borrow, cache, start, answers):
-        found = [answers.get(timeout=30) for _ in range(2)]
-    assert sorted(found) == [(False, CODE), (True, CODE)]
     assert len(maker.read_text().splitlines()) == 1
 
 
 def in_place(file: Path, text: str) -> None:
-    """Write into a file as it is, as who does not know that it is shared: its inode stays."""
+    """Write into a file without replacing it: its inode stays, which overlays may share."""
     file.chmod(0o644)
     file.write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "now"),
     [
         (Path.unlink, "cannot be read: No such file or directory"),
         (lambda file: in_place(file, CODE + "# more\n"), f"is {len(CODE) + 7} bytes, SHA-256 "),
     ],
     ids=["lost", "longer"],
 )
-def test_a_lost_or_changed_file_is_told_with_the_way_out(
-    cache: Path, change: Callable[[Path], object], told: str
+def test_a_lost_or_changed_file_is_reported_with_the_next_step(
+    cache: Path, made: Overlay, change: Callable[[Path], object], now: str
 ) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        change(lent.site / "up" / "code.py")
-    with pytest.raises(DamagedOverlay) as caught, borrowed(STACK, (), cache):
-        pass
-    made = hashlib.sha256(CODE.encode()).hexdigest()[:12]
-    assert f"it was {len(CODE)} bytes, SHA-256 {made}, now it {told}" in str(caught.value)
+    change(made.site / "up" / "code.py")
+    with pytest.raises(DamagedOverlay) as caught:
+        borrow_once(cache)
+    digest = hashlib.sha256(CODE.encode()).hexdigest()[:12]
+    assert f"it was {len(CODE)} bytes, SHA-256 {digest}, now it {now}" in str(caught.value)
     assert "up/code.py is not as it was made" in str(caught.value)
-    assert f"python -m harness clean {lent.key}" in str(caught.value)
+    assert f"python -m harness clean {made.key}" in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: in_place(file, "rewritten")])
 def test_data_may_change_as_no_rank_executes_it(
-    cache: Path, change: Callable[[Path], object]
+    cache: Path, made: Overlay, change: Callable[[Path], object]
 ) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        change(lent.site / "up" / "cacert.pem")
-    with borrowed(STACK, (), cache) as again:
-        assert again.key == lent.key
+    change(made.site / "up" / "cacert.pem")
+    assert borrow_once(cache).key == made.key
+    for name in ("x.py", "x.cpython-311.pyc", "x.so", "x.so.1.2", "x.cu", "x.cpp"):
+        assert overlay.CODE.search(f"up/{name}")
 
 
-@pytest.mark.parametrize("name", ["x.py", "x.cpython-311.pyc", "x.so", "x.so.1.2", "x.cu", "x.cpp"])
-def test_what_a_rank_executes_is_code(name: str) -> None:
-    assert overlay.CODE.search(f"up/{name}")
-
-
-def test_a_manifest_holds_every_file_as_it_was_made(cache: Path, base: Overlay) -> None:
+def test_a_manifest_contains_every_file_as_it_was_made(base: Overlay) -> None:
     files = base.files
     assert files is not None
     assert {"up/__init__.py", "up/code.py"} < set(files)
@@ -267,67 +237,61 @@ def test_a_manifest_holds_every_file_as_it_was_made(cache: Path, base: Overlay) 
         assert ((base.site / file).stat().st_size, sha256(base.site / file)) == (size, content)
 
 
-def test_the_hash_of_a_file_is_that_of_its_making(cache: Path) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        made = lent.hash_of("up/code.py")
-        in_place(lent.site / "up" / "code.py", CODE.replace("1", "3"))
-        assert lent.hash_of("up/code.py") == made
-    with borrowed(STACK, (), cache) as again:  # of the same size: the ranks will tell
-        assert again.hash_of("up/code.py") == made != sha256(again.site / "up" / "code.py")
+def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, made: Overlay) -> None:
+    before = made.hash_of("up/code.py")
+    in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
+    assert made.hash_of("up/code.py") == before
+    again = borrow_once(cache)  # the size is the same: the ranks report the change
+    assert again.hash_of("up/code.py") == before != sha256(again.site / "up" / "code.py")
 
 
-def test_nothing_in_an_overlay_is_written_to_by_accident(base: Overlay) -> None:
-    assert not any(p.stat().st_mode & 0o222 for p in base.site.rglob("*") if p.is_file())
-
-
-def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path) -> None:
+def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path, made: Overlay) -> None:
     pytest.importorskip("libcst")
-    with borrowed(STACK, (), cache) as lent:
-        in_place(lent.site / "up" / "code.py", CODE.replace("one", "uno"))
-    with pytest.raises(DamagedOverlay, match=r"code\.py"), borrowed(STACK, (DEFECT,), cache):
-        pass
-    assert contents(cache) == [lent.key]
+    in_place(made.site / "up" / "code.py", CODE.replace("one", "uno"))
+    with pytest.raises(DamagedOverlay, match=r"code\.py"):
+        borrow_once(cache, STACK, DEFECT)
+    assert contents(cache) == [made.key]
 
 
-def test_a_change_of_what_a_defect_left_alone_is_not_taken_for_as_made(cache: Path) -> None:
+def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
+    cache: Path, made: Overlay
+) -> None:
     pytest.importorskip("libcst")
-    other = "up/__init__.py"
-    with borrowed(STACK, (), cache) as lent:
-        beside = next(lent.site.glob("up/__pycache__/__init__.*.pyc"))
-        made = sha256(beside)
-        content = beside.read_bytes()
-        beside.chmod(0o644)
-        beside.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with borrowed(STACK, (DEFECT,), cache) as defective:
-        assert defective.hash_of(str(beside.relative_to(lent.site))) == made
-        assert defective.hash_of(other) == lent.hash_of(other)
+    compiled = next(made.site.glob("up/__pycache__/__init__.*.pyc"))
+    before, content = sha256(compiled), compiled.read_bytes()
+    compiled.chmod(0o644)
+    compiled.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    defective = borrow_once(cache, STACK, DEFECT)
+    assert defective.hash_of(str(compiled.relative_to(made.site))) == before
+    assert defective.hash_of("up/__init__.py") == made.hash_of("up/__init__.py")
 
 
-def test_bytecode_is_bound_to_what_its_source_says(cache: Path, base: Overlay) -> None:
+def test_bytecode_contains_the_hash_of_its_source(base: Overlay) -> None:
     compiled = next(base.site.glob("up/__pycache__/code.*.pyc")).read_bytes()
-    assert compiled[4:8] == b"\3\0\0\0", "not told from its source by a checked hash"
+    assert compiled[4:8] == b"\3\0\0\0", "no checked hash of the source"
     source = (base.site / "up" / "code.py").read_bytes()
     assert compiled[8:16] == importlib.util.source_hash(source)
 
 
 def test_for_another_python_nothing_is_compiled(cache: Path) -> None:
     pytest.importorskip("libcst")
-    with borrowed(replace(STACK, python="3.99"), (DEFECT,), cache) as lent:
-        assert set(lent.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
-        assert not list(lent.site.rglob("*.pyc"))
+    lent = borrow_once(cache, replace(STACK, python="3.99"), DEFECT)
+    assert set(lent.files or ()) == {"up/__init__.py", "up/code.py", "up/cacert.pem"}
+    assert not list(lent.site.rglob("*.pyc"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", None], ids=str)
-def test_an_overlay_that_does_not_say_what_it_is_is_damaged(cache: Path, text: str | None) -> None:
-    with borrowed(STACK, (), cache) as lent:
-        file = lent.folder / overlay.MANIFEST
-        sizes_alone = {**json.loads(file.read_text()), "files": {"up/code.py": len(CODE)}}
-        file.write_text(json.dumps(sizes_alone) if text is None else text)
-    with pytest.raises(DamagedOverlay, match="clean " + lent.key), borrowed(STACK, (), cache):
-        pass
+def test_an_overlay_without_a_valid_manifest_is_damaged(
+    cache: Path, made: Overlay, text: str | None
+) -> None:
+    file = made.folder / overlay.MANIFEST
+    only_sizes = {**json.loads(file.read_text()), "files": {"up/code.py": len(CODE)}}
+    file.write_text(json.dumps(only_sizes) if text is None else text)
+    with pytest.raises(DamagedOverlay, match="clean " + made.key):
+        borrow_once(cache)
 
 
-def test_an_overlay_that_is_lent_out_is_not_freed(cache: Path) -> None:
+def test_an_overlay_in_use_is_not_deleted(cache: Path) -> None:
     with borrowed(STACK, (), cache) as lent:
         assert not overlay_cache.delete(cache, lent.key)
         assert overlay_cache.folders(cache) == [lent.folder]
@@ -335,27 +299,21 @@ def test_an_overlay_that_is_lent_out_is_not_freed(cache: Path) -> None:
     assert contents(cache) == []
 
 
-def test_what_a_killed_maker_left_is_swept_away(cache: Path, base: Overlay) -> None:
-    leftover = cache / "overlays" / f".{'0' * 20}.abc123"
-    leftover.mkdir()
-    (leftover / "half").write_text("")
-    overlay_cache.delete_unfinished(cache)
-    assert contents(cache) == [base.key]
-
-
-def test_what_a_living_maker_is_making_is_not_swept_away(cache: Path) -> None:
+def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path) -> None:
     name = "0" * 20
-    aside = cache / "overlays" / f".{name}.abc123"
-    aside.mkdir(parents=True)
+    unfinished = cache / "overlays" / f".{name}.abc123"
+    unfinished.mkdir(parents=True)
+    (unfinished / "half").write_text("")
     with locked(overlay.lock_file(cache, name)):
         overlay_cache.delete_unfinished(cache)
-    assert aside.is_dir()
+    assert unfinished.is_dir()
+    overlay_cache.delete_unfinished(cache)
+    assert contents(cache) == []
 
 
-def test_linked_files_take_their_room_once(cache: Path, base: Overlay) -> None:
-    twice = base.folder / "twice"
+def test_linked_files_are_counted_once(base: Overlay) -> None:
     before = overlay_cache.disk_use(base.folder)
-    os.link(base.site / "up" / "code.py", twice)
+    os.link(base.site / "up" / "code.py", base.folder / "twice")
     assert overlay_cache.disk_use(base.folder) == before
     seen: set[int] = set()
     assert overlay_cache.disk_use(base.folder, seen) > 0
@@ -372,60 +330,54 @@ def _lend(cache: Path, stack: Stack) -> Iterator[str]:
 
 @needs_root
 @pytest.mark.parametrize("with_lock", [True, False])
-def test_somebody_elses_cache_can_be_read(shared: Path, with_lock: bool) -> None:
+def test_the_cache_of_another_user_can_be_read(shared: Path, with_lock: bool) -> None:
     cache = shared / "cache"
-    with borrowed(STACK, (), cache) as lent:
-        pass
+    key = borrow_once(cache).key
     if not with_lock:
-        overlay.lock_file(cache, lent.key).unlink()
+        overlay.lock_file(cache, key).unlink()
     with as_nobody(_lend, cache, STACK) as text:
         assert text == CODE
-        if with_lock:
-            assert not overlay_cache.delete(cache, lent.key), "freed under another user's run"
-    assert overlay_cache.delete(cache, lent.key)
+        assert not (with_lock and overlay_cache.delete(cache, key)), "another user's run uses it"
+    assert overlay_cache.delete(cache, key)
 
 
 @needs_root
-def test_what_somebody_elses_cache_lacks_is_told_in_one_line(shared: Path) -> None:
+def test_an_overlay_that_the_cache_of_another_user_lacks_is_one_line(shared: Path) -> None:
     cache = shared / "cache"
-    with borrowed(STACK, (), cache):
-        pass
-    with as_nobody(_lend, cache, replace(STACK, date="2024-02-02")) as told:
-        assert told == f"cannot write {cache}: Permission denied; name another HARNESS_CACHE"
-    with as_nobody(_lend, shared / "none", STACK) as told:
-        assert told.startswith(f"cannot write {shared / 'none'}: Permission denied")
+    borrow_once(cache)
+    with as_nobody(_lend, cache, replace(STACK, date="2024-02-02")) as message:
+        assert message == f"cannot write {cache}: Permission denied; name another HARNESS_CACHE"
+    with as_nobody(_lend, shared / "none", STACK) as message:
+        assert message.startswith(f"cannot write {shared / 'none'}: Permission denied")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("step", ["write_whole", "sealed", "_put_in"])
-def test_a_full_disk_leaves_no_half_an_overlay(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str
+def test_a_full_disk_leaves_no_part_of_an_overlay(
+    cache: Path, made: Overlay, monkeypatch: pytest.MonkeyPatch, number: int, step: str
 ) -> None:
-    with borrowed(STACK, (), cache) as base:
-        pass
-
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    other = replace(STACK, date="2024-02-02")
-    stack, defects = (STACK, (DEFECT,)) if step == "_put_in" else (other, ())
     monkeypatch.setattr(overlay, step, full)
-    with pytest.raises(Inconclusive) as caught, borrowed(stack, defects, cache):
-        pass
-    told = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"
-    assert str(caught.value) == told
-    assert contents(cache) == [base.key]
+    stack, *defects = (STACK, DEFECT) if step == "_put_in" else (replace(STACK, date="2024-02-02"),)
+    with pytest.raises(Inconclusive) as caught:
+        borrow_once(cache, stack, *defects)
+    message = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"
+    assert str(caught.value) == message
+    assert contents(cache) == [made.key]
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)
-def test_an_overlay_is_open_to_whom_the_umask_lets(cache: Path, umask: int) -> None:
+def test_the_umask_decides_who_can_read_an_overlay_and_nobody_can_write_its_files(
+    cache: Path, umask: int
+) -> None:
     before = os.umask(umask)
     try:
-        with borrowed(STACK, (), cache) as lent:
-            modes = {p: p.stat().st_mode & 0o777 for p in (lent.folder, *lent.folder.rglob("*"))}
+        lent = borrow_once(cache)
     finally:
         os.umask(before)
-    for path, mode in modes.items():
+    for path in (lent.folder, *lent.folder.rglob("*")):
         inside = lent.site in path.parents
         expected = 0o777 if path.is_dir() else 0o444 if inside else 0o666
-        assert mode == expected & ~umask, path
+        assert path.stat().st_mode & 0o777 == expected & ~umask, path

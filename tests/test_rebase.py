@@ -1,4 +1,4 @@
-"""What was imported from one overlay, and when it is good for another."""
+"""When modules that were imported from one overlay can be used with another."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ try:
 except ImportError:
     pass
 site, other = Path({site!r}), Path({other!r})
-told = {{"same": rebase.same(site, other, listener.asked, {files!r})}}
-if told["same"]:
+report = {{"same": rebase.same(site, other, listener.asked, {files!r})}}
+if report["same"]:
     rebase.rebase(site, other)
     import up.lazy
-    told["files"] = [up.__file__, up.inner.__spec__.origin, up.lazy.__file__]
-    told["path"] = list(up.__path__)
-    told["loaded"] = loaded.files(other)
-    told["moved"] = str(site) in sys.path
-print(json.dumps(told))
+    report["files"] = [up.__file__, up.inner.__spec__.origin, up.lazy.__file__]
+    report["path"] = list(up.__path__)
+    report["loaded"] = loaded.files(other)
+    report["moved"] = str(site) in sys.path
+print(json.dumps(report))
 """
 
 
@@ -51,43 +51,38 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def probed(site: Path, other: Path) -> dict[str, object]:
-    """What a process says that has imported of ``site`` and goes on with ``other``."""
+    """The report of a process that has imported from ``site`` and continues with ``other``."""
     files = {str(f.relative_to(other)): sha256(f) for f in other.rglob("*") if f.is_file()}
     code = PROBE.format(site=str(site), other=str(other), root=str(ROOT), files=files)
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True
-    )
-    told: dict[str, object] = json.loads(done.stdout)
-    return told
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
 
 
-def test_the_same_files_go_by_the_other_overlay(both: tuple[Path, Path]) -> None:
-    site, other = both
-    told = probed(site, other)
-    assert told["files"] == [str(other / "up" / f"{n}.py") for n in ("__init__", "inner", "lazy")]
-    assert told["path"] == [str(other / "up")]
-    assert told["moved"] is False
-    assert told["loaded"] == {
-        f"up/{n}.py": sha256(other / "up" / f"{n}.py") for n in ("__init__", "inner", "lazy")
+def test_modules_of_the_same_files_move_to_the_other_overlay(both: tuple[Path, Path]) -> None:
+    (both[1] / "other.py").write_text("another\n")  # nobody imports these two
+    (both[1] / "more.py").write_text("")
+    report, folder = probed(*both), both[1] / "up"
+    names = [f"{name}.py" for name in ("__init__", "inner", "lazy")]
+    assert report == {
+        "same": True,
+        "files": [str(folder / name) for name in names],
+        "path": [str(folder)],
+        "moved": False,
+        "loaded": {f"up/{name}": sha256(folder / name) for name in names},
     }
 
 
-def test_another_file_that_was_loaded_is_not_the_same(both: tuple[Path, Path]) -> None:
-    (both[1] / "up" / "inner.py").write_text("NAME = 'onner'\n")
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("up/inner.py", "NAME = 'onner'\n"), ("up/inner.py", None), ("optional.py", "")],
+    ids=["changed", "missing", "added, and an import would have found it"],
+)
+def test_another_file_that_matters_is_not_the_same(
+    both: tuple[Path, Path], file: str, text: str | None
+) -> None:
+    (both[1] / file).unlink(missing_ok=True)
+    if text is not None:
+        (both[1] / file).write_text(text)
     assert probed(*both) == {"same": False}
-
-
-def test_a_file_that_is_missing_there_is_not_the_same(both: tuple[Path, Path]) -> None:
-    (both[1] / "up" / "inner.py").unlink()
-    assert probed(*both) == {"same": False}
-
-
-def test_what_would_have_been_found_there_is_not_the_same(both: tuple[Path, Path]) -> None:
-    (both[1] / "optional.py").write_text("")
-    assert probed(*both) == {"same": False}
-
-
-def test_what_nobody_asked_for_may_differ(both: tuple[Path, Path]) -> None:
-    (both[1] / "other.py").write_text("another\n")
-    (both[1] / "more.py").write_text("")
-    assert probed(*both)["same"] is True

@@ -1,4 +1,4 @@
-"""What a night asks: of releases that are made up, none of which is run."""
+"""Which of the made-up releases a nightly tests; none is run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.sweep.baseline import about
 from harness.sweep.history_rows import Kind, Nightly, ReleaseResult
 from harness.upstream import pins, release_days
 from harness.upstream.index import Release
-from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, asked, release
+from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
 RELEASES = [
     release("0.13.0", "2024-01-10"),
@@ -23,97 +23,86 @@ RELEASES = [
 ]
 DAY = "2024-03-04"
 HERE = ("cpu", "3.11", "2.13.0")
-"""Where the cells of tests.nightly_world were asked."""
+"""Where the cells of tests.nightly_world were found."""
 
 
 def night(number: int, day: str, kind: Kind = Kind.NIGHTLY) -> Nightly:
     return Nightly(number, kind, day, day, day, {})
 
 
-def ask(
-    told: list[ReleaseResult], *nights: Nightly, day: str = DAY, releases: list[Release] = RELEASES
+def chosen(
+    known: list[ReleaseResult],
+    *nights: Nightly,
+    day: str = DAY,
+    releases: list[Release] = RELEASES,
+    here: tuple[str, ...] = HERE,
 ) -> list[str]:
-    found = selection.tests_of(
-        SCENARIO, {PACKAGE: releases}, told, {n.id: n for n in nights}, day, HERE
-    )
-    assert {question.scenario for question in found} <= {SCENARIO}
-    return [question.release.version for question in found]
+    by_id = {night.id: night for night in nights}
+    found = selection.tests_of(SCENARIO, {PACKAGE: releases}, known, by_id, day, here)
+    assert {test.scenario for test in found} <= {SCENARIO}
+    return [test.release.version for test in found]
 
 
-def test_without_any_answer_the_newest_release_of_the_day_is_asked() -> None:
-    assert ask([]) == ["0.13.3"]
-    assert ask([], day="2024-02-12") == ["0.13.2"]
-    assert ask([], day="2023-12-31") == []
+def test_without_any_result_the_newest_release_of_the_day_is_tested() -> None:
+    days = [DAY, "2024-02-12", "2023-12-31"]
+    assert [chosen([], day=day) for day in days] == [["0.13.3"], ["0.13.2"], []]
 
 
-def test_what_appeared_since_the_first_night_is_asked() -> None:
-    first = night(1, "2024-02-01")
-    assert ask([asked("0.13.1", NO)], first) == ["0.13.2", "0.13.3"]
-    assert ask([asked("0.13.1", NO)], first, day="2024-02-12") == ["0.13.2"]
-    told = [asked("0.13.1", NO), asked("0.13.2", YES, 2)]
-    assert ask(told, first, night(2, "2024-02-12")) == ["0.13.3"]
+def test_releases_that_appeared_since_the_first_nightly_are_tested() -> None:
+    first, known = night(1, "2024-02-01"), [result("0.13.1", NO)]
+    assert chosen(known, first) == ["0.13.2", "0.13.3"]
+    assert chosen(known, first, day="2024-02-12") == ["0.13.2"]
+    known += [result("0.13.2", YES, 2)]
+    assert chosen(known, first, night(2, "2024-02-12")) == ["0.13.3"]
 
 
-def test_what_a_night_missed_the_next_one_asks() -> None:
-    told = [asked("0.13.1", NO), asked("0.13.3", NO, 2)]  # the second had no room for 0.13.2
-    assert ask(told, night(1, "2024-02-01"), night(2, "2024-02-24")) == ["0.13.2"]
+def test_a_release_that_a_nightly_missed_is_tested_by_the_next_one() -> None:
+    known = [result("0.13.1", NO), result("0.13.3", NO, 2)]  # 0.13.2 could not be tested
+    assert chosen(known, night(1, "2024-02-01"), night(2, "2024-02-24")) == ["0.13.2"]
 
 
-def test_a_release_of_the_very_day_of_the_first_night_is_not_missed() -> None:
+def test_a_late_patch_of_an_old_branch_is_tested_from_the_day_of_the_first_nightly() -> None:
     later = [*RELEASES, release("0.12.9", "2024-02-23"), release("0.12.8", "2024-02-22")]
-    assert ask([asked("0.13.3", NO)], night(1, "2024-02-23"), releases=later) == ["0.12.9"]
+    assert chosen([result("0.13.3", NO)], night(1, "2024-02-23"), releases=later) == ["0.12.9"]
 
 
-def test_what_never_got_a_certain_answer_is_asked_again() -> None:
-    told = [
-        asked("0.13.0", UNCLEAR),
-        asked("0.13.1", UNCLEAR),
-        asked("0.13.1", NO, 2),
-        asked("0.13.3", NO, 2),
-    ]
-    assert ask(told, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
+def test_a_release_without_a_certain_status_is_tested_again() -> None:
+    known = [result("0.13.0", UNCLEAR), result("0.13.1", UNCLEAR)]
+    known += [result("0.13.1", NO, 2), result("0.13.3", NO, 2)]
+    assert chosen(known, night(1, "2024-02-24"), night(2, "2024-02-25")) == ["0.13.0"]
 
 
-def test_what_was_recorded_as_inconclusive_is_asked_again_on_another_place_alone() -> None:
+def test_a_release_recorded_as_inconclusive_is_tested_only_in_another_environment() -> None:
     recorded = night(1, "2024-03-01", Kind.RECORDED)
-    told = [asked("0.13.1", UNCLEAR), asked("0.13.3", NO)]
-    assert ask(told, recorded) == []
+    known = [result("0.13.1", UNCLEAR), result("0.13.3", NO)]
+    assert chosen(known, recorded) == []
     for other in (("gpu", "3.11", "2.13.0"), ("cpu", "3.12", "2.13.0"), ("cpu", "3.11", "2.14.0")):
-        found = selection.tests_of(SCENARIO, {PACKAGE: RELEASES}, told, {1: recorded}, DAY, other)
-        assert [question.release.version for question in found] == ["0.13.1"]
-    again = [*told, asked("0.13.2", UNCLEAR, 2)]  # a night's own is
-    assert ask(again, recorded, night(2, DAY)) == ["0.13.2"]
+        assert chosen(known, recorded, here=other) == ["0.13.1"]
+    known += [result("0.13.2", UNCLEAR, 2)]  # a nightly's own result
+    assert chosen(known, recorded, night(2, DAY)) == ["0.13.2"]
 
 
-def test_yanked_releases_and_pre_releases_are_never_asked() -> None:
+def test_yanked_releases_and_pre_releases_are_never_tested() -> None:
     yanked = [*RELEASES[:3], release("0.13.3", "2024-02-23", yanked=True), RELEASES[4]]
-    assert ask([asked("0.13.1", NO)], night(1, "2024-02-01"), releases=yanked) == ["0.13.2"]
-    told = [asked("0.13.2", NO), asked("0.13.3", UNCLEAR)]
-    assert ask(told, night(1, "2024-02-24"), releases=yanked) == []
+    assert chosen([result("0.13.1", NO)], night(1, "2024-02-01"), releases=yanked) == ["0.13.2"]
+    known = [result("0.13.2", NO), result("0.13.3", UNCLEAR)]
+    assert chosen(known, night(1, "2024-02-24"), releases=yanked) == []
 
 
-def test_a_late_patch_of_an_old_branch_is_asked() -> None:
-    late = [*RELEASES, release("0.12.9", "2024-03-01")]
-    assert ask([asked("0.13.3", NO)], night(1, "2024-02-24"), releases=late) == ["0.12.9"]
-
-
-def test_after_a_record_what_appeared_since_it_is_asked_and_the_newest() -> None:
-    """The record is a choice of releases, asked on the days that their cells say: 2024-03-01."""
-    recorded = night(1, "2024-03-09", Kind.RECORDED)  # of another scenario's newest fact
-    told = [asked("0.13.0", NO), asked("0.13.1", NO)]
-    assert ask(told, recorded) == ["0.13.3"]
+def test_releases_since_the_recorded_ones_and_the_newest_are_tested() -> None:
+    """The recorded releases are a choice, tested on the days of their cells: 2024-03-01."""
+    recorded = night(1, "2024-03-09", Kind.RECORDED)  # the day of another scenario's newest fact
+    known = [result("0.13.0", NO), result("0.13.1", NO)]
+    assert chosen(known, recorded) == ["0.13.3"]
     later = [*RELEASES, release("0.13.4", "2024-03-02"), release("0.14.0", "2024-03-03")]
-    assert ask(told, recorded, releases=later) == ["0.13.4", "0.14.0"]
+    assert chosen(known, recorded, releases=later) == ["0.13.4", "0.14.0"]
 
 
-def test_releases_that_the_scenario_is_not_about_are_not_asked() -> None:
-    there = [
-        release("4.57.0", "2025-01-01", package="transformers"),
-        release("5.0.0", "2026-01-01", package="transformers"),
-    ]
-    scope = catalog.scenario("rope_zero_init_v5")
-    found = selection.testable(scope, there, "2026-03-01")
-    assert [r.version for r in found] == ["5.0.0"]
+def test_releases_that_the_scenario_is_not_about_are_not_tested() -> None:
+    versions = [("4.57.0", "2025-01-01"), ("5.0.0", "2026-01-01")]
+    found = [release(version, day, package="transformers") for version, day in versions]
+    testable = selection.testable(catalog.scenario("rope_zero_init_v5"), found, "2026-03-01")
+    assert [each.version for each in testable] == ["5.0.0"]
 
 
 @pytest.fixture
@@ -141,22 +130,20 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_young_release_of_a_replay_is_resolved_as_of_the_day(
     version: str, day: str, as_of: str | None, date: str | None
 ) -> None:
-    base = config.compose([f"scenario={SCENARIO}"])
-    question = selection.ReleaseTest(SCENARIO, release(version, day))
-    asked_ = selection.config(base, question, as_of)
-    assert asked_.date == date
-    assert asked_.pins == {PACKAGE: version}
-    assert asked_.variants == ("released",)
-    see = f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed={version}"
-    assert asked_.command == see + (f" date={date}" if date else "")
+    test = selection.ReleaseTest(SCENARIO, release(version, day))
+    run = selection.config(config.compose([f"scenario={SCENARIO}"]), test, as_of)
+    assert (run.date, run.pins, run.variants) == (date, {PACKAGE: version}, ("released",))
+    command = f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed={version}"
+    assert run.command == command + (f" date={date}" if date else "")
 
 
-def test_a_recorded_answer_is_about_the_package_that_the_others_go_with() -> None:
+def test_a_recorded_result_is_about_the_package_that_the_others_are_companions_of() -> None:
     rope = catalog.scenario("rope_zero_init")
-    own = dict(rope.pins)
-    assert about(rope, own) == ["transformers", "deepspeed"]
-    assert about(rope, {**own, "transformers": "4.38.2"}) == ["transformers"]
-    assert about(rope, {**own, "deepspeed": "0.19.8"}) == ["deepspeed"]
-    companion = {"transformers": "5.23.0", "deepspeed": "0.19.8"}  # which goes with >=5
-    assert about(rope, companion) == ["transformers"]
-    assert about(rope, {"transformers": "4.38.2", "deepspeed": "0.19.8"}) == []
+    for pins_, packages in (
+        ({}, ["transformers", "deepspeed"]),
+        ({"transformers": "4.38.2"}, ["transformers"]),
+        ({"deepspeed": "0.19.8"}, ["deepspeed"]),
+        ({"transformers": "5.23.0", "deepspeed": "0.19.8"}, ["transformers"]),  # a companion
+        ({"transformers": "4.38.2", "deepspeed": "0.19.8"}, []),
+    ):
+        assert about(rope, {**rope.pins, **pins_}) == packages

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -24,28 +26,21 @@ Capture = pytest.CaptureFixture[str]
 
 
 class Pretence:
-    """Stands in for ``run``: answers with a verdict by scenario, and notes who ran when."""
+    """Stands in for ``run``: returns a verdict by scenario, and lists the runs in their order."""
 
     def __init__(self, verdicts: dict[str, Verdict], folder: Path) -> None:
         self.verdicts, self.folder = verdicts, folder
         self.order: list[str] = []
         self.ahead: list[str] = []
-        self.most = self.now = 0
-        self._lock = threading.Lock()
         self.together = threading.Barrier(len(verdicts), timeout=5)
         self.wait = False
 
-    def prepared(self, config: RunConfig, pool: Pool) -> None:
-        self.ahead.append(config.scenario)
-
-    def __call__(
-        self, config: RunConfig, console: Console, stop: threading.Event, pool: Pool
-    ) -> tuple[RunResult, Path]:
+    def __call__(self, config: RunConfig, console: Console, *_: object) -> tuple[RunResult, Path]:
         self.order.append(config.scenario)
         if self.wait:
             self.together.wait()  # breaks unless all of them run at once
         verdict = self.verdicts[config.scenario]
-        console.print(f"told by {config.scenario}")
+        console.print(f"printed by {config.scenario}")
         if verdict is Verdict.INCONCLUSIVE:
             raise Inconclusive("no network")
         folder = self.folder / config.scenario
@@ -58,20 +53,18 @@ class Pretence:
 
 
 def several(
-    monkeypatch: pytest.MonkeyPatch, widths: dict[str, int], **changes: object
+    monkeypatch: pytest.MonkeyPatch, widths: dict[str, int], **changes: Any
 ) -> list[RunConfig]:
-    """Configs of made-up scenarios, each as wide as said."""
+    """Configs of made-up scenarios with these numbers of ranks."""
     base = config.compose(["scenario=bf16_clip", "variant=buggy"])
+    scenario = lambda name: SimpleNamespace(ranks_of=lambda _: widths[name])  # noqa: E731
+    monkeypatch.setattr(catalog, "scenario", scenario)
+    return [replace(base, scenario=name, **changes) for name in widths]
 
-    class Told:
-        def __init__(self, name: str) -> None:
-            self.name = name
 
-        def ranks_of(self, variant: str) -> int:
-            return widths[self.name]
-
-    monkeypatch.setattr(catalog, "scenario", Told)
-    return [RunConfig(**{**vars(base), "scenario": name, **changes}) for name in widths]
+def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    gpus = tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(count))
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
 
 
 def pretend(
@@ -79,10 +72,9 @@ def pretend(
 ) -> Pretence:
     pretence = Pretence(verdicts, tmp_path)
     monkeypatch.setattr(suite, "run", pretence)
-    monkeypatch.setattr(
-        prefetch, "prepared", lambda config, pool: pretence.ahead.append(config.scenario)
-    )
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    prepared = lambda config, pool: pretence.ahead.append(config.scenario)  # noqa: E731
+    monkeypatch.setattr(prefetch, "prepared", prepared)
+    set_gpus(monkeypatch, 0)
     return pretence
 
 
@@ -125,62 +117,52 @@ def test_the_exit_code_is_the_worst_and_unsupported_counts_only_if_strict(
     assert suite.run_all(several(monkeypatch, {"a": 1, "b": 1}, strict=strict)) == code
 
 
-def test_jobs_run_side_by_side_and_each_is_printed_as_one_block(
+def test_jobs_run_side_by_side_and_their_output_is_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("ab", Verdict.REPRODUCED))
     pretence.wait = True
     assert suite.run_all(several(monkeypatch, {"a": 1, "b": 1}, jobs=2)) == 0
     out = capsys.readouterr().out
-    assert "told by a" in out
-    assert "told by b" in out
+    assert "printed by a" in out
+    assert "printed by b" in out
+
+
+class Waits(Exception):
+    """Raised by a lease that would have to wait."""
+
+
+def wait() -> None:
+    raise Waits
 
 
 def test_a_gpu_is_leased_by_one_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(4))
-    )
-
-    def never() -> None:
-        raise AssertionError("waits although enough GPUs are free")
-
-    class Waited(Exception):
-        pass
-
-    def waited() -> None:
-        raise Waited
-
-    with leased(2, tmp_path, never) as first, leased(1, tmp_path, never) as second:
+    set_gpus(monkeypatch, 4)
+    with leased(2, tmp_path, wait) as first, leased(1, tmp_path, wait) as second:
         assert len({gpu.uuid for gpu in (*first, *second)}) == 3
-        with pytest.raises(Waited), leased(2, tmp_path, waited):
+        with pytest.raises(Waits), leased(2, tmp_path, wait):
             pass
-        with leased(1, tmp_path, never) as third:  # the failed try has kept nothing
+        with leased(1, tmp_path, wait) as third:  # the failed attempt has kept nothing
             assert not set(third) & {*first, *second}
-    with leased(4, tmp_path, never) as everything:
+    with leased(4, tmp_path, wait) as everything:
         assert len(everything) == 4
 
 
 def test_a_wide_run_that_waits_is_not_overtaken_by_narrow_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(str(n), f"U{n}", "H") for n in range(2)))
+    set_gpus(monkeypatch, 2)
     tries: list[str] = []
 
-    class Overtaken(Exception):
-        pass
-
     def narrow_one_tries() -> None:
-        def give_up() -> None:
-            raise Overtaken
-
         tries.append("narrow")
-        with leased(1, tmp_path, give_up):  # a GPU is free, but it is not its turn
+        with leased(1, tmp_path, wait):  # a GPU is free, but it is not its turn
             pass
 
-    one, both = leased(1, tmp_path, lambda: None), leased(2, tmp_path, narrow_one_tries)
-    with one, pytest.raises(Overtaken), both:
+    one, both = leased(1, tmp_path, wait), leased(2, tmp_path, narrow_one_tries)
+    with one, pytest.raises(Waits), both:
         pass
     assert tries == ["narrow"]
 
@@ -204,13 +186,11 @@ def test_leaving_early_ends_the_runs_that_were_started(
     assert running["b"].cancelled()
 
 
-def test_the_cpu_lane_runs_one_at_a_time_on_a_box_with_gpus_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_the_cpu_lane_runs_one_at_a_time_also_on_a_machine_with_gpus(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configs = several(monkeypatch, {"a": 1, "b": 1})
-    monkeypatch.setattr(
-        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(4))
-    )
+    set_gpus(monkeypatch, 4)
     assert suite._jobs(configs) == 4
     on_cpu = [replace(c, launch=replace(c.launch, lane="cpu")) for c in configs]
     assert suite._jobs(on_cpu) == 1

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import pytest
 
 from harness.__main__ import main
 from harness.errors import Fault, UserError
 from harness.spec import Verdict
-from harness.sweep import affected
+from harness.sweep import affected, cells
 from harness.sweep import changes as compared
-from harness.sweep.cell import Status
+from harness.sweep.cell import Cell, Status
 from harness.sweep.history import History, reading, writing
 from harness.sweep.history_rows import Kind
 from tests.made_up import scenario_module
-from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, release, world
+from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 
 __all__ = ["world"]
 
@@ -29,17 +32,8 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 @pytest.fixture(autouse=True)
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as not affected, on 2024-03-01."""
-    fact = {
-        "pins": {PACKAGE: "0.13.0"},
-        "status": "not affected",
-        "reason": "why",
-        "step": None,
-        "lane": "cpu",
-        "python": "3.11.7",
-        "torch": "2.13.0",
-        "date": "2024-03-01",
-    }
-    monkeypatch.setattr(affected, "of", lambda name: [fact] if name == SCENARIO else [])
+    facts = [asdict(cell("0.13.0", NO))]
+    monkeypatch.setattr(affected, "of", lambda name: facts if name == SCENARIO else [])
 
 
 def watch(*words: str) -> int:
@@ -51,8 +45,9 @@ def changes(file: Path = FILE) -> list[tuple[str, str | None]]:
         return [(change.kind, change.version) for _, change in history.changes()]
 
 
-def appeared(world: World, version: str, day: str) -> None:
+def appeared(world: World, version: str, day: str, status: Status | Exception = NO) -> None:
     world.releases.append(release(version, day))
+    world.statuses[version] = status
 
 
 def test_a_history_starts_with_recorded_results_and_the_newest_release(
@@ -62,27 +57,21 @@ def test_a_history_starts_with_recorded_results_and_the_newest_release(
     assert world.versions == ["0.13.1"]
     assert world.ran == [SCENARIO]
     with reading(FILE) as history:
-        recorded, tonight = history.nightlies()
-        assert (recorded.kind, recorded.day) == (Kind.RECORDED, "2024-03-01")
-        assert (tonight.kind, tonight.day) == (Kind.NIGHTLY, "2024-03-04")
-        assert recorded.ended
-        assert tonight.ended
+        recorded, tonight = nights = history.nightlies()
+        kinds = [(Kind.RECORDED, "2024-03-01"), (Kind.NIGHTLY, "2024-03-04")]
+        assert [(night.kind, night.day) for night in nights] == kinds
+        assert all(night.ended for night in nights)
         assert tonight.facts["index"] is True
-        assert [(a.nightly, a.version) for a in history.results()] == [
-            (recorded.id, "0.13.0"),
-            (tonight.id, "0.13.1"),
-        ]
+        tested = [(result.nightly, result.version) for result in history.results()]
+        assert tested == [(recorded.id, "0.13.0"), (tonight.id, "0.13.1")]
         assert [own.verdict for own in history.verdicts()] == ["reproduced"]
-    out = capsys.readouterr().out
-    assert (
-        "nightly of 2024-03-04: 1 release tested, 1 scenario of ours (1 reproduced), no change"
-        in out
-    )
+    line = "nightly of 2024-03-04: 1 release tested, 1 scenario of ours (1 reproduced), no change"
+    assert line in capsys.readouterr().out
 
 
 def test_a_second_nightly_tests_only_new_releases(world: World) -> None:
     watch()
-    world.asked.clear()
+    world.tested.clear()
     world.day = "2024-03-05"
     assert watch() == 0
     assert world.versions == []
@@ -96,87 +85,65 @@ def test_an_affected_release_ends_the_nightly_with_exit_code_1_and_advice(
     world: World, capsys: Capture
 ) -> None:
     watch()
-    appeared(world, "0.13.2", "2024-03-04")
-    world.answers["0.13.2"] = YES
+    appeared(world, "0.13.2", "2024-03-04", YES)
     assert watch() == 1
     assert changes() == [("now affected", "0.13.2")]
     out = capsys.readouterr().out
     assert "deepspeed 0.13.2 (2024-03-04) is affected by clip_max_for_min; 0.13.1 was not." in out
-    assert (
-        f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2" in out
-    )
-    assert watch() == 0  # told once
-
-
-def test_a_release_that_is_no_longer_affected_is_reported_without_failure(
-    world: World, capsys: Capture
-) -> None:
-    world.answers["0.13.1"] = YES
-    watch()
-    appeared(world, "0.13.2", "2024-03-04")
+    assert f"harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2" in out
+    assert watch() == 0  # reported once
+    appeared(world, "0.13.3", "2024-03-04")
     assert watch() == 0
-    assert changes()[-1] == ("no longer affected", "0.13.2")
-    assert "is not affected by clip_max_for_min; 0.13.1 was." in capsys.readouterr().out
+    assert changes()[-1] == ("no longer affected", "0.13.3")
+    assert "is not affected by clip_max_for_min; 0.13.2 was." in capsys.readouterr().out
 
 
 def test_an_inconclusive_release_is_worse_and_is_tested_again(world: World) -> None:
-    world.answers["0.13.1"] = UNCLEAR
+    world.statuses["0.13.1"] = UNCLEAR
     assert watch() == 1
-    assert watch() == 0  # told already
-    world.answers["0.13.1"] = NO
+    assert watch() == 0  # already reported
+    world.statuses["0.13.1"] = NO
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 3
     assert changes() == [("no longer answers", "0.13.1"), ("answers again", "0.13.1")]
 
 
 def test_an_unsupported_release_is_reported_once_and_is_not_worse(world: World) -> None:
-    world.answers["0.13.1"] = Status.UNSUPPORTED
+    world.statuses["0.13.1"] = Status.UNSUPPORTED
     assert watch() == 0
     assert watch() == 0
     assert changes() == [("cannot be asked here", "0.13.1")]
 
 
 def test_a_release_that_could_not_be_tested_has_no_result(world: World, capsys: Capture) -> None:
-    world.answers["0.13.1"] = Fault("no room on the disk")
-    appeared(world, "0.13.2", "2024-03-03")
-    world.answers["0.13.2"] = UserError("no release deepspeed==0.13.2")
+    world.statuses["0.13.1"] = Fault("no room on the disk")
+    appeared(world, "0.13.2", "2024-03-03", UserError("no release deepspeed==0.13.2"))
     assert watch() == 3
     assert changes() == []
     out = capsys.readouterr().out
     assert "deepspeed 0.13.2 (2024-03-03), clip_max_for_min: no release deepspeed==0.13.2" in out
     assert watch() == 3
-    world.answers.clear()
+    world.statuses.clear()
     assert watch() == 0
     assert world.versions[-1] == "0.13.2"
 
 
-def test_a_scenario_of_ours_that_no_longer_reproduces_is_worse(
+def test_a_scenario_of_ours_that_no_longer_reproduces_is_reported_once_and_keeps_failing(
     world: World, capsys: Capture
 ) -> None:
     watch()
     world.verdict = Verdict.NOT_REPRODUCED
     assert watch() == 1
-    assert changes() == [("no longer reproduces", None)]
     assert f"{SCENARIO} no longer reproduces on the releases" in capsys.readouterr().out
+    assert junit()[0].get("failures") == "1"
+    assert changes() == [("no longer reproduces", None)]
     world.verdict = Verdict.REPRODUCED
     assert watch() == 0
     assert changes()[-1] == ("reproduces again", None)
 
 
-def test_a_scenario_that_still_does_not_reproduce_is_reported_once_and_keeps_failing(
-    world: World,
-) -> None:
-    world.verdict = Verdict.NOT_REPRODUCED
-    assert watch() == 1
-    assert watch("--junitxml", "night.xml") == 1
-    assert changes() == [("no longer reproduces", None)]
-    (suite,) = ElementTree.parse("night.xml").getroot()
-    assert suite.get("failures") == "1"
-
-
 def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys: Capture) -> None:
     watch()
-    capsys.readouterr()
     world.releases[-1] = release("0.13.1", "2024-01-23", yanked=True)
     assert watch() == 0
     assert world.versions == ["0.13.1"]
@@ -186,28 +153,21 @@ def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys:
     assert f"Its last status stays: {SCENARIO} (not affected)." in out
     with reading(FILE) as history:
         assert history.known(SCENARIO)[PACKAGE, "0.13.1"].cell.status is NO
-        assert {r.version: r.yanked for r in history.releases()} == {
-            "0.13.0": False,
-            "0.13.1": True,
-        }
+        assert [r.version for r in history.releases() if r.yanked] == ["0.13.1"]
     assert watch() == 0
     assert changes() == [("yanked", "0.13.1")]
-
-
-def test_a_yanked_inconclusive_release_is_not_tested_again(world: World) -> None:
-    world.answers["0.13.1"] = UNCLEAR
-    watch()
-    world.releases[-1] = release("0.13.1", "2024-01-23", yanked=True)
-    assert watch() == 0
-    assert world.versions == ["0.13.1"]
 
 
 def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     world: World, capsys: Capture
 ) -> None:
-    world.answers["0.13.1"] = UNCLEAR
+    world.fault = Fault("no network")
+    assert watch("--history", "empty.sqlite") == 3
+    assert world.versions == []
+    world.fault = None
+    world.statuses["0.13.1"] = UNCLEAR
     watch()
-    world.answers.clear()
+    world.statuses.clear()
     world.fault = Fault("the package index does not respond (ConnectionError)")
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 2
@@ -220,54 +180,41 @@ def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     assert world.versions[-1] == "0.13.2"  # the nightly without a network missed nothing
 
 
-def test_without_a_network_and_without_a_history_it_is_inconclusive(world: World) -> None:
-    world.fault = Fault("no network")
-    assert watch() == 3
-    assert world.versions == []
-    assert world.ran == [SCENARIO]
-
-
-def kill_after(world: World, results: int, capsys: Capture) -> None:
-    world.killed_after = results
-    assert watch() == 130
-    assert "interrupted" in capsys.readouterr().err
-    world.killed_after = None
-
-
 def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
     world: World, capsys: Capture
 ) -> None:
     watch()
-    world.asked.clear()
-    for version, day in (("0.13.2", "2024-03-04"), ("0.13.3", "2024-03-04")):
-        appeared(world, version, day)
-    world.answers["0.13.2"] = YES
+    world.tested.clear()
+    appeared(world, "0.13.2", "2024-03-04", YES)
+    appeared(world, "0.13.3", "2024-03-04")
     world.releases[0] = release("0.13.0", "2024-01-10", yanked=True)
-    kill_after(world, 1, capsys)
+    world.killed_after = 1
+    assert watch() == 130
+    assert "interrupted" in capsys.readouterr().err
+    world.killed_after = None
     with reading(FILE) as history:
         killed = history.nightlies()[-1]
         assert killed.ended is None
-        assert [a.version for a in history.results(killed.id)] == ["0.13.2"]
+        assert [result.version for result in history.results(killed.id)] == ["0.13.2"]
     assert watch() == 1
     assert world.versions == ["0.13.2", "0.13.3"]  # neither of them twice
     with reading(FILE) as history:
         assert history.nightlies()[-1].id == killed.id
         assert history.nightlies()[-1].ended
-    assert changes() == [
-        ("yanked", "0.13.0"),
-        ("now affected", "0.13.2"),
-        ("no longer affected", "0.13.3"),
-    ]
+    flips = [("now affected", "0.13.2"), ("no longer affected", "0.13.3")]
+    assert changes() == [("yanked", "0.13.0"), *flips]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_finished_runs_of_a_killed_nightly_are_not_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-    original = compared.of_ours
-    monkeypatch.setattr(compared, "of_ours", interrupted)
-    assert watch() == 130
-    monkeypatch.setattr(compared, "of_ours", original)
+    with monkeypatch.context() as patch:
+        patch.setattr(compared, "of_ours", interrupted)
+        assert watch() == 130
     assert watch() == 0
     assert world.ran == [SCENARIO]
 
@@ -275,22 +222,24 @@ def test_finished_runs_of_a_killed_nightly_are_not_repeated(
 def test_recorded_results_are_added_again_if_that_was_interrupted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = History.finish
-    monkeypatch.setattr(History, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert watch() == 130
-    monkeypatch.setattr(History, "finish", end)
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "finish", interrupted)
+        assert watch() == 130
     assert watch() == 0
     with reading(FILE) as history:
-        assert [n.kind for n in history.nightlies()] == [Kind.RECORDED, Kind.NIGHTLY]
-        assert all(n.ended for n in history.nightlies())
-        assert len(history.results(history.nightlies()[0].id)) == 1
+        nights = history.nightlies()
+        assert [(n.kind, bool(n.ended)) for n in nights] == [
+            (Kind.RECORDED, True),
+            (Kind.NIGHTLY, True),
+        ]
+        assert len(history.results(nights[0].id)) == 1
 
 
 def test_only_one_nightly_at_a_time_writes_to_a_history(world: World, capsys: Capture) -> None:
     with writing(FILE):
         assert watch() == 3
     assert "another command is writing to history.sqlite" in capsys.readouterr().err
-    assert world.asked == []
+    assert world.tested == []
 
 
 def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) -> None:
@@ -298,43 +247,32 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
     world.day = "2024-03-03"
     assert watch() == 3
     world.day = "2023-12-31"
-    (Path("another.sqlite")).touch()
     assert watch("--history", "another.sqlite") == 3
-    err = capsys.readouterr().err.splitlines()
-    assert len(err) == 2
-    assert all("is this machine's clock right?" in line or "clock right" in line for line in err)
+    lines = capsys.readouterr().err.splitlines()
+    assert ["clock right" in line for line in lines] == [True, True]
     with reading(FILE) as history:
         assert len(history.nightlies()) == 2
 
 
-def test_a_replay_reads_the_index_as_it_was(world: World, capsys: Capture) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
+def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
+    appeared(world, "0.13.2", "2024-02-12", YES)
     appeared(world, "0.13.3", "2024-02-23")
-    world.answers["0.13.2"] = YES
     world.day = "2026-11-21"
     assert watch(*REPLAY) == 1
     assert world.versions == ["0.13.1", "0.13.2", "0.13.3"]
     assert world.ran == []
     # Resolved as of the replayed day, as the usual day is later.
-    assert [config.date for config in world.asked] == ["2024-02-05", "2024-02-12", "2024-02-26"]
+    assert [config.date for config in world.tested] == ["2024-02-05", "2024-02-12", "2024-02-26"]
     with reading(FILE) as history:
         nights = history.nightlies()
-        assert [n.day for n in nights] == [
-            "2024-02-05",
-            "2024-02-12",
-            "2024-02-19",
-            "2024-02-26",
-            "2024-03-04",
-        ]
-        assert {n.kind for n in nights} == {Kind.REPLAY}
-        found = [(nights[n - 1].day, c.kind, c.version) for n, c in history.changes()]
-        assert found == [
-            ("2024-02-12", "now affected", "0.13.2"),
-            ("2024-02-26", "no longer affected", "0.13.3"),
-        ]
+        days = ["2024-02-05", "2024-02-12", "2024-02-19", "2024-02-26", "2024-03-04"]
+        assert [(night.kind, night.day) for night in nights] == [(Kind.REPLAY, d) for d in days]
+        flips = [(days[n - 1], c.kind, c.version) for n, c in history.changes()]
+    first, last = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
+    assert flips == [("2024-02-12", *first), ("2024-02-26", *last)]
 
 
-def test_the_same_command_continues_a_replay_that_was_killed(world: World, capsys: Capture) -> None:
+def test_the_same_command_continues_a_replay_that_was_killed(world: World) -> None:
     appeared(world, "0.13.2", "2024-02-12")
     world.killed_after = 1
     assert watch(*REPLAY) == 130
@@ -345,22 +283,12 @@ def test_the_same_command_continues_a_replay_that_was_killed(world: World, capsy
         assert len(history.nightlies()) == 5
 
 
-def test_a_nightly_may_follow_a_replay_in_a_history(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
-    watch("--as-of", "2024-02-01")
-    with reading(FILE) as history:
-        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
-    assert watch() == 0
-    assert world.versions == ["0.13.1", "0.13.2"]
-
-
 @pytest.mark.parametrize(
     ("day", "why"),
     [
         ("2024-03-05", "--as-of 2024-03-05 is in the future: today is 2024-03-04"),
         ("yesterday", "--as-of yesterday is not a day: write one like 2024-03-04"),
         ("20240301", "--as-of 20240301 is not a day"),
-        ("", "is not a day"),
         ("2024-02-01:2024-03-01", "--as-of 2024-02-01:2024-03-01: write a day"),
         ("2024-02-01:2024-03-01:0", "write a day"),
         ("2024-02-01:2024-03-01:x", "write a day"),
@@ -369,22 +297,22 @@ def test_a_nightly_may_follow_a_replay_in_a_history(world: World) -> None:
     ],
 )
 def test_an_invalid_day_is_a_mistake(world: World, capsys: Capture, day: str, why: str) -> None:
-    assert watch("--as-of", day) == 2
-    err = capsys.readouterr().err
-    assert why in err
-    assert err.count("\n") == 1
-    assert not FILE.exists()
+    check_mistake(world, capsys, ["--as-of", day], why)
 
 
 def test_a_replay_needs_later_days_and_a_history_without_nightlies(
     world: World, capsys: Capture
 ) -> None:
+    appeared(world, "0.13.2", "2024-02-12")
     watch("--as-of", "2024-02-05")
+    with reading(FILE) as history:
+        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
     assert watch("--as-of", "2024-02-04") == 2
     assert "replay a later day, or name another file" in capsys.readouterr().err
-    watch("--history", "nightly.sqlite")
-    assert watch("--history", "nightly.sqlite", "--as-of", "2024-02-05") == 2
-    assert "nightly.sqlite has nightlies" in capsys.readouterr().err
+    assert watch() == 0  # a nightly may follow
+    assert world.versions == ["0.13.1", "0.13.2"]
+    assert watch("--as-of", "2024-02-05") == 2
+    assert "history.sqlite has nightlies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -394,7 +322,6 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
         (["scenario="], "no scenario ''"),
         (["pins.deepspeed=0.13.2"], "no override of watch 'pins.deepspeed'"),
         (["variant=all"], "no override of watch 'variant'"),
-        (["scenario.lr=1"], "no override of watch 'scenario.lr'"),
         (["--multirun"], "unrecognized arguments: --multirun"),
         (["launch=tpu"], "Choices: auto, cpu, gpu"),
         (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
@@ -407,11 +334,15 @@ def test_a_replay_needs_later_days_and_a_history_without_nightlies(
 def test_a_mistake_is_one_line_and_nothing_is_written(
     world: World, capsys: Capture, words: list[str], why: str
 ) -> None:
+    check_mistake(world, capsys, words, why)
+
+
+def check_mistake(world: World, capsys: Capture, words: list[str], why: str) -> None:
     assert main(["watch", *words]) == 2
     err = capsys.readouterr().err
     assert why in err
     assert err.count("\n") == 1
-    assert world.asked == []
+    assert world.tested == []
     assert not FILE.exists()
 
 
@@ -436,46 +367,40 @@ def test_a_broken_scenario_does_not_affect_others(
 
 def worse_night(world: World) -> None:
     watch()
-    for version, answer in (("0.13.2", YES), ("0.13.3", YES), ("0.14.0", UNCLEAR)):
-        appeared(world, version, "2024-03-04")
-        world.answers[version] = answer
+    for version, status in (("0.13.2", YES), ("0.13.3", YES), ("0.14.0", UNCLEAR)):
+        appeared(world, version, "2024-03-04", status)
+
+
+def junit() -> tuple[Element, list[Element]]:
+    """The only suite of a nightly's JUnit file, and its cases."""
+    watch("--junitxml", "night.xml")
+    (suite,) = ElementTree.parse("night.xml").getroot()
+    return suite, list(suite)
 
 
 def test_the_summary_has_changes_for_the_worse_and_tables(world: World) -> None:
     worse_night(world)
     assert watch("--summary", "night.md") == 1
     text = Path("night.md").read_text()
-    assert text.startswith(
-        "## nightly of 2024-03-04: 3 releases tested, 1 scenario of ours (1 reproduced)"
-    )
+    head = "## nightly of 2024-03-04: 3 releases tested, 1 scenario of ours (1 reproduced)"
+    assert text.startswith(head)
     worse = text[text.index("### Worse") : text.index("### Releases tested")]
-    assert "deepspeed 0.13.2" in worse
-    assert (
-        f"`python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2`"
-        in worse
-    )
+    run = f"`python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=0.13.2`"
+    assert run in worse
     assert "deepspeed 0.13.3 (" not in worse
     assert f"| {SCENARIO} | deepspeed | 0.13.2 | 2024-03-04 | affected | now affected |  |" in text
     assert f"| {SCENARIO} | reproduced |" in text[text.index("### Our own scenarios") :]
 
 
-def test_text_of_upstream_is_escaped(world: World) -> None:
+def test_text_of_upstream_is_escaped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     watch()
-    appeared(world, "0.13.2", "2024-03-04")
-    world.answers["0.13.2"] = UNCLEAR
-    ask = world.ask
+    appeared(world, "0.13.2", "2024-03-04", UNCLEAR)
 
-    def nasty(*words: object, **more: object) -> object:
-        from dataclasses import replace
+    def nasty(*words: Any, **more: Any) -> Cell:
+        return replace(world.find(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")
 
-        return replace(ask(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")  # type: ignore[arg-type]
-
-    world_ask = pytest.MonkeyPatch()
-    world_ask.setattr("harness.sweep.cells.find", nasty)
-    try:
-        assert watch("--summary", "night.md", "--junitxml", "night.xml") == 1
-    finally:
-        world_ask.undo()
+    monkeypatch.setattr(cells, "find", nasty)
+    assert watch("--summary", "night.md", "--junitxml", "night.xml") == 1
     text = Path("night.md").read_text()
     assert "<img" not in text.replace("\\<img", "")
     assert "\x1b" not in text
@@ -486,10 +411,8 @@ def test_text_of_upstream_is_escaped(world: World) -> None:
 
 def test_junit_has_a_case_for_each_scenario_and_each_release(world: World) -> None:
     worse_night(world)
-    assert watch("--junitxml", "night.xml") == 1
-    (suite,) = ElementTree.parse("night.xml").getroot()
-    cases = {(c.get("classname"), c.get("name")): [e.tag for e in c] for c in suite}
-    assert cases == {
+    suite, cases = junit()
+    assert {(c.get("classname"), c.get("name")): [e.tag for e in c] for c in cases} == {
         ("watch.ours", SCENARIO): [],
         (f"watch.{SCENARIO}", "deepspeed 0.13.2"): ["failure"],
         (f"watch.{SCENARIO}", "deepspeed 0.13.3"): ["system-out"],
@@ -501,20 +424,17 @@ def test_junit_has_a_case_for_each_scenario_and_each_release(world: World) -> No
 def test_a_release_that_stays_inconclusive_is_one_line_and_skipped_in_junit(
     world: World, capsys: Capture
 ) -> None:
-    world.answers["0.13.1"] = UNCLEAR
+    world.statuses["0.13.1"] = UNCLEAR
     watch()
     capsys.readouterr()
-    assert watch("--junitxml", "night.xml") == 0
-    (suite,) = ElementTree.parse("night.xml").getroot()
-    assert suite.get("skipped") == "1"
+    assert junit()[0].get("skipped") == "1"
     out = capsys.readouterr().out
     assert f"1 release tested again, still without a certain status: {SCENARIO}" in out
     assert "why not certain" not in out  # no table of what was reported before
 
 
 def test_json_has_all_results(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
-    world.answers["0.13.2"] = YES
+    appeared(world, "0.13.2", "2024-02-12", YES)
     watch(*REPLAY, "--json", "replay.json")
     content = json.loads(Path("replay.json").read_text())
     assert content["exit_code"] == 1
@@ -536,7 +456,6 @@ def test_the_verdict_of_our_scenario_decides_the_exit_code_and_the_case_of_junit
     world: World, verdict: Verdict, code: int, tag: str
 ) -> None:
     world.verdict = verdict
-    assert watch("--junitxml", "night.xml") == code
-    (suite,) = ElementTree.parse("night.xml").getroot()
-    (case,) = [c for c in suite if c.get("classname") == "watch.ours"]
+    assert watch() == code
+    (case,) = [c for c in junit()[1] if c.get("classname") == "watch.ours"]
     assert [e.tag for e in case] == [tag]

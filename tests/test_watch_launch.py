@@ -1,4 +1,4 @@
-"""Real nights, end to end: an index of our own over HTTP, and upstream's releases really run."""
+"""Real nightlies, end to end: a local package index, and runs of upstream's releases."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ WATCH = ("watch", f"scenario={SCENARIO}", "launch=cpu", "--history", "../nights.
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Sandbox]:
-    """With the user's cache, which has the overlays after this."""
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    """A sandbox with the user's cache, which has the overlays after this."""
     scenario, cache = catalog.scenario(SCENARIO), cache_folder()
     overlay.make(resolution.stack(scenario, {PACKAGE: CLEAN}, cache), (), cache)
     with lent(SCENARIO, "buggy", "fixed"):
-        place = Sandbox.under(tmp_path, cache)
-        yield place
-        place.end()
+        sandbox = Sandbox.under(tmp_path, cache)
+        yield sandbox
+        sandbox.end()
 
 
 @pytest.fixture
 def index() -> Iterator[dict[str, str]]:
-    """An index of two releases, as the environment that names it. Their days are made up, so that
-    no dependency has to be resolved for the past."""
+    """An index of two releases, as the environment that names it. Their days are made up: no
+    dependency has to be resolved for the past."""
     with serving() as server:
         Handler.pages[PACKAGE] = page(
             file(f"{PACKAGE}-{CLEAN}.tar.gz", "2024-04-10T00:00:00"),
@@ -49,48 +49,44 @@ def index() -> Iterator[dict[str, str]]:
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_nights_of_real_runs_say_when_a_bug_appeared(place: Sandbox, index: dict[str, str]) -> None:
+def test_nightlies_of_real_runs_report_when_a_bug_appeared(
+    sandbox: Sandbox, index: dict[str, str]
+) -> None:
     replay = ("--as-of", "2024-05-15:2024-05-22:7", "--summary", "../night.md")
-    done = place.run(*WATCH, *replay, **index)
+    done = sandbox.run(*WATCH, *replay, **index)
     assert done.code == 1, done
-    assert "accelerate 0.29.3 (2024-05-16) has sampler_shards, which 0.24.1 had not" in done.out
-    tonight = place.run(*WATCH, **index)
+    assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in done.out
+    tonight = sandbox.run(*WATCH, **index)
     assert tonight.code == 0, tonight
     assert "1 scenario of ours (1 reproduced)" in tonight.out
-    with reading(place.cwd.parent / "nights.sqlite") as history:
-        assert [(n.kind, n.day) for n in history.nightlies()][:2] == [
-            (Kind.REPLAY, "2024-05-15"),
-            (Kind.REPLAY, "2024-05-22"),
-        ]
-        found = {version: asked.cell for (_, version), asked in history.known(SCENARIO).items()}
-        assert {version: cell.status for version, cell in found.items()} == {
-            CLEAN: NO,
-            AFFECTED: YES,
-        }
+    with reading(sandbox.cwd.parent / "nights.sqlite") as history:
+        nights = [(night.kind, night.day) for night in history.nightlies()]
+        assert nights[:2] == [(Kind.REPLAY, "2024-05-15"), (Kind.REPLAY, "2024-05-22")]
+        known = history.known(SCENARIO).items()
+        assert {key[1]: r.cell.status for key, r in known} == {CLEAN: NO, AFFECTED: YES}
         (own,) = history.verdicts()
         assert own.run is not None
         assert (Path(own.run) / "verdict.json").is_file()
-    assert place.living() == []
+    assert sandbox.living() == []
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_a_night_that_is_told_to_end_ends_and_the_next_goes_on(
-    place: Sandbox, index: dict[str, str]
+def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
+    sandbox: Sandbox, index: dict[str, str]
 ) -> None:
-    history = place.cwd.parent / "nights.sqlite"
-    process = place.start(*WATCH, **index)
-    until(lambda: any(place.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
+    file = sandbox.cwd.parent / "nights.sqlite"
+    process = sandbox.start(*WATCH, **index)
+    until(lambda: any(sandbox.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
     process.send_signal(signal.SIGTERM)
     done = ended(process)
     assert done.code == INTERRUPTED
     assert done.complaint.startswith("interrupted")
-    assert place.living() == []
-    with reading(history) as kept:
-        (tonight,) = (night for night in kept.nightlies() if night.kind is Kind.NIGHTLY)
+    assert sandbox.living() == []
+    with reading(file) as history:
+        (tonight,) = (night for night in history.nightlies() if night.kind is Kind.NIGHTLY)
         assert tonight.ended is None
-    assert place.run(*WATCH, **index).code == 0
-    with reading(history) as kept:
-        assert [n.id for n in kept.nightlies() if n.kind is Kind.NIGHTLY and n.ended] == [
-            tonight.id
-        ]
+    assert sandbox.run(*WATCH, **index).code == 0
+    with reading(file) as history:
+        nights = [n for n in history.nightlies() if n.kind is Kind.NIGHTLY and n.ended]
+        assert [night.id for night in nights] == [tonight.id]

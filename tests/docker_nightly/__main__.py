@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.docker_nightly import __doc__ as about
 from tests.docker_nightly import checks, compose, engine, image
@@ -21,19 +22,13 @@ SCENARIOS = ("bf16_clip", "sampler_shards")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.docker_nightly",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    name = "python -m tests.docker_nightly"
+    parser = argparse.ArgumentParser(prog=name, description=about, formatter_class=raw)
     parser.add_argument("scenario", nargs="*", default=SCENARIOS)
     parser.add_argument("--base", default="python:3.11-slim", help="the image to build upon")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="a new folder for all files, which is kept"
-    )
-    parser.add_argument(
-        "--where-possible", action="store_true", help="exit code 0 where there is no engine"
-    )
+    no_engine = "exit code 0 where there is no engine"
+    parser.add_argument("--where-possible", action="store_true", help=no_engine)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # and so end what was started
     started = time.monotonic()
@@ -54,15 +49,13 @@ class Tally:
     def __init__(self) -> None:
         self.failed = 0
 
-    def __call__(self, what: str, check: Callable[[], str]) -> None:
+    def __call__(self, what: str, check: Callable[..., str], *arguments: Any) -> None:
         try:
-            verdict, line = "ok", check()
-        except subprocess.CalledProcessError as error:
-            verdict, line = "FAILED", last_line(error.stdout)
-        except Failed as error:
-            verdict, line = "FAILED", str(error)
-        except Exception as error:  # what a check reads is missing, or it took too long
-            verdict, line = "FAILED", f"{type(error).__name__}: {error}"
+            verdict, line = "ok", check(*arguments)
+        except Exception as error:  # it failed, or took too long, or a file is missing
+            stdout = error.stdout if isinstance(error, subprocess.CalledProcessError) else None
+            name = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
+            verdict, line = "FAILED", last_line(stdout) if stdout else f"{name}{error}"
         self.failed += verdict != "ok"
         print(f"{verdict:6}  {what}: {line}", flush=True)
 
@@ -70,19 +63,19 @@ class Tally:
 def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:
     """Run all checks; returns how many failed. The image ``distributed-bugs:check`` stays."""
     tally, words = Tally(), f"scenario={scenarios}"
-    tally("built", lambda: build(docker, folder, base))
+    tally("built", build, docker, folder, base)
     if tally.failed:
         return tally.failed
     nightlies = Nightlies(docker, report_folder(folder), compose.VOLUME)
     try:
-        tally("not root inside", lambda: checks.nobody_is_root(nightlies))
-        tally("nothing left over", lambda: checks.nothing_is_left_over(nightlies))
-        tally("a first nightly", lambda: checks.a_nightly(nightlies, words))
-        tally("a second one, offline", lambda: checks.a_nightly_without_network(nightlies, words))
-        tally("SIGTERM", lambda: checks.ends_at_sigterm(nightlies, words))
-        tally("the history after it", lambda: checks.history_is_complete(nightlies, ended=2))
-        tally("the next nightly continues", lambda: checks.a_nightly(nightlies, words))
-        tally("the complete history", lambda: checks.history_is_complete(nightlies, ended=3))
+        tally("not root inside", checks.nobody_is_root, nightlies)
+        tally("nothing left over", checks.nothing_is_left_over, nightlies)
+        tally("a first nightly", checks.a_nightly, nightlies, words)
+        tally("a second one, offline", checks.a_nightly_without_network, nightlies, words)
+        tally("SIGTERM", checks.ends_at_sigterm, nightlies, words)
+        tally("the history after it", checks.history_is_complete, nightlies, 2)
+        tally("the next nightly continues", checks.a_nightly, nightlies, words)
+        tally("the complete history", checks.history_is_complete, nightlies, 3)
         run_compose(nightlies, tally, words)
     finally:
         docker("volume", "rm", "--force", nightlies.volume, check=False)
@@ -103,8 +96,8 @@ def run_compose(nightlies: Nightlies, tally: Tally, words: str) -> None:
     except Unavailable as error:
         print(f"not run: {error}")
         return
-    tally("a nightly by compose", lambda: compose.runs_a_nightly(by, words))
-    tally("the site, served", lambda: compose.serves_the_site(by))
+    tally("a nightly by compose", compose.runs_a_nightly, by, words)
+    tally("the site, served", compose.serves_the_site, by)
 
 
 if __name__ == "__main__":

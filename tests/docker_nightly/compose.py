@@ -25,23 +25,14 @@ class Compose:
         if nightlies.engine("compose", "version", check=False).returncode:
             raise Unavailable("no docker compose")
         self.client, self.port = nightlies.engine.client, free_port()
-        self.environment = {
-            **os.environ,
-            "IMAGE": NAME,
-            "NIGHT_USER": nightlies.user,
-            "REPORT": str(nightlies.report),
-            "SITE_ADDRESS": f"127.0.0.1:{self.port}",
-            "COMPOSE_PROJECT_NAME": PROJECT,
-        }
+        own = {"IMAGE": NAME, "NIGHT_USER": nightlies.user, "REPORT": str(nightlies.report)}
+        own |= {"SITE_ADDRESS": f"127.0.0.1:{self.port}", "COMPOSE_PROJECT_NAME": PROJECT}
+        self.environment = {**os.environ, **own}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [self.client, "compose", "--file", str(ROOT / "docker/compose.yaml"), *words]
         return subprocess.run(
-            [self.client, "compose", "--file", str(ROOT / "docker/compose.yaml"), *words],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
+            command, env=self.environment, capture_output=True, text=True, timeout=1200
         )
 
 
