@@ -1,0 +1,135 @@
+"""A shuffled DataLoader on several ranks has the same order of samples with every seed.
+
+A user calls ``set_seed`` and lets accelerate prepare a DataLoader with ``shuffle=True``. On more
+than one rank the order of the samples does not depend on the seed. The first weights and the
+dropout do. Each epoch has another order, and a run with the same seed gives the same result. So
+nothing shows the bug.
+
+Those who repeat a training with several seeds are hit. They want to know how much the result
+depends on chance. The order of the data is the same in all their runs.
+
+Root cause: ``prepare`` gives a sampler without a generator a new one, so that the ranks can share
+its state. Nobody seeds it, and each new generator of torch starts from the same constant. The fix
+draws a seed for it from the global generator. 0.13.2 did so too, but 0.14.0 lost that line. From
+0.25.0 to 0.29.3 the sampler had no such generator, which was the bug ``sampler_shards``. Its fix in
+0.30.0 brought this bug back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, WHOLE, alike, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.accelerate.sampler_shards import coverage
+
+BATCH = 4
+"""Samples in a batch of a rank."""
+
+
+@dataclass
+class Params(Knobs):
+    samples: int = knob(64, least=16, multiple=8, about="size of the dataset")
+    epochs: int = knob(2, least=1, about="passes over the dataset with each loader")
+    generator: str = knob("none", choices=("none", "own"), about="of the user's DataLoader")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Randomization with seed not working",
+        "https://github.com/huggingface/accelerate/issues/3398",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/3459",
+    symptom="the initial state of the new generator was always the same, whatever the seed passed "
+    "to set_seed",
+    trigger="a prepared DataLoader that shuffles without a generator of its own, on several ranks",
+    remedy="use accelerate 1.6.0 or later, or give the DataLoader a generator with your seed",
+    goes_wrong="data",
+    pins={"accelerate": "1.5.2"},
+    files=("accelerate/data_loader.py",),
+    releases="accelerate>=0.4",  # older releases start one process on a CPU
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.6.0"),
+        "control": expect_clean(
+            about="1.5.2, the DataLoader has a generator with the seed",
+            params={"generator": "own"},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The epochs of three loaders: a rank's samples, and the order of all on each rank."""
+    facts = {"seen": many(COUNT), "order": alike(many(COUNT)), "seed": alike(WHOLE)}
+    return {"epoch": Kind(facts, [*each(at.params.epochs)] * 3)}
+
+
+def run(ctx: Context) -> None:
+    """Set a seed, another one and the first again; each time prepare a new loader and read it."""
+    import torch
+    from accelerate.utils import set_seed
+    from torch.utils.data import DataLoader
+
+    from scenarios.accelerate.sampler_shards.accelerator import accelerator
+
+    made = accelerator(ctx)
+    samples: Any = range(ctx.params.samples)
+    for seed in (ctx.seed, ctx.seed + 1, ctx.seed):
+        set_seed(seed)
+        own = torch.Generator().manual_seed(seed) if ctx.params.generator == "own" else None
+        loader = DataLoader(samples, batch_size=BATCH, shuffle=True, generator=own)
+        coverage.watch(ctx, made.prepare(loader), ctx.params.epochs)
+
+
+def detect(records: Records) -> Finding | None:
+    """Two seeds gave the same orders, of which each rank saw its share. A seed that is set again
+    gave its orders again."""
+    n, orders = records.params.epochs, [one["order"] for one in records.of("epoch", 0)]
+    first, other, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
+    if first != again:
+        return Finding("a seed did not give its orders a second time", documented=False)
+    found = coverage.misdrawn(records, BATCH)
+    same = sum(a == b for a, b in zip(first, other, strict=True))
+    if found or not same:
+        return found
+    text = f"{same} of {n} epochs have the same order with both seeds"
+    return Finding(text, 1, ranks=records.ranks, clock="epoch", documented=same == n)
+
+
+def exercised(records: Records) -> Exercise:
+    """A loader without a generator of its own shuffled, under two seeds."""
+    seeds = sorted({one["seed"] for one in records.of("epoch")})
+    generator = records.params.generator
+    text = f"the seeds were {' and '.join(map(str, seeds))}, the user's generator: {generator}"
+    met = len(seeds) == 2 and generator == "none"
+    return coverage.shuffled(records) & Exercise.of(met, text, text)
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the order of the first epoch, a row for each loader."""
+    fields = [
+        (variant, place, f"{number}: seed {one['seed']}", sample)
+        for variant, records in trials.items()
+        for number, one in enumerate(records.of("epoch", 0)[:: records.params.epochs], 1)
+        for place, sample in enumerate(one["order"], 1)
+    ]
+    told = "with the bug all rows are alike; otherwise the second seed has an order of its own"
+    yield Grid("The order of the first epoch", told, fields, "place", "loader", "sample")
