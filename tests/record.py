@@ -27,6 +27,9 @@ SITE = "/overlays/{}/site-packages"
 
 
 def main(runs: list[str]) -> None:
+    for name in runs:
+        if not Path(name, RUN_FILE).is_file():
+            raise SystemExit(f"{name} is not a run folder: python -m tests.record RUN ...")
     for run in map(Path, runs):
         content = json.loads((run / RUN_FILE).read_text())
         out = catalog.folder(content["scenario"]) / "recorded"

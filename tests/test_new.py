@@ -61,7 +61,11 @@ def test_two_releases_make_the_variants_and_list_what_differs(own: Path) -> None
     scenario = module.SCENARIO
     assert scenario.pins == {"made-up": "1.0", "other": "3"}
     assert scenario.pins_of("fixed") == {"made-up": "1.1"}
-    assert '# "made/up.py",' in (own / "made_up" / "my_bug" / "scenario.py").read_text()
+    file = own / "made_up" / "my_bug" / "scenario.py"
+    assert '# "made/up.py",' in file.read_text()
+    for check in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml")]
+        assert subprocess.run([*ruff, str(file)]).returncode == 0
 
 
 def test_one_like_another_has_its_code_and_these_releases(own: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
@@ -44,8 +45,16 @@ from dataclasses import dataclass
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER
 from harness.knobs import Knobs, knob
-from harness.spec import Context, Exercise, Finding, Position, Records, Scenario
-from harness.spec import expect_symptom, expect_clean
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
 
 
 @dataclass
@@ -238,6 +247,7 @@ def _sources(site: Path, package: str) -> dict[str, bytes]:
     """The content of each Python file of a package, by its path in site-packages."""
     (found,) = distributions(name=package, path=[str(site)])
     names = [str(file) for file in found.files or () if file.suffix == ".py"]
+    names = [name for name in names if not re.search(r"(^|/)(tests?|test_utils|commands)/", name)]
     return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
 
 
