@@ -1,6 +1,6 @@
 """The picture of a bug, as data: what a scenario shows of the records of its trials.
 
-A scenario's ``picture(trials)`` yields one or a few of these; the site draws them. ``told`` says in
+A scenario's ``picture(trials)`` yields one or a few of these; the site draws them. ``caption`` says in
 one sentence what is to be seen, for those who cannot see it. Standard library only.
 """
 
@@ -16,7 +16,7 @@ class Lines:
     """Values along an axis, a line for each variant or name."""
 
     title: str
-    told: str
+    caption: str
     points: Sequence[tuple[str, float, float | None]]
     """The line's name, x, y. Where y is None, infinite or NaN there is a gap."""
     x: str = "step"
@@ -37,7 +37,7 @@ class Bars:
     """One value for each name, the variants beside each other."""
 
     title: str
-    told: str
+    caption: str
     values: Sequence[tuple[str, str, float]]
     """The variant, the name, the value."""
     x: str = ""
@@ -50,7 +50,7 @@ class Grid:
     """A table of fields, coloured by a number or by a word, a panel for each variant."""
 
     title: str
-    told: str
+    caption: str
     fields: Sequence[tuple[str, str | int, str | int, float | str | None]]
     """The panel, the column, the row, the value."""
     x: str = ""

@@ -39,5 +39,5 @@ def test_a_detector_fires_where_and_when_its_runs_say(rows: dict[str, str]) -> N
 
 
 def test_an_early_warning_is_false_only_where_nothing_overflowed(rows: dict[str, str]) -> None:
-    told = r"`fp16_overflow` \(step \d+, \d+ before the first nan\) \| 0 of 1 \|"
-    assert re.search(told, rows["headroom"])
+    expected = r"`fp16_overflow` \(step \d+, \d+ before the first nan\) \| 0 of 1 \|"
+    assert re.search(expected, rows["headroom"])

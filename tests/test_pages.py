@@ -25,12 +25,12 @@ def test_every_bug_is_in_the_table() -> None:
 
 def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
     text = pages.page("sampler_shards")
-    told = catalog.scenario("sampler_shards")
+    scenario = catalog.scenario("sampler_shards")
     for part in (
         "# sampler_shards\n",
         "A DataLoader with `shuffle=True` that accelerate has prepared shuffles",
-        f"| documented symptom | {told.symptom} |",
-        f"| remedy | {told.remedy} |",
+        f"| documented symptom | {scenario.symptom} |",
+        f"| remedy | {scenario.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
         "| `fixed` | accelerate 0.30.0 as published | on | clean |",
         "| `control` | 0.29.3 with the same seed on all ranks | off | clean |",

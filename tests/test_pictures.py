@@ -33,7 +33,7 @@ def drawn(picture: Picture, variant: str) -> list[object]:
 def test_buggy_looks_unlike_fixed(name: str) -> None:
     for picture in pictures(name):
         assert picture.title
-        assert picture.told
+        assert picture.caption
         assert drawn(picture, BUGGY)
         assert drawn(picture, FIXED)
         assert drawn(picture, BUGGY) != drawn(picture, FIXED)

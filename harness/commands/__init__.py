@@ -33,7 +33,7 @@ def _summary(command: str) -> str:
 
 
 class Arguments(argparse.ArgumentParser):
-    """A command's arguments, told by its module's docstring; a complaint is one line."""
+    """A command's arguments, described by its module's docstring; an error is one line."""
 
     def __init__(self, module: str) -> None:
         super().__init__(

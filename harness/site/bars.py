@@ -53,4 +53,4 @@ def draw(picture: Bars) -> Chart:
     tall = max(60, 14 * len(names) * len(variants) + 8 * len(names))
     drawn = alt.layer(bars, *limits(picture.limits, "x")).properties(width="container", height=tall)
     columns = ("variant", "of", picture.x or "value")
-    return made(picture.title, picture.told, [("", drawn)], columns, picture.values)
+    return made(picture.title, picture.caption, [("", drawn)], columns, picture.values)

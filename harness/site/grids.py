@@ -35,7 +35,7 @@ def draw(picture: Grid) -> Chart:
         drawn.append((panel, _panel(picture, fields, colour, bool(words))))
     columns = ("panel", picture.x or "column", picture.y or "row", picture.value or "value")
     wide = len({x for _, x, _, _ in picture.fields}) > MANY_COLUMNS
-    drawing = made(picture.title, picture.told, drawn, columns, picture.fields)
+    drawing = made(picture.title, picture.caption, drawn, columns, picture.fields)
     return replace(drawing, abreast=1 if wide else 2 if len(panels) in (2, 4) else 3)
 
 

@@ -49,7 +49,7 @@ def draw(picture: Lines) -> Chart:
         *_traces(picture, rows, names, x, y), *limits(picture.limits), *_marks(picture.marks)
     ).properties(width="container", height=TALL)
     columns = ("line", picture.x, picture.y or "value")
-    return made(picture.title, picture.told, [("", drawn)], columns, picture.points)
+    return made(picture.title, picture.caption, [("", drawn)], columns, picture.points)
 
 
 def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any, y: Any) -> Any:

@@ -131,5 +131,5 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for number, one in enumerate(records.of("epoch", 0)[:: records.params.epochs], 1)
         for place, sample in enumerate(one["order"], 1)
     ]
-    told = "with the bug all rows are alike; otherwise the second seed has an order of its own"
-    yield Grid("The order of the first epoch", told, fields, "place", "loader", "sample")
+    caption = "with the bug all rows are alike; otherwise the second seed has an order of its own"
+    yield Grid("The order of the first epoch", caption, fields, "place", "loader", "sample")
