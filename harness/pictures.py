@@ -1,7 +1,7 @@
 """The picture of a bug, as data: what a scenario shows of the records of its trials.
 
-A scenario's ``picture(trials)`` yields one or a few of these; the site draws them. ``caption`` says in
-one sentence what is to be seen, for those who cannot see it. Standard library only.
+A scenario's ``picture(trials)`` yields one or a few of these; the site draws them. ``caption`` is
+one sentence for readers, also for those who cannot see the picture. Standard library only.
 """
 
 from __future__ import annotations
