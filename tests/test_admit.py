@@ -139,7 +139,7 @@ def test_exercised_must_hold_for_the_records_of_buggy(recording: Recording) -> N
     gate = admit.claimed(recording.folder)
     assert gate.passed
     assert gate.why.startswith(
-        "no symptom; its trigger occurred: clipping was active in all 10 steps"
+        "no symptom, although the trigger occurred: clipping was active in all 10 steps"
     )
     with recording.records("buggy") as records:
         for each in records:

@@ -91,7 +91,11 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
         releases = ", ".join(fact["pins"][package] for fact in group)
         status, *others, why = alike
         rows.append([releases, f"**{status}**", *others, short(why, 160).replace("<", "&lt;")])
-    columns = [package, "status", "with", "lane", "Python", "torch", "when", "why"]
+    columns = [package, "status", "other pins", "lane", "Python", "torch", "tested on", "reason"]
+    empty = [at for at in range(len(columns)) if not any(row[at] for row in rows)]
+    columns, *rows = [
+        [c for at, c in enumerate(row) if at not in empty] for row in (columns, *rows)
+    ]
     return "\n".join(
         [
             "## Affected releases",

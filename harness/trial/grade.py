@@ -121,14 +121,14 @@ def _detected(
 def _without_finding(exercise: Exercise, triggers: bool) -> tuple[Outcome, str]:
     """The outcome of a trial without a finding: it depends on whether the trigger occurred."""
     if triggers and exercise.met:
-        return Outcome.CLEAN, f"no symptom; its trigger occurred: {exercise.text}"
+        return Outcome.CLEAN, f"no symptom, although the trigger occurred: {exercise.text}"
     if triggers:
-        why = f"no symptom, but its trigger did not occur: {exercise.text}"
+        why = f"no symptom, but the trigger did not occur: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
     if exercise.met:
         why = f"this control should leave the trigger off, but: {exercise.text}"
         return Outcome.INCONCLUSIVE, why
-    return Outcome.CLEAN, f"no symptom; its trigger was off, as intended: {exercise.text}"
+    return Outcome.CLEAN, f"no symptom; the trigger was off, as intended: {exercise.text}"
 
 
 def judge(

@@ -160,7 +160,9 @@ def described(step: Record) -> str:
     aside = (
         "" if straight(step) else f", plus {step['off']:.2g} times its norm in another direction"
     )
-    several = f"; factor by micro-batch: {each}" if step["micro"][1:] or not _even(step) else ""
+    several = (
+        f"; weights of the micro-batches: {each}" if step["micro"][1:] or not _even(step) else ""
+    )
     return (
         f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} times the right "
         f"gradient{aside} (norm {step['applied']:.4g}, right: {step['gradient']:.4g}){several}"

@@ -1,18 +1,18 @@
 """A shuffled DataLoader on several ranks has the same order of samples with every seed.
 
 A user calls ``set_seed`` and lets accelerate prepare a DataLoader with ``shuffle=True``. On more
-than one rank the order of the samples does not depend on the seed. The first weights and the
-dropout do. Each epoch has another order, and a run with the same seed gives the same result. So
-nothing shows the bug.
+than one rank the order of the samples does not depend on the seed. The initial weights and the
+dropout do depend on it. Each epoch has another order, and a run with the same seed gives the same
+result. So nothing shows the bug.
 
 Those who repeat a training with several seeds are hit. They want to know how much the result
 depends on chance. The order of the data is the same in all their runs.
 
-Root cause: ``prepare`` gives a sampler without a generator a new one, so that the ranks can share
+Root cause: if the sampler has no generator, ``prepare`` creates one, so that the ranks can share
 its state. Nobody seeds it, and each new generator of torch starts from the same constant. The fix
 draws a seed for it from the global generator. 0.13.2 did so too, but 0.14.0 lost that line. From
-0.25.0 to 0.29.3 the sampler had no such generator, which was the bug ``sampler_shards``. Its fix in
-0.30.0 brought this bug back.
+0.25.0 to 0.29.3 ``prepare`` created no generator: this bug was absent, but another one was there,
+``sampler_shards``. The fix of that one in 0.30.0 brought this bug back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BATCH = 4
 @dataclass
 class Params(Knobs):
     samples: int = knob(64, least=16, multiple=8, about="size of the dataset")
-    epochs: int = knob(2, least=1, about="passes over the dataset with each loader")
+    epochs: int = knob(2, least=1, about="with each seed, of one new loader each")
     generator: str = knob("none", choices=("none", "own"), about="of the user's DataLoader")
 
 
@@ -100,8 +100,8 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """Two seeds gave the same orders, of which each rank saw its share. A seed that is set again
-    gave its orders again."""
+    """Two different seeds gave the same orders of samples. Besides, each rank saw its own part of
+    the order, and a seed that is set again gives the same order again."""
     n, orders = records.params.epochs, [one["order"] for one in records.of("epoch", 0)]
     first, other, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
     if first != again:
@@ -115,7 +115,7 @@ def detect(records: Records) -> Finding | None:
 
 
 def exercised(records: Records) -> Exercise:
-    """A loader without a generator of its own shuffled, under two seeds."""
+    """Under two seeds, the samples were shuffled by a loader without a generator of its own."""
     seeds = sorted({one["seed"] for one in records.of("epoch")})
     generator = records.params.generator
     text = f"the seeds were {' and '.join(map(str, seeds))}, the user's generator: {generator}"
