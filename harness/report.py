@@ -168,7 +168,7 @@ def _some(names: tuple[str, ...], most: int = 3) -> str:
 def print_verdict(console: Console, result: RunResult, seconds: float, folder: Path) -> None:
     """The verdict, the time, the run folder, and the reasons if it is not ``reproduced``."""
     console.print(
-        f"{result.scenario}: {result.verdict} ({seconds:.1f} s in all); {folder}",
+        f"{result.scenario}: {result.verdict} (wall time {seconds:.1f} s); {folder}",
         style=f"bold {COLOURS[result.verdict]}",
     )
     printed = {f"{trial.variant}: {trial.reason}" for trial in result.trials}

@@ -111,7 +111,10 @@ def test_a_long_reason_is_cut_but_a_long_line_is_not_broken(capsys: Capture) -> 
 def test_a_verdict_is_printed_with_its_reasons_and_the_run_folder(capsys: Capture) -> None:
     lost = RunResult("bug", Verdict.INCONCLUSIVE, ("buggy: no luck\nat all",), (LOST,))
     print_verdict(terminal(), lost, 12.34, Path("runs/one"))
-    assert capsys.readouterr().out == "bug: inconclusive (12.3 s in all); runs/one\n  buggy: no luck\n"
+    assert (
+        capsys.readouterr().out
+        == "bug: inconclusive (wall time 12.3 s); runs/one\n  buggy: no luck\n"
+    )
 
 
 def test_the_header_names_the_releases_the_lane_and_the_seed(

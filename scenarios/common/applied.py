@@ -161,7 +161,9 @@ def described(step: Record) -> str:
         "" if straight(step) else f", plus {step['off']:.2g} times its norm in another direction"
     )
     several = (
-        f"; weights of the micro-batches: {each}" if step["micro"][1:] or not _even(step) else ""
+        f"; each micro-batch counts {each} (right: 1)"
+        if step["micro"][1:] or not _even(step)
+        else ""
     )
     return (
         f"rank {step['rank']}, step {step['step']}: applied {step['ratio']:.4g} times the right "

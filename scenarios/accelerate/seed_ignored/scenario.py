@@ -45,7 +45,7 @@ BATCH = 4
 @dataclass
 class Params(Knobs):
     samples: int = knob(64, least=16, multiple=8, about="size of the dataset")
-    epochs: int = knob(2, least=1, about="with each seed, of one new loader each")
+    epochs: int = knob(2, least=1, about="of each loader; a new loader is made after each seed")
     generator: str = knob("none", choices=("none", "own"), about="of the user's DataLoader")
 
 
@@ -100,8 +100,8 @@ def run(ctx: Context) -> None:
 
 
 def detect(records: Records) -> Finding | None:
-    """Two different seeds gave the same orders of samples. Besides, each rank saw its own part of
-    the order, and a seed that is set again gives the same order again."""
+    """Two different seeds gave the same orders of samples. It counts only if each rank saw its
+    own part of the order, and if a seed that was set again gave the same order again."""
     n, orders = records.params.epochs, [one["order"] for one in records.of("epoch", 0)]
     first, other, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
     if first != again:
