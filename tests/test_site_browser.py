@@ -141,7 +141,7 @@ def test_a_search_changes_the_catalogue_and_its_address(tab: Tab) -> None:
     assert page.url.endswith("#q=loss+SCALE+minimum")
     page.get_by_label("Search").fill("no such words")
     assert shown(page) == []
-    assert page.get_by_text("None is like that").is_visible()
+    assert page.get_by_text("No bug matches").is_visible()
     assert tab.errors == []
 
 
