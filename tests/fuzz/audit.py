@@ -302,7 +302,7 @@ def _warmup_first_step(launches: Launches, params: Params) -> set[str]:
         rates = [(r["step"], rate) for r in _all(launches, "rate", rank) for rate in r["rates"]]
         span = params["high"] - low
         right = {n: low + span * min(max(n - 2, 0) / params["warmup"], 1) for n, _ in rates}
-        error = 1e-6 * max(right.values())
+        error = 1e-6 * max(right.values(), default=0.0)
         wrong = {(n, rate) for n, rate in rates if abs(rate - right[n]) > error}
         outcomes.add("clean" if not wrong else "symptom" if wrong == {(1, own)} else "odd")
     return outcomes - {"odd"} if len(outcomes) == 1 else set()
