@@ -22,7 +22,7 @@ from harness import catalog, config
 from harness.commands import Arguments
 from harness.commands._demands import checked
 from harness.errors import ExitCode, HarnessError, UserError
-from harness.report import table, terminal
+from harness.report import count, table, terminal
 from harness.results import RunResult, TrialResult
 from harness.run_config import RunConfig
 from harness.spec import BUGGY, FIXED, Outcome, Verdict
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
 def admit(words: Sequence[str]) -> int:
     """Check a scenario's folder, run it, and print each gate; 0 if it is admitted."""
     first, console = _config(words), terminal()
-    unmet = [Gate(what, met, why) for what, met, why in checked(first.scenario) if not met]
+    demands = [Gate(*demand) for demand in checked(first.scenario)]
+    unmet = [demand for demand in demands if not demand.passed]
     if unmet:
         _report(console, first.scenario, unmet)
         return ExitCode.NOT_AS_EXPECTED
@@ -67,7 +68,7 @@ def admit(words: Sequence[str]) -> int:
         console.print(f"{first.scenario}: cannot run on this machine")
         return ExitCode.UNSUPPORTED
     folders = [folder for _, folder in runs]
-    found = [Gate("its folder meets every demand", True, "see CONTRIBUTING.md")]
+    found = [Gate("its folder meets every demand", not unmet, count(len(demands), "demand"))]
     found += [*gates(repeats, other), claimed(folders[0]), recorded_alike(folders)]
     _report(console, first.scenario, found)
     passed = all(gate.passed for gate in found)

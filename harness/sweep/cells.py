@@ -22,9 +22,10 @@ from harness.spec import RELEASED, Lane, Outcome
 from harness.sweep import cell, cell_store
 from harness.sweep.cell import STATUSES, Cell, Status
 from harness.sweep.cell_store import inputs_of, lane_of
+from harness.trial.job import chosen_pins, stack_of
 from harness.trial.prefetch import ahead
 from harness.trial.records import RUN_FILE, Exit, read_json
-from harness.trial.run import chosen_pins, run, stack_of
+from harness.trial.run import run
 from harness.trial.server_pool import Pool
 from harness.upstream import overlay, uv
 

@@ -26,8 +26,6 @@ from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, write
 from harness.trial.server_pool import Pool
 from harness.upstream import overlay, overlay_cache, pins
 
-__all__ = ["chosen_pins", "make_overlay", "prepared", "run", "stack_of"]
-
 
 def run(
     config: RunConfig,
