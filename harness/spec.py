@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import Inconclusive
+from harness.settings import SETTINGS
 
 BUGGY = "buggy"
 FIXED = "fixed"
 RELEASED = "released"
 """A variant of every scenario: the trigger of ``buggy`` on a release as published."""
 
-OTHER = "other"
-GOES_WRONG = ("gradients", "data", "resume", "precision", "positions", "learning rate", OTHER)
-"""What a bug can spoil. The site can be filtered by it."""
+HARMS = ("ruins training", "loses data", "wrong resume", "wrong metric", "stops")
+"""What a bug can do to a run, most damaging first."""
+VISIBILITIES = ("silent", "visible in the loss", "raises")
+"""How a user can notice a bug, hardest first."""
+UNDECIDED = "UNFINISHED"
+"""The harm and the visibility of a scenario that is still being written."""
 
 
 class Lane(str, Enum):
@@ -166,17 +170,32 @@ class Scenario:
     launches: tuple[str, ...] = ("",)
     """The names of a trial's launches, each in new processes: for example to save in one and to
     load in the next. Most scenarios have one launch, without a name."""
-    goes_wrong: str = OTHER
-    """What the bug spoils: one of ``GOES_WRONG``; otherwise ValueError."""
+    harm: str = UNDECIDED
+    """What the bug does to a run: one of ``HARMS``; otherwise ValueError."""
+    visibility: str = UNDECIDED
+    """How a user can notice it: one of ``VISIBILITIES``; otherwise ValueError."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The conditions for the bug that settings decide, see ``harness.settings``; all must hold."""
+    vehicles: tuple[str, ...] = ()
+    """Pinned packages that only drive the code with the bug: users meet it without them."""
+    known_upstream: bool = True
+    """Whether the package's maintainers know of it. Otherwise the folder has ``report.py`` and
+    ``report.md``."""
     title: str = ""
     """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
     locks: Path | None = None
     """The folder of its lock files. The catalogue fills it in."""
 
     def __post_init__(self) -> None:
-        if self.goes_wrong not in GOES_WRONG:
-            choices = ", ".join(GOES_WRONG)
-            raise ValueError(f"goes_wrong is '{self.goes_wrong}', and not one of {choices}")
+        for name, given, choices in (
+            ("harm", [self.harm], (*HARMS, UNDECIDED)),
+            ("visibility", [self.visibility], (*VISIBILITIES, UNDECIDED)),
+            ("settings", self.settings, SETTINGS),
+            ("vehicles", self.vehicles, tuple(self.pins)[1:]),
+        ):
+            for value in given:
+                if value not in choices:
+                    raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
 
     @property
     def subject(self) -> str:

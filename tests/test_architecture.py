@@ -75,14 +75,15 @@ def test_imports_point_down(name: str) -> None:
     assert layer(name) <= LAYERS
 
 
-SPEC = ("harness.spec", "harness.errors")
+SPEC = ("harness.spec", "harness.settings", "harness.errors")
 
 
 @pytest.mark.parametrize(
     ("name", "packages"),
     [
         ("harness.errors", set()),
-        ("harness.spec", {"harness.errors"}),
+        ("harness.spec", {"harness.errors", "harness.settings"}),
+        ("harness.settings", set()),
         ("harness.files", {"harness.text", "harness.errors"}),
         ("harness.knobs", set()),
         ("harness.detectors", set()),

@@ -41,7 +41,7 @@ FIXED = Variant("", Outcome.CLEAN)
         (_demands.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
         (_demands.story, {"report": ("",)}, "report is not written yet"),
         (_demands.story, {"title": "x" * 200}, "the title has 200 characters"),
-        (_demands.harm, {"goes_wrong": "other"}, "choose one of GOES_WRONG"),
+        (_demands.harm, {"harm": "UNFINISHED"}, "choose one of HARMS"),
         (_demands.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
         (_demands.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
         (_demands.files, {"files": ()}, "names a file"),

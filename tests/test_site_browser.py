@@ -149,8 +149,9 @@ def test_filters_combine_and_an_address_restores_them(tab: Tab) -> None:
     page = tab.open("index.html")
     page.get_by_label("Upstream").select_option("transformers")
     assert shown(page) == ["rope_zero_init", "rope_zero_init_v5", "trainer_gas_twice"]
-    page.get_by_label("What goes wrong").select_option("positions")
-    assert shown(page) == ["rope_zero_init", "rope_zero_init_v5"]
+    page.get_by_label("Harm").select_option("wrong resume")
+    assert shown(page) == []
+    page.get_by_label("Harm").select_option("ruins training")
     page.get_by_label("alive in the newest release").check()
     address = page.url
     page.goto("about:blank")

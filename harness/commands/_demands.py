@@ -13,7 +13,7 @@ from harness import catalog
 from harness.commands import pages
 from harness.errors import HarnessError
 from harness.report import count
-from harness.spec import BUGGY, FIXED, OTHER, Lane, Outcome, Scenario, Verdict
+from harness.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
 from harness.sweep import affected
 from harness.trial.grade import grade
 from harness.upstream import locks, pins, resolution
@@ -53,10 +53,12 @@ def story(name: str, scenario: Scenario) -> str:
 
 
 def harm(name: str, scenario: Scenario) -> str:
-    """``goes_wrong`` says what the bug spoils"""
-    if scenario.goes_wrong == OTHER:
-        raise Missing("goes_wrong is 'other': choose one of GOES_WRONG in harness/spec.py")
-    return scenario.goes_wrong
+    """``harm`` says what the bug does to a run, and ``visibility`` how a user can notice it"""
+    for field, value in (("harm", scenario.harm), ("visibility", scenario.visibility)):
+        if value == UNDECIDED:
+            choices = "HARMS" if field == "harm" else "VISIBILITIES"
+            raise Missing(f"{field} is not written yet: choose one of {choices} in harness/spec.py")
+    return f"{scenario.harm}, {scenario.visibility}"
 
 
 def variants(name: str, scenario: Scenario) -> str:

@@ -204,9 +204,7 @@ def with_table(text: str) -> str:
         raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    table = markdown_table(
-        ["scenario", "package", "what happens", "what it spoils", "the bug is in"], rows
-    )
+    table = markdown_table(["scenario", "package", "what happens", "harm", "the bug is in"], rows)
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 
@@ -220,7 +218,7 @@ def _row(name: str, old: str) -> list[str] | None:
         return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
     scenario = catalog.scenario(name)
     subject = next(iter(scenario.pins), "torch")
-    return [link, subject, scenario.title, scenario.goes_wrong, _where(scenario)]
+    return [link, subject, scenario.title, scenario.harm, _where(scenario)]
 
 
 def _where(scenario: Scenario) -> str:

@@ -135,7 +135,7 @@ class Bug:
             scenario.title,
             scenario.symptom,
             scenario.trigger,
-            scenario.goes_wrong,
+            scenario.harm,
             *scenario.pins,
             *self.story,
         )

@@ -20,7 +20,7 @@ from harness.site.bugs import Bug
 from harness.site.inputs import Material, NightlyResults
 from harness.site.output import Files
 from harness.site.statuses import Known, Statuses
-from harness.spec import GOES_WRONG, Lane
+from harness.spec import HARMS, Lane
 from harness.sweep import changes
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def pages(material: Material) -> Files:
         "material": material,
     }
     made: dict[str, str | bytes] = {
-        "index.html": _page("index", content, wrongs=_wrongs(bugs), lanes=list(Lane)),
+        "index.html": _page("index", content, harms=_harms(bugs), lanes=list(Lane)),
         "releases.html": _page(
             "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
         ),
@@ -115,9 +115,9 @@ def _vega() -> str:
     return str(bundle(vl_version=version))
 
 
-def _wrongs(bugs: Sequence[Bug]) -> list[str]:
-    """The kinds of damage that some bug does, in the order of GOES_WRONG."""
-    return [word for word in GOES_WRONG if any(b.scenario.goes_wrong == word for b in bugs)]
+def _harms(bugs: Sequence[Bug]) -> list[str]:
+    """The harms that some bug does, in the order of HARMS."""
+    return [word for word in HARMS if any(b.scenario.harm == word for b in bugs)]
 
 
 Heat = dict[str, Any]

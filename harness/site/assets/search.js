@@ -4,7 +4,7 @@
   const form = document.querySelector("form.search");
   const bugs = [...document.querySelectorAll("li.bug")];
   const count = document.querySelector(".count");
-  const fields = ["q", "upstream", "wrong", "lane"];
+  const fields = ["q", "upstream", "harm", "lane"];
 
   function searched() {
     const words = new URLSearchParams();
@@ -21,7 +21,7 @@
     const every = (words.get("q") || "").toLowerCase().split(/\s+/).every((word) => text.includes(word));
     return every
       && (!words.has("upstream") || bug.dataset.upstream === words.get("upstream"))
-      && (!words.has("wrong") || bug.dataset.wrong === words.get("wrong"))
+      && (!words.has("harm") || bug.dataset.harm === words.get("harm"))
       && (!words.has("lane") || bug.dataset.lanes.split(" ").includes(words.get("lane")))
       && (!words.has("alive") || bug.dataset.alive === "yes");
   }

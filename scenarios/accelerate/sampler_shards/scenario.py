@@ -23,6 +23,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Exercise,
@@ -66,7 +67,9 @@ SCENARIO = Scenario(
     remedy="give all ranks the same seed, or give the DataLoader a generator that has the same "
     "seed on each rank",
     pins={"accelerate": "0.29.3"},
-    goes_wrong="data",
+    harm="loses data",
+    visibility="silent",
+    settings={"ranks": above(1), "code": by_code("the ranks have different seeds")},
     files=("accelerate/data_loader.py",),
     ranks=2,
     variants={

@@ -25,6 +25,7 @@ from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import COUNT, WHOLE, alike, many
 from harness.knobs import Knobs, knob
 from harness.pictures import Grid, Picture
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Exercise,
@@ -59,7 +60,12 @@ SCENARIO = Scenario(
     "to set_seed",
     trigger="a prepared DataLoader that shuffles without a generator of its own, on several ranks",
     remedy="use accelerate 1.6.0 or later, or give the DataLoader a generator with your seed",
-    goes_wrong="data",
+    harm="wrong metric",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("the DataLoader shuffles without a generator of its own"),
+    },
     pins={"accelerate": "1.5.2"},
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.4",  # older releases start one process on a CPU

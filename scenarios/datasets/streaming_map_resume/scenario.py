@@ -20,6 +20,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import by_code
 from harness.spec import (
     Context,
     Exercise,
@@ -60,7 +61,9 @@ SCENARIO = Scenario(
     trigger="an IterableDataset with map() or filter() that is resumed within an Arrow table",
     remedy="use datasets 4.8.5 or later (5.0.1 or later for filter()), or map in the collator",
     pins={"datasets": "4.8.4"},
-    goes_wrong="data",
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": by_code("a streaming dataset with map() is resumed")},
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # older releases keep no state
     ranks=1,

@@ -38,6 +38,7 @@ from harness.facts.shapes import (
     matching,
 )
 from harness.knobs import Knobs, knob
+from harness.settings import above
 from harness.spec import (
     Companion,
     Context,
@@ -135,7 +136,10 @@ SCENARIO = Scenario(
     trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
     remedy="use a published release of DeepSpeed: none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)},
+    vehicles=("megatron-core",),
     companions=(
         Companion(
             "deepspeed<0.16",

@@ -19,6 +19,7 @@ from functools import partial
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER, alike
 from harness.knobs import Knobs, knob
+from harness.settings import above
 from harness.spec import (
     Context,
     Exercise,
@@ -50,7 +51,9 @@ SCENARIO = Scenario(
     trigger="gradient_clipping in fp32 without ZeRO",
     remedy="use deepspeed 0.13.3 or later, or 0.13.1",
     pins={"deepspeed": "0.13.2"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={"precision": "fp32", "zero_stage": 0, "gradient_clipping": above(0)},
     files=("deepspeed/runtime/utils.py",),
     ranks=2,
     variants={

@@ -30,6 +30,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import by_code
 from harness.spec import Context, Finding, Position, Records, Scenario, expect_clean, expect_symptom
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 from scenarios.deepspeed.fp16_overflow import loss_scale
@@ -85,7 +86,13 @@ SCENARIO = Scenario(
     trigger="dynamic loss scaling in fp16, once an activation passes 65504",
     remedy="train in bf16, or watch the headroom with harness/detectors/headroom.py",
     pins={"deepspeed": "0.13.3"},
-    goes_wrong="precision",
+    harm="stops",
+    visibility="raises",
+    settings={
+        "precision": "fp16",
+        "dynamic_loss_scale": True,
+        "code": by_code("an activation passes 65504"),
+    },
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
     ranks=2,
     variants={

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.knobs import knob
+from harness.settings import by_code
 from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.deepspeed.fp16_overflow import loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
@@ -53,7 +54,15 @@ SCENARIO = Scenario(
     trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
     remedy="use ZeRO stage 1, which raises, or train in bf16",
     pins={"deepspeed": "0.13.3"},
-    goes_wrong="precision",
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={
+        "precision": "fp16",
+        "zero_stage": 0,
+        "dynamic_loss_scale": True,
+        "code": by_code("an activation passes 65504"),
+    },
+    known_upstream=False,
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={

@@ -22,6 +22,7 @@ from functools import partial
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER, alike, exactly
 from harness.knobs import Knobs, knob
+from harness.settings import above
 from harness.spec import (
     Context,
     Exercise,
@@ -58,7 +59,9 @@ SCENARIO = Scenario(
     trigger="pipeline parallelism and gradient accumulation",
     remedy="use deepspeed 0.19.3 or later",
     pins={"deepspeed": "0.19.2"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={

@@ -26,6 +26,7 @@ from typing import Any
 from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Defect,
@@ -97,7 +98,13 @@ SCENARIO = Scenario(
     remedy="use a published release of DeepSpeed that has the fix, or train with one pipeline "
     "stage",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "precision": "bf16",
+        "pipeline_parallel": above(1),
+        "code": by_code("the pipeline has tied layers"),
+    },
     ranks=2,
     variants={
         "buggy": expect_symptom(

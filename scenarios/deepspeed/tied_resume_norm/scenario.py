@@ -25,6 +25,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Defect,
@@ -98,7 +99,13 @@ SCENARIO = Scenario(
     remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
     "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="resume",
+    harm="wrong resume",
+    visibility="silent",
+    settings={
+        "pipeline_parallel": above(1),
+        "code": by_code("a tied module holds more than its tied weight"),
+    },
+    known_upstream=False,
     ranks=2,
     launches=resume.LAUNCHES,
     variants={

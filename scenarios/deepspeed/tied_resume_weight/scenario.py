@@ -30,6 +30,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Defect,
@@ -106,7 +107,13 @@ SCENARIO = Scenario(
     trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
     remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
-    goes_wrong="resume",
+    harm="wrong resume",
+    visibility="silent",
+    settings={
+        "precision": "bf16",
+        "pipeline_parallel": above(1),
+        "code": by_code("the pipeline has tied layers"),
+    },
     ranks=2,
     launches=resume.LAUNCHES,
     variants={

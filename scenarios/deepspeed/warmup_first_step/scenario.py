@@ -20,6 +20,7 @@ from functools import partial
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import NUMBER, exactly
 from harness.knobs import Knobs, knob
+from harness.settings import by_code
 from harness.spec import (
     Context,
     Exercise,
@@ -65,7 +66,12 @@ SCENARIO = Scenario(
     trigger="a warmup schedule of DeepSpeed, and an optimizer with another rate than its first one",
     remedy="use deepspeed 0.15.3 or later, or give the optimizer warmup_min_lr as its lr",
     pins={"deepspeed": "0.15.2"},
-    goes_wrong="learning rate",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "warmup_of_deepspeed": True,
+        "code": by_code("the optimizer has another rate than the schedule begins with"),
+    },
     files=("deepspeed/runtime/lr_schedules.py",),
     ranks=2,
     variants={

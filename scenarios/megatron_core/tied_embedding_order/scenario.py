@@ -31,6 +31,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     Context,
     Defect,
@@ -116,7 +117,14 @@ SCENARIO = Scenario(
     "parallelism",
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.5.0"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "distributed_optimizer": True,
+        "pipeline_parallel": above(1),
+        "ranks": above(2),
+        "code": by_code("the embedding is tied"),
+    },
     ranks=4,
     variants={
         "buggy": expect_symptom(),

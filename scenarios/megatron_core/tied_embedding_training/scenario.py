@@ -26,6 +26,7 @@ from harness.facts.numbers import near
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import LINE, NUMBER, SIZE, alike, exactly, many
 from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
 from harness.spec import (
     FIXED,
     Context,
@@ -100,7 +101,14 @@ SCENARIO = Scenario(
     "parallelism",
     remedy="use megatron-core 0.6.0 or later",
     pins={"megatron-core": "0.16.1"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "distributed_optimizer": True,
+        "pipeline_parallel": above(1),
+        "ranks": above(2),
+        "code": by_code("the embedding is tied"),
+    },
     ranks=4,
     releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
     variants={

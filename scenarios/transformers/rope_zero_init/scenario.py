@@ -27,6 +27,7 @@ from typing import Any
 from harness.facts.plan import Plan
 from harness.facts.shapes import LINE, exactly, many
 from harness.knobs import Knobs, knob
+from harness.settings import by_code
 from harness.spec import (
     Companion,
     Context,
@@ -138,7 +139,13 @@ SCENARIO = Scenario(
     remedy="use transformers 4.38.0 to 5.14.1, or copy the rotary buffers from a small model that "
     "was built outside of zero.Init",
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
-    goes_wrong="positions",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "precision": ("bf16", "fp16"),
+        "zero_stage": 3,
+        "code": by_code("a LLaMA is built under zero.Init"),
+    },
     ranks=2,
     companions=(
         Companion(

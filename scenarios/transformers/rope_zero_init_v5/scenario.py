@@ -27,6 +27,7 @@ from typing import Any
 
 from harness.facts.plan import Plan
 from harness.knobs import Knobs, knob
+from harness.settings import by_code
 from harness.spec import (
     Context,
     Exercise,
@@ -78,7 +79,14 @@ SCENARIO = Scenario(
     remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or let "
     "transformers' own integration enter zero.Init",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
-    goes_wrong="positions",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "precision": ("bf16", "fp16"),
+        "zero_stage": 3,
+        "code": by_code("the script itself enters zero.Init"),
+    },
+    known_upstream=False,
     files=("transformers/models/llama/modeling_llama.py",),
     ranks=1,
     releases="transformers>=5",

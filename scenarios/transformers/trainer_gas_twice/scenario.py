@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from harness.facts.plan import Kind, Plan, each
 from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, many
 from harness.knobs import Knobs, knob
+from harness.settings import above
 from harness.spec import (
     Context,
     Exercise,
@@ -65,7 +66,10 @@ SCENARIO = Scenario(
     trigger="the Trainer with gradient_accumulation_steps above 1",
     remedy="use transformers 5.5.4 or later, or 5.1.0",
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
-    goes_wrong="gradients",
+    harm="ruins training",
+    visibility="silent",
+    settings={"trainer": True, "gradient_accumulation_steps": above(1)},
+    known_upstream=False,
     files=("transformers/trainer.py",),
     ranks=1,
     variants={

@@ -1,0 +1,108 @@
+"""Settings of a training run that decide whether it meets a bug. Standard library only.
+
+A scenario names the conditions for its bug in ``Scenario.settings``; all of them must hold. A file
+with settings, such as a DeepSpeed configuration, decides some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SETTINGS: Mapping[str, str] = {
+    "precision": "fp32, bf16 or fp16",
+    "gradient_clipping": "the largest norm of a gradient; 0 does not clip",
+    "gradient_accumulation_steps": "micro-batches in a step",
+    "dynamic_loss_scale": "whether fp16's loss scale changes during training",
+    "zero_stage": "DeepSpeed's ZeRO stage, 0 to 3",
+    "warmup_of_deepspeed": "whether DeepSpeed's configuration has a warmup schedule",
+    "distributed_optimizer": "whether Megatron's distributed optimizer is used",
+    "tensor_parallel": "ranks that share a layer",
+    "pipeline_parallel": "stages of the pipeline",
+    "ranks": "processes of the run",
+    "code": "decided by the training script alone",
+    "trainer": "whether transformers' Trainer runs the loop",
+}
+"""Every setting that a condition may name."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """The condition that a number is above a limit."""
+
+    limit: float
+
+    def __str__(self) -> str:
+        return f"above {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class ByCode:
+    """A condition that only the training script decides; the text completes "whether"."""
+
+    text: str
+
+
+Condition = Any
+"""A value; a tuple of values, one of which must hold; ``Above``; or ``ByCode``."""
+
+
+def above(limit: float) -> Above:
+    """The condition that a number is above ``limit``."""
+    return Above(limit)
+
+
+def by_code(text: str) -> ByCode:
+    """A condition that no file of settings decides: ``text`` completes "whether"."""
+    return ByCode(text)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Whether settings set off a bug."""
+
+    met: bool | None
+    """None if the settings do not decide it."""
+    why: str
+
+
+def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Any]) -> Trigger:
+    """Whether a run with the settings ``known`` meets all conditions.
+
+    One condition that is certainly not met is enough for False.
+    """
+    undecided = [] if conditions else ["the trigger"]
+    for name, wanted in conditions.items():
+        if isinstance(wanted, ByCode):
+            undecided.append(f"whether {wanted.text}")
+        elif known.get(name) is None:
+            undecided.append(name)
+        elif not _holds(wanted, known[name]):
+            return Trigger(False, f"{name} is {_shown(known[name])}, not {_wanted(wanted)}")
+    if undecided:
+        return Trigger(None, f"the settings do not decide {_joined(undecided)}")
+    met = (f"{name} is {_shown(known[name])}" for name in conditions)
+    return Trigger(True, ", ".join(met))
+
+
+def _holds(wanted: Condition, value: Any) -> bool:
+    if isinstance(wanted, Above):
+        return bool(value > wanted.limit)
+    return value in (wanted if isinstance(wanted, tuple) else (wanted,))
+
+
+def _wanted(wanted: Condition) -> str:
+    if isinstance(wanted, tuple):
+        return " or ".join(map(_shown, wanted))
+    return str(wanted) if isinstance(wanted, Above) else _shown(wanted)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _joined(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,131 @@
+"""Periods of affected releases, and the status of releases that were not tested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.sweep import affected
+from harness.sweep.cell import Status
+from harness.sweep.lookup import lookup
+from harness.sweep.periods import alive, periods
+
+YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
+PAIR = "trainer_gas_twice"
+Put = Callable[[str, Mapping[str, str]], None]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
+    """Replaces the recorded results of a scenario: ``known(name, {"0.1/1.0": YES})``."""
+
+    def put(name: str, results: Mapping[str, str]) -> None:
+        pins = catalog.scenario(name).pins
+        facts = [
+            {
+                "pins": dict(zip(pins, releases.split("/"), strict=True)),
+                "status": status,
+                "reason": f"because of {releases}",
+                "date": "2026-11-22",
+            }
+            for releases, status in results.items()
+        ]
+        (tmp_path / affected.FILE).write_text(json.dumps(facts))
+        monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("results", "described"),
+    [
+        ({"1.0": NO, "1.1": YES, "1.2": YES, "1.3": NO}, ["1.1 to 1.2; 1.3 is not affected"]),
+        ({"1.0": YES, "1.1": NO}, ["1.0 (or earlier); 1.1 is not affected"]),
+        ({"1.0": NO, "1.10": YES, "1.9": NO}, ["1.10 to 1.10, the newest tested"]),
+        ({"1.0": NO, "1.1": YES, "1.2": UNCLEAR, "1.3": NO}, ["1.1 (or later)"]),
+        (
+            {"1.0": UNCLEAR, "1.1": YES, "1.2": UNCLEAR},
+            ["1.1 (or earlier) to 1.1, the newest tested"],
+        ),
+        ({"1.0": NO, "1.1": UNCLEAR}, []),
+    ],
+)
+def test_a_period_says_which_ends_are_known(
+    known: Put, results: Mapping[str, str], described: list[str]
+) -> None:
+    known("clip_max_for_min", results)
+    assert [str(period) for period in periods("clip_max_for_min")] == described
+
+
+def test_a_bug_is_alive_if_the_newest_certain_release_has_it(known: Put) -> None:
+    known("clip_max_for_min", {"1.0": NO, "1.1": YES, "1.2": UNCLEAR})
+    found = alive("clip_max_for_min")
+    assert found is not None
+    assert (found.release, found.variant) == ("1.1", "released")
+    known("clip_max_for_min", {"1.1": YES, "1.2": NO})
+    assert alive("clip_max_for_min") is None
+
+
+def test_a_variant_can_show_a_bug_in_the_newest_release() -> None:
+    """accelerate 1.15.0 is right by default, and wrong with its seedable sampler."""
+    found = alive("sampler_shards")
+    assert found is not None
+    assert (found.release, found.variant) == ("1.15.0", "alive")
+
+
+ROW = {"1.0": NO, "1.2": YES, "1.4": YES, "1.6": UNCLEAR, "1.8": NO}
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "why"),
+    [
+        ("1.2", YES, "deepspeed 1.2 was tested on 2026-11-22"),
+        ("1.2.0", YES, "tested on 2026-11-22"),
+        ("1.3", YES, "1.3 was not tested; deepspeed 1.2 and deepspeed 1.4 were"),
+        ("1.5", None, "its neighbours differ: deepspeed 1.4 (affected) and deepspeed 1.8 (not"),
+        ("1.6", None, "was tested: inconclusive: because of 1.6"),
+        ("1.9", None, "1.9 was not tested; 1.8, the newest tested, is not affected"),
+        ("0.9", None, "0.9 was not tested; 1.0, the oldest tested, is not affected"),
+        ("not a version", None, "not a version"),
+    ],
+)
+def test_a_release_takes_its_own_result_or_that_of_neighbours_that_agree(
+    known: Put, version: str, status: str | None, why: str
+) -> None:
+    known("clip_max_for_min", ROW)
+    found = lookup("clip_max_for_min", {"deepspeed": version})
+    assert found.status == (Status(status) if status else None)
+    assert why in found.why
+
+
+GRID = {"2.0/1.0": NO, "2.2/1.0": YES, "2.4/1.0": YES, "2.2/1.4": YES, "2.4/1.4": NO}
+
+
+@pytest.mark.parametrize(
+    ("releases", "status"),
+    [
+        ("2.2/1.4", YES),
+        ("2.4/1.4", NO),
+        ("2.3/1.0", YES),
+        ("2.2/1.2", YES),
+        ("2.3/1.2", None),  # 2.2 with 1.0 is affected, 2.4 with 1.4 is not
+        ("2.3/1.5", None),  # newer than everything tested
+        ("2.1/1.2", None),
+    ],
+)
+def test_two_packages_are_looked_up_together(known: Put, releases: str, status: str | None) -> None:
+    known(PAIR, GRID)
+    transformers, accelerate = releases.split("/")
+    found = lookup(PAIR, {"transformers": transformers, "accelerate": accelerate})
+    assert found.status == (Status(status) if status else None), found.why
+
+
+def test_a_vehicle_does_not_count() -> None:
+    """Any tensor-parallel model meets bf16_clip; megatron-core only drives it here."""
+    for more in ({}, {"megatron-core": "0.1"}):
+        found = lookup("bf16_clip", {"deepspeed": "0.15.4", **more})
+        assert (found.status, found.tested) == (Status.NOT_AFFECTED, True)
