@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from harness import catalog, machine
 from harness.errors import UserError
 from harness.spec import BUGGY, FIXED, RELEASED
+from harness.upstream.interpreter import Interpreter
 
 LANES = ("auto", "cpu", "gpu")
 ALL = "all"
@@ -69,8 +70,10 @@ class RunConfig:
     """How many scenarios run at the same time; None for as many as the machine has room for."""
     strict: bool = False
     """Whether an unsupported scenario among several is a failure."""
-    installed: bool = False
-    """Whether to run the installed packages instead of an overlay, as ``check`` does."""
+    installed: Interpreter | None = None
+    """The interpreter whose packages are run instead of overlays, as ``check`` does."""
+    together: tuple[str, ...] = ()
+    """The scenarios that run on the same installed packages: one server imports for all of them."""
 
 
 def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConfig:

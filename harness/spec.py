@@ -191,7 +191,6 @@ class Scenario:
             ("harm", [self.harm], (*HARMS, UNDECIDED)),
             ("visibility", [self.visibility], (*VISIBILITIES, UNDECIDED)),
             ("settings", self.settings, SETTINGS),
-            ("vehicles", self.vehicles, tuple(self.pins)[1:]),
         ):
             for value in given:
                 if value not in choices:

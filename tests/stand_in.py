@@ -41,4 +41,4 @@ def wanted(site: Path, *modules: str, **environment: str) -> Wanted:
     variables = {**rank_environment(settings(site)), **environment}
     files = {str(f.relative_to(site)): sha256(f) for f in site.rglob("*") if f.is_file()}
     files["numpy/__init__.py"] = "the same in all"
-    return Wanted(variables, (), modules, "scenarios.deepspeed.bf16_clip", files)
+    return Wanted(variables, (), modules, ("scenarios.deepspeed.bf16_clip",), files=files)

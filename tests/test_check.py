@@ -1,181 +1,318 @@
-"""Checking an environment: by a run, by recorded results, or not at all."""
+"""Checking an environment: from recorded results, by runs, and what is printed."""
 
 from __future__ import annotations
 
-import sysconfig
-from collections.abc import Callable
-from importlib import metadata
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness import catalog, config
+from harness import catalog
 from harness.__main__ import main
-from harness.commands import check
+from harness.check import live
+from harness.check.answers import Answer, Checked, recorded
+from harness.check.output import for_github, summary
 from harness.errors import Inconclusive, Unsupported, UserError
-from harness.run_config import RunConfig
-from harness.spec import RELEASED
-from harness.sweep import affected
-from harness.upstream import overlay, requirements
-from tests.made_up import YES, Upstream
+from harness.report import Progress, terminal
+from harness.spec import HARMS
+from harness.stacks.environment import Environment, Installed
+from harness.upstream import interpreter, overlay
+from harness.upstream.interpreter import Distribution, Interpreter
+from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent
 
 Capture = pytest.CaptureFixture[str]
 Recording = Callable[..., None]
+ROPE = "rope_zero_init"
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    installed: dict[str, str] = {}
-
-    def version(name: str) -> str:
-        if name in installed:
-            return installed[name]
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    return installed
+def environment(
+    versions: Mapping[str, str], complete: bool = True, origin: str = ""
+) -> Environment:
+    packages = {name: Installed(version, origin) for name, version in versions.items()}
+    return Environment(packages, "here", complete, None)
 
 
-def checked(scenario: str, required: dict[str, str] | None = None) -> check.Checked:
-    return check.checked(config.compose([f"scenario={scenario}", f"variant={RELEASED}"]), required)
+def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
+    (found,) = recorded([name], installed, settings)
+    return found
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    file = tmp_path / "requirements.txt"
-    file.touch()
-    return file
-
-
-def test_a_package_that_is_not_installed_or_out_of_scope_is_not_affected(
-    environment: dict[str, str],
+@pytest.mark.parametrize(
+    ("name", "installed", "expected", "why"),
+    [
+        ("clip_max_for_min", {"deepspeed": "0.13.2"}, "affected", "was tested on"),
+        ("clip_max_for_min", {"deepspeed": "0.13.3"}, "not affected", "was tested on"),
+        ("clip_max_for_min", {"deepspeed": "0.13.4"}, "not affected", "0.13.3 and deepspeed"),
+        ("clip_max_for_min", {}, "does not apply", "deepspeed is not installed"),
+        ("clip_max_for_min", {"deepspeed": "99.0"}, "unknown", "the newest tested, is"),
+        ("clip_max_for_min", {"deepspeed": "0.13.2+3d347276"}, "unknown", "not a published"),
+        ("clip_max_for_min", {"deepspeed": "0.13.2+cu128"}, "affected", "was tested on"),
+        ("clip_max_for_min", {"deepspeed": "my own"}, "unknown", "not a published release"),
+        (
+            "trainer_gas_twice",
+            {"transformers": "5.24.0.dev0", "accelerate": "1.13.0"},
+            "unknown",
+            "",
+        ),
+        ("trainer_gas_twice", {"transformers": "5.3.0"}, "does not apply", "accelerate is not in"),
+        (
+            "rope_zero_init_v5",
+            {"transformers": "4.36.2", "deepspeed": "0.13.3"},
+            "does not apply",
+            "this is about transformers>=5",
+        ),
+        ("bf16_clip", {"deepspeed": "0.19.8"}, "not affected", "was tested on"),
+        ("device_math", {"torch": "2.13.0"}, "unknown", "no results are recorded"),
+    ],
+)
+def test_installed_releases_have_the_answer_of_recorded_runs(
+    name: str, installed: dict[str, str], expected: str, why: str
 ) -> None:
-    found = checked("bf16_clip")
-    assert (found.status, found.why) == ("not affected", "deepspeed is not installed")
-    environment.update(transformers="4.36.2", deepspeed="0.13.3")
-    found = checked("rope_zero_init_v5")
-    assert found.status == "not affected"
-    assert "this is about transformers>=5" in found.why
+    found = answer(name, environment(installed))
+    assert str(found.answer) == expected, found.why
+    assert why in found.why
 
 
-def test_recorded_results_are_used_if_the_scenario_cannot_run(
-    environment: dict[str, str], record: Recording
+def test_a_file_may_leave_out_what_its_packages_need() -> None:
+    found = answer("trainer_gas_twice", environment({"transformers": "5.3.0"}, complete=False))
+    assert found.answer is Answer.AFFECTED
+    assert answer("trainer_gas_twice", environment({}, complete=False)).why == "no transformers"
+
+
+def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
+    from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
+    found = answer("clip_max_for_min", from_git)
+    assert (found.answer, found.why) == (Answer.UNKNOWN, "deepspeed 0.13.2: installed from git")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, Answer.NOT_TRIGGERED), (4, Answer.AFFECTED), (None, Answer.POSSIBLY)],
+)
+def test_settings_narrow_the_answer_but_never_to_not_affected(
+    steps: int | None, expected: Answer
 ) -> None:
-    environment["transformers"] = "4.37.0"
-    found = checked("rope_zero_init")
-    assert found.status == "unknown"
-    assert "the run needs deepspeed, which is not installed" in found.why
-    record(v4_36_2=YES, v4_37_2=YES)
-    found = checked("rope_zero_init")
-    assert (found.status, found.how) == ("affected", "recorded")
-    assert "as 4.36.2 and 4.37.2 were; not run here" in found.why
+    stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
+    settings = {"trainer": True, "gradient_accumulation_steps": steps}
+    assert answer("trainer_gas_twice", stack, settings).answer is expected
+    fixed = environment({"transformers": "5.5.4", "accelerate": "1.13.0"})
+    assert answer("trainer_gas_twice", fixed, settings).answer is Answer.NOT_AFFECTED
 
 
-def test_requirements_are_tested_on_overlays(upstream: Upstream) -> None:
-    found = checked("rope_zero_init", {"transformers": "4.36.2"})
-    assert (found.status, found.how) == ("affected", "ran")
-    assert checked("rope_zero_init", {"transformers": "4.38.2"}).status == "not affected"
-    assert upstream.tested == ["4.36.2", "4.38.2"]
-    assert checked("bf16_clip", {"transformers": "4.38.2"}).why == "deepspeed is not required"
+def test_the_most_damaging_bugs_come_first() -> None:
+    found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
+    harms = [HARMS.index(catalog.scenario(checked.scenario).harm) for checked in found]
+    assert harms == sorted(harms)
 
 
-def test_the_exit_code_says_affected_and_the_report_names_trigger_and_remedy(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, file: Path, capsys: Capture
+def file(folder: Path, *lines: str) -> str:
+    path = folder / "requirements.txt"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_a_bug_is_printed_with_its_harm_its_releases_its_remedy_and_its_command(
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    words = ["check", "scenario=rope_zero_init", "-r", str(file)]
-
-    def exit_code(release: str, *options: str) -> int:
-        monkeypatch.setattr(requirements, "required", lambda *_: {"transformers": release})
-        return main([*words, *options])
-
-    assert exit_code("4.36.2") == 1
-    out, scenario = capsys.readouterr().out, catalog.scenario("rope_zero_init")
-    assert f"only with {scenario.trigger}" in out
-    assert f"remedy: {scenario.remedy}" in out
-    assert exit_code("4.38.2") == 0
-    upstream.error = Inconclusive("no network")
-    monkeypatch.setattr(affected, "of", lambda name: [])
-    assert exit_code("4.37.2") == 0
-    assert exit_code("4.37.2", "--strict") == 3
+    assert main(["check", "-r", file(tmp_path, "transformers==5.3.0", "accelerate==1.13.0")]) == 1
+    out, scenario = capsys.readouterr().out, catalog.scenario("trainer_gas_twice")
+    assert f"ruins training (silent): {scenario.title} [trainer_gas_twice]" in out
+    assert "transformers 5.2.0 to 5.5.3; 5.5.4 is not affected" in out
+    assert f"only with: {scenario.trigger}" in out
+    assert scenario.remedy in out
+    assert "run scenario=trainer_gas_twice variant=released pins.transformers=5.3.0" in out
+    assert "about packages or releases that are not installed" in out.splitlines()[-1]
 
 
-def test_a_check_leaves_no_runs_in_the_working_directory_unless_runs_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_json_has_every_bug_and_the_version_of_its_schema(
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    folders: list[Path] = []
+    assert main(["check", "--json", "-r", file(tmp_path, "deepspeed==0.13.3")]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["schema"] == 1
+    assert content["environment"]["packages"]["deepspeed"]["version"] == "0.13.3"
+    assert {bug["name"] for bug in content["bugs"]} == set(catalog.sound())
+    (bug,) = [bug for bug in content["bugs"] if bug["name"] == "warmup_first_step"]
+    assert bug["answer"] == "affected"
+    assert bug["periods"][0]["after"] == "0.15.3"
+
+
+def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
+    found = recorded(["trainer_gas_twice", "bf16_clip"], environment({"deepspeed": "0.19.8"}))
+    assert list(for_github(found, None)) == []
+    stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
+    (line,) = for_github(recorded(["trainer_gas_twice"], stack), "a,b:c%.txt")
+    assert line.startswith("::error file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
+
+
+def test_the_summary_counts_every_answer() -> None:
+    checked = [Checked("a", answer, "", {}) for answer in (Answer.AFFECTED, *Answer)]
+    assert summary(checked).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
+    assert summary([]) == "0 bugs: none"
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "code"),
+    [
+        ("deepspeed==0.13.2", [], 1),
+        ("deepspeed==0.13.3", [], 0),
+        ("deepspeed==99.0", [], 0),
+        ("deepspeed==99.0", ["--strict"], 3),
+        ("deepspeed==0.13.2", ["--deepspeed", "ds.json"], 0),
+    ],
+)
+def test_the_exit_code_says_whether_a_bug_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, options: list[str], code: int
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARNESS_RUNS", raising=False)
-
-    def note(each: RunConfig, *_: object) -> check.Checked:
-        folders.append(each.runs)
-        each.runs.mkdir(exist_ok=True)
-        return check.Checked(each.scenario, "not affected", "ran", "")
-
-    monkeypatch.setattr(check, "checked", note)
-    assert check.check(["scenario=bf16_clip"]) == 0
-    assert not folders[0].exists()
-    assert check.check(["scenario=bf16_clip", f"runs={tmp_path / 'mine'}"]) == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    Path("ds.json").write_text('{"gradient_clipping": 0}')
+    words = ["check", "scenario=clip_max_for_min", "-r", file(tmp_path, line), *options]
+    assert main(words) == code
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-r", "nowhere.txt"], "no requirements file nowhere.txt"),
+        (["-r", "nowhere.txt"], "nowhere.txt"),
+        (["--python", "nowhere/python"], "no Python interpreter nowhere/python"),
+        (["--python", "p", "-r", "f"], "not allowed with argument"),
         (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
+        (["seed=1"], "seed=1 has an effect only with --run"),
+        (["--unknown"], "--unknown has an effect only with --run"),
+        (["--deepspeed", "nowhere.json"], "cannot read nowhere.json"),
+        (["--format", "xml"], "invalid choice: 'xml'"),
     ],
 )
-def test_a_mistake_is_reported(words: list[str], message: str, capsys: Capture) -> None:
+def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) -> None:
     assert main(["check", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_requirements_without_any_upstream_are_a_mistake(file: Path) -> None:
-    file.write_text("numpy\n")
-    with pytest.raises(UserError, match=f"names none of {', '.join(catalog.upstreams())}"):
-        check.check(["scenario=rope_zero_init"], file)
+def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
+    code = (
+        "import sys, os; from harness.__main__ import main; "
+        "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os._exit(9)); "
+        "main(['check']); print(sorted({'torch', 'hydra', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize("torch", ["2.5.1", None])
-def test_another_torch_than_the_one_that_runs_is_reported(
-    upstream: Upstream,
-    monkeypatch: pytest.MonkeyPatch,
-    file: Path,
-    capsys: Capture,
-    torch: str | None,
+def asked(name: str, installed: Environment, *words: str) -> Checked:
+    """The answer of a run."""
+    (found,) = live.asked(
+        recorded([name], installed), installed, ["launch=cpu", *words], Progress(terminal())
+    )
+    return found
+
+
+def test_the_releases_of_a_file_are_run_on_overlays(upstream: Upstream) -> None:
+    found = asked(
+        ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
+    )
+    assert (found.answer, found.how) == (Answer.AFFECTED, "ran")
+    assert upstream.tested == ["4.36.2"]
+
+
+def test_a_run_without_an_answer_leaves_the_recorded_one(
+    upstream: Upstream, record: Recording
 ) -> None:
-    here = metadata.version("torch").partition("+")[0]
-    wanted = {"transformers": "4.38.2", "torch": torch or here}
-    monkeypatch.setattr(requirements, "required", lambda *_: wanted)
-    assert check.check(["scenario=rope_zero_init"], file) == 0
-    assert ("selects torch 2.5.1, but thi" in capsys.readouterr().out) is bool(torch)
+    record(v4_36_2=YES, v4_37_2=NO)
+    upstream.error = Inconclusive("no network")
+    found = asked(
+        ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
+    )
+    assert (found.answer, found.how) == (Answer.AFFECTED, "tested")
+    assert found.why.endswith("the run gave no answer: no network")
 
 
-def test_only_packages_in_the_environment_itself_count_as_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_only_unknown_bugs_are_run_if_that_is_wanted(
+    upstream: Upstream, record: Recording, tmp_path: Path, capsys: Capture
 ) -> None:
-    found = overlay.installed(["packaging", "pytest"])
-    assert (found.site / "packaging" / "__init__.py").is_file()
+    record(v4_36_2=YES, v4_37_2=NO)
+    words = ["check", f"scenario={ROPE}", "launch=cpu", "--run", "--unknown", "-r"]
+    assert main([*words, file(tmp_path, "transformers==4.36.2", "deepspeed==0.13.3")]) == 1
+    assert upstream.tested == []
+    assert main([*words, file(tmp_path, "transformers==4.37.0", "deepspeed==0.13.3")]) == 1
+    assert upstream.tested == ["4.37.0"]
+    assert "4.37.0" in capsys.readouterr().out
+
+
+def test_only_packages_in_the_environment_itself_count_as_installed(tmp_path: Path) -> None:
+    here = interpreter.this(["packaging", "pytest", "not-there"])
+    assert overlay.installed(here, ["packaging"]).site == Path(here.site)
     with pytest.raises(Unsupported, match="not-there is not installed"):
-        overlay.installed(["packaging", "not-there"])
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+        overlay.installed(here, ["packaging", "not-there"])
+    elsewhere = {"packaging": Distribution("1.0", str(tmp_path), {})}
     with pytest.raises(Unsupported, match="packaging is installed in"):
-        overlay.installed(["packaging"])
+        overlay.installed(Interpreter("python", "3.11", here.site, elsewhere), ["packaging"])
+
+
+def test_an_interpreter_without_torch_cannot_run_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = Interpreter("/p", "3.11.7", "/site", {})
+    monkeypatch.setattr(interpreter, "of", lambda *_: without)
+    installed = Environment({"deepspeed": Installed("0.13.2")}, "/p", True, Path("/p"))
+    with pytest.raises(Unsupported, match="/p has no torch, which --run needs"):
+        asked("clip_max_for_min", installed)
 
 
 @pytest.mark.launch
-def test_installed_packages_are_run_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """An overlay of accelerate stands for the environment that has it installed."""
     with lent("sampler_shards", "buggy") as overlays:
         site = str(overlays["buggy"].site)
-        monkeypatch.syspath_prepend(site)
-        monkeypatch.setattr(sysconfig, "get_path", lambda _: site)
+        here = interpreter.this(["torch"])
+        packages = {**here.packages, "accelerate": Distribution("0.29.3", site, {})}
+        own = Interpreter(here.executable, here.version, site, packages)
+        monkeypatch.setattr(interpreter, "of", lambda *_: own)
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
-        words = ["scenario=sampler_shards", f"variant={RELEASED}", "launch=cpu"]
-        found = check.checked(config.compose([*words, f"runs={tmp_path}"]))
-    assert (found.status, found.how) == ("affected", "ran"), found.why
-    assert found.why.startswith("accelerate 0.29.3: ")
+        packages_ = {"accelerate": Installed("0.29.3"), "torch": Installed("2.13.0")}
+        found = asked("sampler_shards", Environment(packages_, "here", True, Path("python")))
+    assert (found.answer, found.how) == (Answer.AFFECTED, "ran"), found.why
+
+
+def program(folder: Path, *lines: str) -> Path:
+    """An executable that stands for an interpreter."""
+    path = folder / "python"
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
+def test_another_interpreter_is_asked_for_its_packages(tmp_path: Path) -> None:
+    noisy = program(tmp_path, "echo noise", f'exec {sys.executable} "$@"')
+    found = interpreter.other(noisy, ["packaging", "not-there"])
+    assert found.packages.keys() == {"packaging"}
+    assert found.site == interpreter.this([]).site
+    assert found.executable == str(noisy)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        (["exit 3"], Inconclusive, "did not say what is installed: exit code 3"),
+        (["echo no such module >&2", "exit 1"], Inconclusive, "installed: no such module"),
+        (["exec sleep 60"], Inconclusive, "did not answer within 0.2 s"),
+    ],
+)
+def test_an_interpreter_that_does_not_answer_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str],
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.setattr(interpreter, "LIMIT", 0.2)
+    with pytest.raises(error, match=message):
+        interpreter.other(program(tmp_path, *lines), [])
+
+
+def test_a_folder_without_an_interpreter_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no Python interpreter"):
+        interpreter.other(tmp_path, [])

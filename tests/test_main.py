@@ -14,8 +14,7 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import check, commands, pages
-from harness.commands.check import Checked
+from harness.commands import commands, pages
 from harness.files import ROOT
 from harness.results import RunResult
 from harness.run_config import RunConfig
@@ -292,16 +291,18 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     )
 
 
-def test_check_of_the_others_goes_on_and_is_inconclusive(
-    broken: str, monkeypatch: MonkeyPatch, capsys: Capture
+def test_check_of_the_others_goes_on_and_is_inconclusive_if_strict(
+    broken: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(check, "checked", lambda config, *_: Checked(config.scenario, "no", "", ""))
-    assert main(["check"]) == 3
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("deepspeed==0.13.3\n")
+    stack = ["-r", str(requirements)]
+    assert main(["check", *stack]) == 1
     out = capsys.readouterr().out
     assert LINE in out
-    assert "bf16_clip" in out
-    assert main(["check", BUG]) == 0
-    assert main(["check", f"scenario={broken}"]) == 3
+    assert "warmup_first_step" in out
+    assert main(["check", "scenario=clip_max_for_min", *stack]) == 0
+    assert main(["check", f"scenario={broken}", *stack]) == 3
 
 
 def test_pages_are_written_of_the_others(

@@ -1,237 +1,167 @@
-"""test whether the installed packages, or those of a requirements file, have the bugs
+"""list the bugs that the installed packages have, or those of a file
 
     python -m harness check
-    python -m harness check -r requirements.txt
+    python -m harness check --python .venv/bin/python
+    python -m harness check -r requirements.txt          # or uv.lock, poetry.lock, pylock.toml
+    pip freeze | python -m harness check -r -
+    python -m harness check --deepspeed ds_config.json   # only what these settings can set off
+    python -m harness check --run                        # runs each scenario instead
 
-Each scenario runs on the installed packages, or on the releases of a requirements file. If it
-cannot run, the status comes from recorded results, see ``affected``.
+The answers come from recorded runs; a release that was not tested has the status of its neighbours
+if they agree. docs/check.md explains the answers and the JSON.
 """
 
 from __future__ import annotations
 
-import io
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib import metadata
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from packaging.version import Version
-from rich.console import Console
-
-from harness import catalog, config
+from harness import catalog
+from harness.check import output, settings_files
+from harness.check.answers import Answer, Checked, by_severity, recorded
 from harness.commands import Arguments
-from harness.errors import ExitCode, HarnessError, UserError
-from harness.machine import cache_folder
-from harness.report import Progress, table, terminal
-from harness.run_config import RunConfig
-from harness.spec import RELEASED, Scenario
-from harness.sweep import affected
-from harness.sweep.cell import STATUSES, Cell, Status
-from harness.sweep.cells import find, room
-from harness.text import short
-from harness.trial.run import run
-from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins, requirements, uv
+from harness.errors import ExitCode, UserError
+from harness.report import Progress, terminal
+from harness.stacks import environment as stacks
+from harness.stacks.environment import Environment
 
-UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The status for one scenario."""
-
-    scenario: str
-    status: str
-    """``affected``, ``not affected`` or ``unknown``."""
-    how: str
-    """``ran``, ``recorded``, or empty if there was nothing to test."""
-    why: str
+FORMATS = ("text", "json", "github")
+STANDARD_INPUT = "-"
 
 
 def main(arguments: list[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    names, overrides = _names(options.overrides)
+    if overrides and not options.run:
+        raise UserError(f"{overrides[0]} has an effect only with --run")
+    if options.unknown and not options.run:
+        raise UserError("--unknown has an effect only with --run")
+    settings = _settings(options)
+    environment = _environment(options, names)
+    found = recorded(names, environment, settings)
+    if options.run:
+        found = _with_runs(found, environment, overrides, options)
+    broken = {} if _named(options.overrides) else catalog.broken()
+    _print(options, environment, found, broken, settings)
+    return exit_code(found, strict=options.strict or bool(broken))
+
+
+def _parser() -> Arguments:
     parser = Arguments(__name__)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
     parser.add_argument(
-        "-r", "--requirements", type=Path, metavar="FILE", help="test these requirements instead"
+        "overrides", nargs="*", metavar="KEY=VALUE", help="scenario=NAME; with --run as to run"
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 3 if one is unknown")
-    options = parser.parse_intermixed_args(arguments)
-    return check(options.overrides, options.requirements, strict=options.strict)
-
-
-def check(words: Sequence[str], requirements: Path | None = None, *, strict: bool = False) -> int:
-    """Check every scenario, or the one that ``words`` name; 1 if the environment is affected.
-
-    With ``strict``, a status that is unknown counts as inconclusive.
-    """
-    console = terminal()
-    with _with_run_folder(words) as complete:
-        return _checked(complete, requirements, console, strict=strict)
-
-
-@contextmanager
-def _with_run_folder(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The words, with a temporary folder for the runs unless they name one."""
-    if any(word.startswith("runs=") for word in words):
-        yield words
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield [*words, f"runs={folder}"]
-
-
-def _checked(
-    words: Sequence[str], requirements: Path | None, console: Console, *, strict: bool
-) -> int:
-    configs = _configs(words)
-    wanted = _required(requirements, console) if requirements else None
-    with Progress(console) as progress:
-        found = _side_by_side(configs, wanted, progress)
-    broken = {} if _named(words) else catalog.broken()
-    _print(console, [*found, *(Checked(name, UNKNOWN, "", why) for name, why in broken.items())])
-    statuses = {one.status for one in found}
-    if str(Status.AFFECTED) in statuses:
-        return ExitCode.NOT_AS_EXPECTED
-    unclear = broken or (strict and UNKNOWN in statuses)
-    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
-
-
-def _side_by_side(
-    configs: Sequence[RunConfig], wanted: Mapping[str, str] | None, progress: Progress
-) -> list[Checked]:
-    """The statuses of all scenarios, as many tested at once as there is room for."""
-    stop = threading.Event()
-
-    def check_one(each: RunConfig) -> Checked:
-        progress.say(f"checking {each.scenario}")
-        return checked(each, wanted, stop, pool)
-
-    with Pool() as pool, ThreadPoolExecutor(min(map(room, configs)), "check") as workers:
-        try:
-            return list(workers.map(check_one, configs))
-        except BaseException:
-            stop.set()
-            uv.give_up()
-            workers.shutdown(cancel_futures=True)
-            raise
-
-
-def _configs(words: Sequence[str]) -> list[RunConfig]:
-    """A config for each scenario: all, unless one is named."""
-    for word in words:
-        if word.startswith(("variant=", "pins.")):
-            raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
-    named = _named(words)
-    others = [word for word in words if not word.startswith("scenario=")]
-    names = [word.partition("=")[2] for word in named] or catalog.sound()
-    return config.compose_each(names, [f"variant={RELEASED}", *others])
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--python", type=Path, metavar="PATH", help="another Python or its folder")
+    source.add_argument(
+        "-r",
+        "--requirements",
+        action="append",
+        metavar="FILE",
+        help="a requirements file, uv.lock, poetry.lock, pylock.toml, the output of "
+        "conda list --json, or - for pip freeze on standard input; repeatable",
+    )
+    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
+    parser.add_argument(
+        "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
+    )
+    parser.add_argument("--accelerate", type=Path, metavar="FILE", help="accelerate's YAML")
+    parser.add_argument("--run", action="store_true", help="run the scenarios")
+    parser.add_argument(
+        "--unknown", action="store_true", help="with --run: only where records have no answer"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument(
+        "--json",
+        action="store_const",
+        const="json",
+        dest="format",
+        help="the same as --format json",
+    )
+    return parser
 
 
 def _named(words: Sequence[str]) -> list[str]:
-    return [word for word in words if word.startswith("scenario=") and word != "scenario=all"]
+    """The scenarios that are named."""
+    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    return [name for name in named if name != "all"]
 
 
-def checked(
-    config: RunConfig,
-    wanted: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
-    pool: Pool | None = None,
-) -> Checked:
-    """The status for one scenario, of the installed packages or of those ``wanted``."""
-    scenario, name = catalog.scenario(config.scenario), config.scenario
-    if wanted is None:
-        have = _versions(scenario)
+def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The scenarios to check, and the other overrides."""
+    for word in words:
+        if word.startswith(("variant=", "pins.")) or "=" not in word:
+            raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
+    for name in _named(words):
+        catalog.scenario(name)  # raises if there is none
+    others = [word for word in words if not word.startswith("scenario=")]
+    return _named(words) or list(catalog.sound()), others
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any] | None:
+    files = (options.deepspeed, options.training_args, options.accelerate)
+    return settings_files.read(*files) if any(files) else None
+
+
+def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environment:
+    packages = sorted({pin for name in names for pin in catalog.scenario(name).pins} | {"torch"})
+    if options.python:
+        return stacks.of_interpreter(options.python, packages)
+    if options.requirements:
+        return stacks.of_files(options.requirements, packages)
+    return stacks.of_this_interpreter(packages)
+
+
+def _with_runs(
+    found: Sequence[Checked],
+    environment: Environment,
+    overrides: Sequence[str],
+    options: argparse.Namespace,
+) -> list[Checked]:
+    """The answers, replaced by those of runs; only the unknown ones with ``--unknown``."""
+    from harness.check import live  # imports what runs need
+
+    asked = (Answer.UNKNOWN,) if options.unknown else ASKED
+    wanted = [checked for checked in found if checked.answer in asked]
+    if not wanted:
+        return list(found)
+    console = terminal(None if options.format == "text" else sys.stderr)
+    with Progress(console) as progress:
+        fresh = live.asked(wanted, environment, overrides, progress)
+    by_name = {checked.scenario: checked for checked in fresh}
+    return by_severity(by_name.get(checked.scenario, checked) for checked in found)
+
+
+ASKED = (Answer.AFFECTED, Answer.POSSIBLY, Answer.UNKNOWN, Answer.NOT_AFFECTED)
+"""The answers that ``--run`` asks again by a run."""
+
+
+def _print(
+    options: argparse.Namespace,
+    environment: Environment,
+    found: Sequence[Checked],
+    broken: Mapping[str, str],
+    settings: Mapping[str, Any] | None,
+) -> None:
+    console = terminal()
+    if options.format == "json":
+        console.print(output.as_json(environment, found, broken, settings))
+    elif options.format == "github":
+        files = [f for f in options.requirements or () if f != STANDARD_INPUT]
+        for line in output.for_github(found, files[0] if files else None):
+            console.print(line)
     else:
-        have = {package: wanted[package] for package in scenario.pins if package in wanted}
-    subject = scenario.subject if scenario.pins else ""
-    if scenario.pins and subject not in have:
-        where = "installed" if wanted is None else "required"
-        why = f"{subject} is not {where}"
-        return Checked(name, str(Status.NOT_AFFECTED), "", why)
-    if not pins.covers(scenario, have):
-        why = f"{subject} {have[subject]}: this is about {scenario.releases}"
-        return Checked(name, str(Status.NOT_AFFECTED), "", why)
-    run_it = _run_installed if wanted is None else _run_overlay
-    status, why = run_it(config, have, stop, pool)
-    releases = ", ".join(f"{name} {version}" for name, version in have.items()) or "torch"
-    if status.certain:
-        return Checked(name, str(status), "ran", f"{releases}: {why}")
-    return _recorded(name, have, releases, why)
+        output.print_text(console, environment, found, broken)
 
 
-def _versions(scenario: Scenario) -> dict[str, str]:
-    """The versions of a scenario's packages that are installed here."""
-    found = {}
-    for name in scenario.pins:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _run_installed(
-    config: RunConfig, have: Mapping[str, str], stop: threading.Event | None, pool: Pool | None
-) -> tuple[Status, str]:
-    """The status from a run on the installed packages, and why."""
-    scenario = catalog.scenario(config.scenario)
-    missing = [name for name in scenario.pins if name not in have]
-    if missing:
-        return Status.UNSUPPORTED, f"the run needs {', '.join(missing)}, which is not installed"
-    try:
-        overlay.installed(scenario.pins)
-        result, _ = run(replace(config, installed=True), terminal(io.StringIO()), stop, pool)
-    except HarnessError as error:
-        return Status.INCONCLUSIVE, str(error)
-    (trial,) = result.trials
-    return STATUSES[trial.outcome], trial.reason
-
-
-def _run_overlay(
-    config: RunConfig, have: Mapping[str, str], stop: threading.Event | None, pool: Pool | None
-) -> tuple[Status, str]:
-    """The status from a run on an overlay of these releases, and why."""
-    try:
-        cell: Cell = find(replace(config, pins=dict(have)), cache_folder(), stop=stop, pool=pool)
-    except UserError as error:  # a release that does not exist
-        return Status.INCONCLUSIVE, str(error)
-    return cell.status, cell.reason
-
-
-def _recorded(scenario: str, have: Mapping[str, str], releases: str, why: str) -> Checked:
-    """The recorded status, if the run gave none; ``why`` is the reason of that."""
-    subject = next(iter(have), None)
-    known = affected.known(scenario, subject, have[subject]) if subject else None
-    if known is None:
-        return Checked(scenario, UNKNOWN, "", f"{releases}: {why}")
-    status, source = known
-    return Checked(scenario, str(status), "recorded", f"{releases}: {source}; not run here: {why}")
-
-
-def _required(file: Path, console: Console) -> dict[str, str]:
-    """The releases of the scenarios' packages in a requirements file."""
-    if not file.is_file():
-        raise UserError(f"no requirements file {file}")
-    names = catalog.upstreams()
-    required = requirements.required(file, [*names, "torch"])
-    found = {name: version for name, version in required.items() if name in names}
-    if not found:
-        raise UserError(f"{file} names none of {', '.join(names)}")
-    here = metadata.version("torch")
-    if "torch" in required and Version(required["torch"]).public != Version(here).public:
-        console.print(f"{file} selects torch {required['torch']}, but this runs on torch {here}")
-    return found
-
-
-def _print(console: Console, found: Sequence[Checked]) -> None:
-    console.print()
-    rows = [[one.scenario, one.status, one.how, short(one.why)] for one in found]
-    console.print(table("", ["scenario", "status", "how", "why"], rows))
-    for one in found:
-        if one.status == str(Status.AFFECTED):
-            scenario = catalog.scenario(one.scenario)
-            console.print(f"\n{one.scenario}: {scenario.title}", style="bold red")
-            console.print(f"  only with {scenario.trigger}\n  remedy: {scenario.remedy}")
+def exit_code(found: Sequence[Checked], *, strict: bool) -> int:
+    """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown."""
+    answers = {checked.answer for checked in found}
+    if answers & {Answer.AFFECTED, Answer.POSSIBLY}:
+        return ExitCode.NOT_AS_EXPECTED
+    unclear = strict and Answer.UNKNOWN in answers
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

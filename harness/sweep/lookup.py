@@ -46,7 +46,7 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     for fact in affected.of(name):
         facts.setdefault(tuple(Version(fact["pins"][p]) for p in packages), []).append(fact)
     if not packages or not facts:
-        return Lookup(None, "no release was tested")
+        return Lookup(None, "no results are recorded; check --run can tell")
     if own := facts.get(here):
         return _own(packages, here, own)
     return _between(packages, here, facts)
@@ -60,7 +60,7 @@ def _own(packages: Sequence[str], here: Point, facts: Sequence[Fact]) -> Lookup:
         return Lookup(status, f"{named} was tested on {max(f['date'] for f in facts)}", tested=True)
     if statuses:
         return Lookup(None, f"{named} was tested with different results")
-    return Lookup(None, f"{named} was tested: {facts[0]['status']}: {short(facts[0]['reason'])}")
+    return Lookup(None, f"{named} was tested, without an answer: {short(facts[0]['reason'])}")
 
 
 def _between(packages: Sequence[str], here: Point, facts: Mapping[Point, Sequence[Fact]]) -> Lookup:

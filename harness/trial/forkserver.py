@@ -216,8 +216,9 @@ def _serve_launches(served: socket.socket, wanted: dict[str, Any], base: Base) -
 
 def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
     with base.timed("upstream"):
-        imports.upstream(tuple(wanted["shims"]), tuple(wanted["modules"]))
-        importlib.import_module(wanted["scenario"])
+        imports.upstream(wanted["shims"], wanted["modules"])
+        for scenario in wanted["scenarios"]:
+            importlib.import_module(scenario)
         loaded.files(_site())  # caches their hashes, which each rank records
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from collections import Counter
-from functools import cache
+from collections.abc import Iterable
 
 from harness.upstream import shims
 
+_uses: Counter[str] = Counter()
+"""How often each shim that this process has installed was used."""
 
-@cache
-def upstream(points: tuple[str, ...], modules: tuple[str, ...]) -> Counter[str]:
+
+def upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[str]:
     """Install these shims and import these modules. The counter counts the uses of each shim.
 
-    Does nothing in a process that was forked after the same call.
+    Does nothing for those that the process, or the one that it was forked from, has already.
     """
-    uses = shims.install(points)
-    for module in modules:
+    missing = [module for module in modules if module not in sys.modules]
+    shims.install([point for point in points if point not in _uses], _uses)
+    for module in missing:
         importlib.import_module(module)
-    freeze()
-    return uses
+    if missing:
+        freeze()
+    return _uses
 
 
 def freeze() -> None:

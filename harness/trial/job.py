@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +94,7 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     """The releases of a variant, with the day for which their dependencies are resolved."""
     scenario = catalog.scenario(config.scenario)
     if config.installed:
-        versions = {name: metadata.version(name) for name in scenario.pins}
+        installed = config.installed.packages
+        versions = {name: installed[name].version for name in scenario.pins}
         return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
     return resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)

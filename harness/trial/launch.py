@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -82,6 +83,8 @@ class RankSettings:
     extensions: Path
     """The folder for what ranks compile."""
     threads: int
+    python: str = sys.executable
+    """The interpreter."""
     devices: tuple[str, ...] = ()
     """The numbers of the GPUs in PCI bus order; empty: all visible ones."""
 
@@ -110,7 +113,7 @@ def launch(
     process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            start = server.start if server else start_cold
+            start = server.start if server else partial(start_cold, settings.python)
             process = start(folder, environment, arguments, log)
         code = _wait(process, started + timeout, folder, identity.world_size, tick)
         ended = replace(
@@ -129,11 +132,11 @@ def launch(
 
 
 def start_cold(
-    folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
+    python: str, folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
 ) -> subprocess.Popen[bytes]:
     """Start torchrun in a new interpreter."""
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.trial.agent", *arguments],
+        [python, "-m", "harness.trial.agent", *arguments],
         env=environment,
         cwd=folder,
         stdin=subprocess.DEVNULL,

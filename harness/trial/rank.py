@@ -59,12 +59,12 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     context.seconds["torch"] = time.monotonic() - STARTED
     recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
-        uses = imports.upstream(tuple(trial["shims"]), tuple(trial["modules"].values()))
+        uses = imports.upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
     recorder.record("upstream", **_upstream(run_folder, trial))
-    recorder.record("shims", uses=dict(uses))
+    recorder.record("shims", uses={name: uses[name] for name in trial["shims"]})
     recorder.record("phases", seconds=context.seconds, ended=time.time())
     recorder.close()
 

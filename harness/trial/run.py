@@ -77,7 +77,8 @@ def prepare(job: Job) -> None:
     """Get an overlay for each variant, several at a time, and start the servers."""
     overlay_cache.delete_unfinished(job.cache)
     if job.config.installed:
-        job.overlays = {v: overlay.installed(job.stacks[v].pins) for v in job.runnable}
+        own = job.config.installed
+        job.overlays = {v: overlay.installed(own, job.stacks[v].pins) for v in job.runnable}
     else:
         _borrow(job, job.runnable)
     for variant in list(job.overlays)[: machine.cores()]:
@@ -126,7 +127,7 @@ def write_run(job: Job) -> None:
         **trials.choices(job),
         "launch": asdict(config.launch),
         "source": machine.source(),
-        "machine": machine.facts(),
+        "machine": machine.facts() | _interpreter(job),
         "environment": machine.environment(),
         "trials": {variant: trials.content(job, variant) for variant in config.variants},
     }
@@ -134,6 +135,15 @@ def write_run(job: Job) -> None:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
+
+
+def _interpreter(job: Job) -> dict[str, str | None]:
+    """The Python and the torch of an interpreter that is not this one."""
+    own = job.config.installed
+    if own is None:
+        return {}
+    torch = own.packages["torch"].version if "torch" in own.packages else None
+    return {"python": own.version, "torch": torch}
 
 
 def judge(job: Job) -> None:

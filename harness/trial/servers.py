@@ -44,8 +44,10 @@ class Wanted:
     environment: Mapping[str, str]
     shims: tuple[str, ...]
     modules: tuple[str, ...]
-    scenario: str
-    """The name of the scenario's own module."""
+    scenarios: tuple[str, ...]
+    """The names of the scenarios' own modules."""
+    python: str = sys.executable
+    """The interpreter."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of the overlay's files as they were made; empty without an overlay."""
 
@@ -53,7 +55,13 @@ class Wanted:
     def key(self) -> str:
         """Equal for two that the same server fits."""
         return json.dumps(
-            [self._variables("HARNESS_LAUNCHED"), self.shims, self.modules, self.scenario]
+            [
+                self.python,
+                self._variables("HARNESS_LAUNCHED"),
+                self.shims,
+                self.modules,
+                self.scenarios,
+            ]
         )
 
     @property
@@ -62,7 +70,8 @@ class Wanted:
         has loaded before another overlay uses them."""
         own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
         shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
-        return json.dumps([self._variables(*own), sorted(shared.items()) or self._variables()])
+        variables = self._variables(*own), sorted(shared.items()) or self._variables()
+        return json.dumps([self.python, *variables])
 
     def _variables(self, *excluded: str) -> list[tuple[str, str]]:
         return sorted((k, v) for k, v in self.environment.items() if k not in excluded)
@@ -80,7 +89,7 @@ class TorchServer:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = _start_in_a_lasting_thread(
-                [sys.executable, "-m", "harness.trial.forkserver", str(theirs.fileno())],
+                [wanted.python, "-m", "harness.trial.forkserver", str(theirs.fileno())],
                 env=self.environment,
                 cwd=wanted.environment["PYTHONPATH"].partition(os.pathsep)[0],
                 stdin=subprocess.DEVNULL,
@@ -120,7 +129,7 @@ class OverlayServer:
             "environment": changes(wanted.environment, root.environment),
             "shims": wanted.shims,
             "modules": wanted.modules,
-            "scenario": wanted.scenario,
+            "scenarios": wanted.scenarios,
             "files": dict(wanted.files),
         }
         with theirs, tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from harness.trial.launch import RankSettings, launch, rank_environment
 from harness.trial.records import Identity, last_record
 from harness.trial.servers import OverlayServer, Wanted
 from harness.upstream.overlay import Overlay
+from harness.upstream.pins import import_name
+from harness.upstream.shims import needed
 
 
 def choices(job: Job) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def choices(job: Job) -> dict[str, Any]:
         "lane": job.lane,
         "params": asdict(config.params),
         "pins": pins,
-        "installed": config.installed,
+        "installed": config.installed is not None,
     }
 
 
@@ -143,23 +146,41 @@ def _settings(job: Job, variant: str) -> RankSettings:
     """
     overlay = job.overlays[variant]
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key
-    return RankSettings(job.lane, overlay.site, extensions, job.config.launch.threads)
+    own = job.config.installed
+    python = own.executable if own else sys.executable
+    return RankSettings(job.lane, overlay.site, extensions, job.config.launch.threads, python)
 
 
 def server(job: Job, variant: str) -> OverlayServer | None:
     """The server that a variant's launches are forked from; None if launches are cold."""
     if not job.config.launch.warm:
         return None
-    trial = _from_catalog(job, variant)
-    files = job.overlays[variant].files or {}
+    shims, modules = _imports(job, variant)
+    files, settings = job.overlays[variant].files or {}, _settings(job, variant)
     wanted = Wanted(
-        rank_environment(_settings(job, variant)),
-        tuple(trial["shims"]),
-        tuple(trial["modules"].values()),
-        catalog.places()[job.config.scenario],
+        rank_environment(settings),
+        shims,
+        modules,
+        tuple(catalog.places()[name] for name in job.config.together or [job.config.scenario]),
+        settings.python,
         {file: made.sha256 for file, made in files.items()},
     )
     return job.pool.server(wanted)
+
+
+def _imports(job: Job, variant: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The shims and modules that a server installs and imports.
+
+    Scenarios that run on the same installed packages share one server, so it imports for all.
+    """
+    installed = job.config.installed
+    if installed is None:
+        trial = _from_catalog(job, variant)
+        return tuple(trial["shims"]), tuple(trial["modules"].values())
+    names = {pin for name in job.config.together for pin in catalog.scenario(name).pins}
+    chosen = {name: installed.packages[name].version for name in sorted(names)}
+    shims = tuple(point.name for point in needed(chosen, job.lane))
+    return shims, tuple(map(import_name, chosen))
 
 
 def _progress(job: Job, variant: str, name: str) -> Callable[[], None]:

@@ -16,14 +16,12 @@ import json
 import os
 import re
 import shutil
-import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +30,7 @@ from harness.files import link, locked, new_folder_beside, sha256, write_whole, 
 from harness.spec import Defect
 from harness.upstream import bytecode, locks, pins, quirks, resolution, uv
 from harness.upstream import defect as edit
+from harness.upstream.interpreter import Interpreter
 from harness.upstream.pins import Stack
 
 FORMAT = 4
@@ -291,17 +290,16 @@ def _now(path: Path) -> str:
     return f"is {stat.st_size} bytes, SHA-256 {content[:12]}, last written {when}{links}"
 
 
-def installed(names: Iterable[str]) -> Overlay:
-    """The user's own environment, if all of these packages are in its site-packages.
+def installed(interpreter: Interpreter, names: Iterable[str]) -> Overlay:
+    """An interpreter's own packages, if all of these are in its site-packages.
 
     Raises Unsupported if one is missing or is installed elsewhere, for example in editable mode.
     """
-    site = Path(sysconfig.get_path("purelib"))
+    site = Path(interpreter.site)
     for name in names:
-        try:
-            folder = Path(str(metadata.distribution(name).locate_file("")))
-        except metadata.PackageNotFoundError:
-            raise Unsupported(f"{name} is not installed") from None
+        if name not in interpreter.packages:
+            raise Unsupported(f"{name} is not installed")
+        folder = Path(interpreter.packages[name].folder)
         if folder.resolve() != site.resolve():
             raise Unsupported(f"{name} is installed in {folder}, outside of {site}")
     return Overlay(INSTALLED, site, "", "")

@@ -37,9 +37,9 @@ def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
     return [point for point in POINTS if applies(point)]
 
 
-def install(names: Iterable[str]) -> Counter[str]:
-    """Install the named shims in this process; the counter continues to count their uses."""
-    uses: Counter[str] = Counter()
+def install(names: Iterable[str], uses: Counter[str] | None = None) -> Counter[str]:
+    """Install the named shims in this process; the counter counts their uses from now on."""
+    uses = Counter() if uses is None else uses
     by_name = {point.name: point for point in POINTS}
     for name in names:
         uses[name] = 0

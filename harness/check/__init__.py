@@ -1,0 +1,1 @@
+"""What is known of an environment: which bugs its releases have, from records or from runs."""

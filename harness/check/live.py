@@ -1,0 +1,124 @@
+"""Answers from runs, on the installed packages or on overlays of a file's releases."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from harness import catalog, config
+from harness.check.answers import RAN, Answer, Checked
+from harness.errors import HarnessError, Unsupported, UserError
+from harness.machine import cache_folder
+from harness.report import Progress, terminal
+from harness.run_config import RunConfig
+from harness.spec import RELEASED
+from harness.stacks.environment import Environment
+from harness.sweep.cell import STATUSES, Status
+from harness.sweep.cells import find, room
+from harness.trial.run import run
+from harness.trial.server_pool import Pool
+from harness.upstream import interpreter, overlay, uv
+from harness.upstream.interpreter import Interpreter
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What the runs of a command share."""
+
+    own: Interpreter | None
+    """The interpreter whose packages are run; None for overlays of a file's releases."""
+    pool: Pool
+    stop: threading.Event
+
+
+def asked(
+    found: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
+) -> list[Checked]:
+    """The answers of runs, in the same order. An uncertain run leaves the recorded answer.
+
+    ``words`` are overrides as to ``run``. Raises Unsupported if the interpreter has no torch.
+    """
+    names = [checked.scenario for checked in found]
+    own = _interpreter(names, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        composed = config.compose_each(names, [f"variant={RELEASED}", f"runs={folder}", *words])
+        together = _together(names, own)
+        configs = [replace(each, installed=own, together=together) for each in composed]
+        return _side_by_side(found, configs, own, progress)
+
+
+def _interpreter(names: Sequence[str], environment: Environment) -> Interpreter | None:
+    """The interpreter of the environment, with its packages; None for a file's releases."""
+    if environment.python is None:
+        return None
+    pins = {pin for name in names for pin in catalog.scenario(name).pins}
+    own = interpreter.of(environment.python, ["torch", *sorted(pins)])
+    if "torch" not in own.packages:
+        raise Unsupported(f"{own.executable} has no torch, which --run needs")
+    return own
+
+
+def _together(names: Sequence[str], own: Interpreter | None) -> tuple[str, ...]:
+    """The scenarios that share a server: those whose packages are all installed."""
+    packages = own.packages if own else {}
+    return tuple(n for n in names if own and catalog.scenario(n).pins.keys() <= packages.keys())
+
+
+def _side_by_side(
+    found: Sequence[Checked],
+    configs: Sequence[RunConfig],
+    own: Interpreter | None,
+    progress: Progress,
+) -> list[Checked]:
+    """The answers of all runs, as many at once as there is room for."""
+    stop, at_once = threading.Event(), min(map(room, configs), default=1)
+    with Pool() as pool, ThreadPoolExecutor(at_once, "check") as workers:
+        runs = _Runs(own, pool, stop)
+
+        def ask(checked: Checked, config: RunConfig) -> Checked:
+            progress.say(f"checking {checked.scenario}")
+            return _asked(checked, config, runs)
+
+        try:
+            return list(workers.map(ask, found, configs))
+        except BaseException:
+            stop.set()
+            uv.give_up()
+            workers.shutdown(cancel_futures=True)
+            raise
+
+
+def _asked(checked: Checked, config: RunConfig, runs: _Runs) -> Checked:
+    """The answer of a run; the recorded one, with the reason, if the run is not certain."""
+    try:
+        status, reason = (
+            _on_overlay(checked, config, runs)
+            if runs.own is None
+            else _here(config, runs.own, runs)
+        )
+    except HarnessError as error:
+        status, reason = Status.INCONCLUSIVE, str(error)
+    if status.certain:
+        return replace(checked, answer=Answer(str(status)), why=reason, how=RAN)
+    return replace(checked, why=f"{checked.why}; the run gave no answer: {reason}")
+
+
+def _here(config: RunConfig, own: Interpreter, runs: _Runs) -> tuple[Status, str]:
+    """The status of the installed packages, and why."""
+    overlay.installed(own, catalog.scenario(config.scenario).pins)
+    result, _ = run(config, terminal(io.StringIO()), runs.stop, runs.pool)
+    (trial,) = result.trials
+    return STATUSES[trial.outcome], trial.reason
+
+
+def _on_overlay(checked: Checked, config: RunConfig, runs: _Runs) -> tuple[Status, str]:
+    """The status of an overlay with the releases of a file, and why."""
+    if unnamed := [name for name, version in checked.releases.items() if not version]:
+        raise UserError(f"no release of {unnamed[0]} is named")
+    pinned = replace(config, pins=dict(checked.releases))
+    cell = find(pinned, cache_folder(), stop=runs.stop, pool=runs.pool)
+    return cell.status, cell.reason

@@ -1,0 +1,160 @@
+"""What ``check`` prints: for people, as JSON, or as annotations of GitHub."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from harness import catalog
+from harness.check.answers import RAN, Answer, Checked
+from harness.report import count
+from harness.stacks.environment import Environment
+from harness.text import short
+
+SCHEMA = 1
+"""The version of the JSON, see docs/check.md; it grows when a field changes or goes."""
+
+HEADINGS = {
+    Answer.AFFECTED: "AFFECTED",
+    Answer.POSSIBLY: "POSSIBLY AFFECTED",
+    Answer.UNKNOWN: "UNKNOWN",
+    Answer.NOT_TRIGGERED: "NOT TRIGGERED BY THESE SETTINGS",
+}
+"""The answers that are printed bug by bug; the others are counted."""
+
+WHOLE = (Answer.AFFECTED, Answer.POSSIBLY)
+"""The answers whose bugs are printed with everything that a user wants to know."""
+
+STYLES = {Answer.AFFECTED: "bold red", Answer.POSSIBLY: "bold yellow"}
+
+LONGEST = 160
+"""Characters of a reason that are printed; the JSON has it complete."""
+
+LEVELS = {Answer.AFFECTED: "error", Answer.POSSIBLY: "warning", Answer.UNKNOWN: "notice"}
+"""The levels of GitHub's annotations."""
+
+
+def print_text(
+    console: Console, environment: Environment, found: Sequence[Checked], broken: Mapping[str, str]
+) -> None:
+    """Print the bugs in groups, the most damaging first, and the number of all others."""
+    console.print(_environment(environment))
+    for answer, heading in HEADINGS.items():
+        group = [checked for checked in found if checked.answer is answer]
+        if group:
+            console.print(f"\n{heading}", style=STYLES.get(answer, "bold"))
+        for checked in group:
+            console.print(_whole(checked) if answer in WHOLE else _brief(checked))
+    for name, why in broken.items():
+        console.print(f"\n{name} cannot be used: {why}")
+    console.print(f"\n{summary(found)}")
+
+
+def _environment(environment: Environment) -> str:
+    """One line: which environment, and its releases."""
+    named = [f"{n} {p.version or '?'}" for n, p in sorted(environment.packages.items())]
+    return f"{environment.where}: {', '.join(named) or 'none of the packages with known bugs'}"
+
+
+def _whole(checked: Checked) -> str:
+    """A bug with everything that an affected user wants to know."""
+    scenario = catalog.scenario(checked.scenario)
+    subject = next(iter(scenario.pins), "torch")
+    rows = {
+        "releases": f"{subject} {', '.join(map(str, checked.periods))}" if checked.periods else "",
+        "seen" if checked.how == RAN else "known": short(checked.why, LONGEST),
+        "settings": checked.settings,
+        "only with": scenario.trigger,
+        "remedy": scenario.remedy,
+        "see it": checked.command,
+    }
+    lines = [f"  {name + ':':<10} {text}" for name, text in rows.items() if text]
+    title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
+    return "\n".join([f"\n{title}", *lines])
+
+
+def _brief(checked: Checked) -> str:
+    why = checked.settings if checked.answer is Answer.NOT_TRIGGERED else short(checked.why, 300)
+    return f"  {catalog.scenario(checked.scenario).harm} [{checked.scenario}]: {why}"
+
+
+def summary(found: Iterable[Checked]) -> str:
+    """The number of bugs with each answer, in words."""
+    counted = Counter(checked.answer for checked in found)
+    words = {
+        Answer.AFFECTED: "affected",
+        Answer.POSSIBLY: "possibly affected",
+        Answer.UNKNOWN: "unknown",
+        Answer.NOT_AFFECTED: "not affected",
+        Answer.NOT_TRIGGERED: "not triggered by these settings",
+        Answer.DOES_NOT_APPLY: "about packages or releases that are not installed",
+    }
+    parts = [f"{counted[answer]} {text}" for answer, text in words.items() if counted[answer]]
+    return f"{count(sum(counted.values()), 'bug')}: {', '.join(parts) or 'none'}"
+
+
+def as_json(
+    environment: Environment,
+    found: Sequence[Checked],
+    broken: Mapping[str, str],
+    settings: Mapping[str, Any] | None,
+) -> str:
+    """The answers as JSON; docs/check.md has its fields."""
+    content = {
+        "schema": SCHEMA,
+        "environment": {
+            "where": environment.where,
+            "complete": environment.complete,
+            "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
+        },
+        "settings": None if settings is None else dict(settings),
+        "bugs": [_bug(checked) for checked in found],
+        "broken": dict(broken),
+    }
+    return json.dumps(content, indent=2)
+
+
+def _bug(checked: Checked) -> dict[str, Any]:
+    scenario = catalog.scenario(checked.scenario)
+    return {
+        "name": checked.scenario,
+        "answer": str(checked.answer),
+        "how": checked.how,
+        "why": checked.why,
+        "settings": checked.settings,
+        "releases": dict(checked.releases),
+        "harm": scenario.harm,
+        "visibility": scenario.visibility,
+        "title": scenario.title,
+        "symptom": scenario.symptom,
+        "trigger": scenario.trigger,
+        "remedy": scenario.remedy,
+        "periods": [asdict(period) for period in checked.periods],
+        "command": checked.command,
+    }
+
+
+def for_github(found: Iterable[Checked], file: str | None) -> Iterator[str]:
+    """A line for each bug that GitHub Actions shows as an annotation of ``file``, if any."""
+    where = f"file={_escaped(file, ':,')}," if file else ""
+    for checked in found:
+        if checked.answer in LEVELS:
+            scenario = catalog.scenario(checked.scenario)
+            title = _escaped(f"{checked.scenario}: {checked.answer}", ":,")
+            known = short(checked.why, LONGEST)
+            about = [f"{scenario.harm}: {scenario.title}", known, checked.settings]
+            advice = [f"Only with {scenario.trigger}", f"Remedy: {scenario.remedy}"]
+            text = _escaped(". ".join(filter(None, [*about, *advice])))
+            yield f"::{LEVELS[checked.answer]} {where}title={title}::{text}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """A text as GitHub's workflow commands need it."""
+    for character in "%\r\n" + more:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

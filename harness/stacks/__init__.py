@@ -1,0 +1,1 @@
+"""Which releases an environment has."""

@@ -1,0 +1,180 @@
+"""Settings of a training run: which bugs they can set off, and what files say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.check import settings_files
+from harness.errors import UserError
+from harness.settings import above, by_code, trigger
+
+CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)}
+
+
+@pytest.mark.parametrize(
+    ("known", "met", "why"),
+    [
+        (
+            {"precision": "bf16", "gradient_clipping": 1.0, "tensor_parallel": 2},
+            True,
+            "precision is bf16, gradient_clipping is 1, tensor_parallel is 2",
+        ),
+        ({"precision": "bf16", "gradient_clipping": 0}, False, "gradient_clipping is 0, not above"),
+        ({"tensor_parallel": 1}, False, "tensor_parallel is 1, not above 1"),
+        ({"precision": "fp16"}, False, "precision is fp16, not bf16"),
+        (
+            {"gradient_clipping": 0.5},
+            None,
+            "the settings do not decide precision and tensor_parallel",
+        ),
+        ({}, None, "do not decide precision, gradient_clipping and tensor_parallel"),
+    ],
+)
+def test_all_conditions_must_hold_and_one_that_does_not_is_enough(
+    known: Mapping[str, Any], met: bool | None, why: str
+) -> None:
+    found = trigger(CLIP, known)
+    assert found.met is met
+    assert why in found.why
+
+
+def test_no_file_decides_what_only_the_script_decides() -> None:
+    conditions = {"trainer": True, "code": by_code("the model has tied weights")}
+    assert trigger(conditions, {"trainer": True}).met is None
+    assert trigger(conditions, {"trainer": False}).why == "trainer is off, not on"
+    found = trigger(conditions, {"trainer": True, "code": True})
+    assert found.why == "the settings do not decide whether the model has tied weights"
+    assert trigger({}, {"trainer": True}).met is None
+
+
+def test_one_of_several_values_is_enough() -> None:
+    assert trigger({"precision": ("bf16", "fp16")}, {"precision": "fp16"}).met is True
+    assert trigger({"precision": ("bf16", "fp16")}, {"precision": "fp32"}).why.endswith(
+        "not bf16 or fp16"
+    )
+
+
+def deepspeed(**content: Any) -> dict[str, Any]:
+    return settings_files.of_deepspeed(content, Path("ds.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, {"precision": "fp32", "zero_stage": 0, "gradient_clipping": 0}),
+        ({"bf16": {"enabled": True}}, {"precision": "bf16"}),
+        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": False}}, {"precision": None}),
+        ({"fp16": {"enabled": True, "loss_scale": 128}}, {"dynamic_loss_scale": False}),
+        ({"fp16": {"enabled": True}}, {"precision": "fp16", "dynamic_loss_scale": True}),
+        ({"gradient_clipping": "auto"}, {"gradient_clipping": None}),
+        ({"zero_optimization": {"stage": 3}}, {"zero_stage": 3}),
+        ({"scheduler": {"type": "WarmupDecayLR"}}, {"warmup_of_deepspeed": True}),
+        ({"scheduler": {"type": "OneCycle"}}, {"warmup_of_deepspeed": False}),
+        ({}, {"warmup_of_deepspeed": None, "tensor_parallel": None}),
+        ({"tensor_parallel": {"autotp_size": 4}}, {"tensor_parallel": 4}),
+        ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
+        ({"train_batch_size": 8}, {"gradient_accumulation_steps": 1}),
+    ],
+)
+def test_a_deepspeed_configuration_decides_what_it_names_and_its_defaults(
+    content: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = deepspeed(**content)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "steps"),
+    [(8, 8, 1), (8, 4, None), ("auto", "auto", None), ("auto", 4, None), (None, 4, 1)],
+)
+def test_batch_sizes_decide_the_accumulation_only_if_the_ranks_do_not_matter(
+    batch: Any, micro: Any, steps: int | None
+) -> None:
+    found = deepspeed(train_batch_size=batch, train_micro_batch_size_per_gpu=micro)
+    assert found["gradient_accumulation_steps"] == steps
+
+
+def written(folder: Path, name: str, content: Any) -> Path:
+    file = folder / name
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def test_training_arguments_fill_in_what_deepspeed_leaves_to_them(tmp_path: Path) -> None:
+    config = {"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}
+    written(tmp_path, "ds.json", config)
+    args = {"bf16": True, "gradient_accumulation_steps": 4, "deepspeed": "ds.json"}
+    found = settings_files.read(training_args=written(tmp_path, "args.json", args))
+    assert found["precision"] == "bf16"
+    assert found["gradient_accumulation_steps"] == 4
+    assert found["trainer"] is True
+
+
+def test_missing_training_arguments_have_their_defaults_and_fp32_is_not_certain(
+    tmp_path: Path,
+) -> None:
+    found = settings_files.read(training_args=written(tmp_path, "args.json", {}))
+    assert found["gradient_accumulation_steps"] == 1
+    assert found["gradient_clipping"] == 1
+    assert "precision" not in found
+
+
+def test_accelerates_yaml_decides_ranks_precision_and_parallelism(tmp_path: Path) -> None:
+    text = """
+num_processes: 8
+mixed_precision: bf16
+megatron_lm_config: {megatron_lm_tp_degree: '2', megatron_lm_pp_degree: 1}
+deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
+"""
+    found = settings_files.read(accelerate=written(tmp_path, "a.yaml", text))
+    assert found == {
+        "ranks": 8,
+        "precision": "bf16",
+        "tensor_parallel": 2,
+        "pipeline_parallel": 1,
+        "zero_stage": 2,
+    }
+
+
+def test_files_that_disagree_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = written(tmp_path, "ds.json", {"gradient_accumulation_steps": 2})
+    args = written(tmp_path, "args.json", {"gradient_accumulation_steps": 4})
+    found = settings_files.read(deepspeed=config, training_args=args)
+    assert "gradient_accumulation_steps" not in found
+    assert "the files disagree on gradient_accumulation_steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "is not an object with settings, but other JSON"),
+        ("{", "is not valid JSON"),
+        ('{"bf16": true}', "bf16 is not an object with settings"),
+        ('{"gradient_clipping": "much"}', "gradient_clipping is 'much', not a number"),
+        ("\x80", "is not"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_mistake_of_one_line(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        settings_files.read(deepspeed=written(tmp_path, "ds.json", content))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just text"])
+def test_yaml_that_is_no_object_is_a_mistake(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=r"a\.yaml is not"):
+        settings_files.read(accelerate=written(tmp_path, "a.yaml", text))
+
+
+def test_a_missing_file_is_a_mistake() -> None:
+    with pytest.raises(UserError, match=r"cannot read nowhere\.json: No such file"):
+        settings_files.read(deepspeed=Path("nowhere.json"))
