@@ -15,8 +15,9 @@ from harness.commands import check
 from harness.errors import Inconclusive, Unsupported, UserError
 from harness.run_config import RunConfig
 from harness.spec import RELEASED
+from harness.stacks import requirements
 from harness.sweep import affected
-from harness.upstream import overlay, requirements
+from harness.upstream import overlay
 from tests.made_up import YES, Upstream
 from tests.overlays import lent
 

@@ -29,13 +29,14 @@ from harness.machine import cache_folder
 from harness.report import Progress, table, terminal
 from harness.run_config import RunConfig
 from harness.spec import RELEASED, Scenario
+from harness.stacks import requirements
 from harness.sweep import affected
 from harness.sweep.cell import STATUSES, Cell, Status
 from harness.sweep.cells import find, room
 from harness.text import short
 from harness.trial.run import run
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins, requirements, uv
+from harness.upstream import overlay, pins, uv
 
 UNKNOWN = "unknown"
 
