@@ -91,6 +91,7 @@ SPEC = ("harness.spec", "harness.settings", "harness.errors")
         ("harness.pictures", set()),
         ("harness.apex", set()),
         ("harness.upstream", {"harness.apex", "harness.files", "harness.text", *SPEC}),
+        ("harness.stacks", {"harness.upstream", "harness.errors", "harness.text"}),
         ("scenarios.common", {"harness.detectors", "harness.facts", "harness.pictures", *SPEC}),
         (
             "scenarios",

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from harness.__main__ import main
 from harness.check import live
 from harness.check.answers import Answer, Checked, recorded
 from harness.check.output import for_github, summary
-from harness.errors import Inconclusive, Unsupported, UserError
+from harness.errors import Inconclusive, Unsupported
 from harness.report import Progress, terminal
 from harness.spec import HARMS
-from harness.stacks.environment import Environment, Installed
-from harness.upstream import interpreter, overlay
+from harness.stacks.environment import Environment, of_this_interpreter
+from harness.stacks.installed import Installed, described
+from harness.upstream import overlay
 from harness.upstream.interpreter import Distribution, Interpreter
 from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent
@@ -33,7 +35,7 @@ ROPE = "rope_zero_init"
 def environment(
     versions: Mapping[str, str], complete: bool = True, origin: str = ""
 ) -> Environment:
-    packages = {name: Installed(version, origin) for name, version in versions.items()}
+    packages = {name: described(name, version, origin) for name, version in versions.items()}
     return Environment(packages, "here", complete, None)
 
 
@@ -50,9 +52,8 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
         ("clip_max_for_min", {"deepspeed": "0.13.4"}, "not affected", "0.13.3 and deepspeed"),
         ("clip_max_for_min", {}, "does not apply", "deepspeed is not installed"),
         ("clip_max_for_min", {"deepspeed": "99.0"}, "unknown", "the newest tested, is"),
-        ("clip_max_for_min", {"deepspeed": "0.13.2+3d347276"}, "unknown", "not a published"),
-        ("clip_max_for_min", {"deepspeed": "0.13.2+cu128"}, "affected", "was tested on"),
-        ("clip_max_for_min", {"deepspeed": "my own"}, "unknown", "not a published release"),
+        ("clip_max_for_min", {"deepspeed": "0.13.2+3d347276"}, "unknown", "a build with the label"),
+        ("clip_max_for_min", {"deepspeed": "my own"}, "unknown", "is not a version"),
         (
             "trainer_gas_twice",
             {"transformers": "5.24.0.dev0", "accelerate": "1.13.0"},
@@ -179,7 +180,7 @@ def test_the_exit_code_says_whether_a_bug_is_there(
     ("words", "message"),
     [
         (["-r", "nowhere.txt"], "nowhere.txt"),
-        (["--python", "nowhere/python"], "no Python interpreter nowhere/python"),
+        (["--python", "nowhere/python"], "no interpreter nowhere/python"),
         (["--python", "p", "-r", "f"], "not allowed with argument"),
         (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
@@ -245,21 +246,21 @@ def test_only_unknown_bugs_are_run_if_that_is_wanted(
 
 
 def test_only_packages_in_the_environment_itself_count_as_installed(tmp_path: Path) -> None:
-    here = interpreter.this(["packaging", "pytest", "not-there"])
+    here = of_this_interpreter(["packaging", "pytest", "not-there"]).interpreter
+    assert here is not None
     assert overlay.installed(here, ["packaging"]).site == Path(here.site)
     with pytest.raises(Unsupported, match="not-there is not installed"):
         overlay.installed(here, ["packaging", "not-there"])
-    elsewhere = {"packaging": Distribution("1.0", str(tmp_path), {})}
+    elsewhere = {"packaging": Distribution("1.0", str(tmp_path))}
     with pytest.raises(Unsupported, match="packaging is installed in"):
         overlay.installed(Interpreter("python", "3.11", here.site, elsewhere), ["packaging"])
 
 
-def test_an_interpreter_without_torch_cannot_run_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = Interpreter("/p", "3.11.7", "/site", {})
-    monkeypatch.setattr(interpreter, "of", lambda *_: without)
-    installed = Environment({"deepspeed": Installed("0.13.2")}, "/p", True, Path("/p"))
+def test_an_interpreter_without_torch_cannot_run_anything() -> None:
+    packages = {"deepspeed": Installed("0.13.2")}
+    without = Environment(packages, "/p", True, Interpreter("/p", "3.11.7", "/site", {}))
     with pytest.raises(Unsupported, match="/p has no torch, which --run needs"):
-        asked("clip_max_for_min", installed)
+        asked("clip_max_for_min", without)
 
 
 @pytest.mark.launch
@@ -267,52 +268,11 @@ def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
     """An overlay of accelerate stands for the environment that has it installed."""
     with lent("sampler_shards", "buggy") as overlays:
         site = str(overlays["buggy"].site)
-        here = interpreter.this(["torch"])
-        packages = {**here.packages, "accelerate": Distribution("0.29.3", site, {})}
-        own = Interpreter(here.executable, here.version, site, packages)
-        monkeypatch.setattr(interpreter, "of", lambda *_: own)
+        here = of_this_interpreter([])
+        assert here.interpreter is not None
+        packages = {**here.interpreter.packages, "accelerate": Distribution("0.29.3", site)}
+        own = replace(here.interpreter, site=site, packages=packages)
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
-        packages_ = {"accelerate": Installed("0.29.3"), "torch": Installed("2.13.0")}
-        found = asked("sampler_shards", Environment(packages_, "here", True, Path("python")))
+        installed = {**here.packages, "accelerate": Installed("0.29.3")}
+        found = asked("sampler_shards", Environment(installed, "here", True, own))
     assert (found.answer, found.how) == (Answer.AFFECTED, "ran"), found.why
-
-
-def program(folder: Path, *lines: str) -> Path:
-    """An executable that stands for an interpreter."""
-    path = folder / "python"
-    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    path.chmod(0o755)
-    return path
-
-
-def test_another_interpreter_is_asked_for_its_packages(tmp_path: Path) -> None:
-    noisy = program(tmp_path, "echo noise", f'exec {sys.executable} "$@"')
-    found = interpreter.other(noisy, ["packaging", "not-there"])
-    assert found.packages.keys() == {"packaging"}
-    assert found.site == interpreter.this([]).site
-    assert found.executable == str(noisy)
-
-
-@pytest.mark.parametrize(
-    ("lines", "error", "message"),
-    [
-        (["exit 3"], Inconclusive, "did not say what is installed: exit code 3"),
-        (["echo no such module >&2", "exit 1"], Inconclusive, "installed: no such module"),
-        (["exec sleep 60"], Inconclusive, "did not answer within 0.2 s"),
-    ],
-)
-def test_an_interpreter_that_does_not_answer_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: list[str],
-    error: type[Exception],
-    message: str,
-) -> None:
-    monkeypatch.setattr(interpreter, "LIMIT", 0.2)
-    with pytest.raises(error, match=message):
-        interpreter.other(program(tmp_path, *lines), [])
-
-
-def test_a_folder_without_an_interpreter_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no Python interpreter"):
-        interpreter.other(tmp_path, [])

@@ -13,8 +13,10 @@ import pytest
 
 from harness.__main__ import main
 from harness.errors import Inconclusive, UserError
+from harness.stacks import requirements
+from harness.stacks.installed import Installed
+from harness.stacks.source import read_file
 from harness.text import warn_once
-from harness.upstream import requirements
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 
@@ -113,17 +115,6 @@ def test_files_that_a_file_names_are_read_as_well(file: Path, tmp_path: Path) ->
 
 
 REFUSED = """\
-up @ file:///tmp/up
-up @ git+https://host/up
-up @ https://host/up-1.0.tar.gz
-git+https://host/up
-https://host/up-1.0.tar.gz
-./up
-/tmp/up
-up-1.0.tar.gz
--e .
--e git+https://host/up
---editable=up
 --install-option=x
 -r ../other.txt
 -r /etc/passwd
@@ -131,22 +122,122 @@ up-1.0.tar.gz
 -r nowhere.txt
 up=1.0
 up; python_version
+./up; python_version
 --index-url "x
 --index-url
 --extra-index-url http://host/simple ./up"""
 
 
 @pytest.mark.parametrize("line", REFUSED.splitlines())
-def test_a_line_that_selects_no_releases_is_a_mistake(file: Path, line: str) -> None:
+def test_a_line_that_names_no_package_is_a_mistake(file: Path, line: str) -> None:
     file.parent.parent.joinpath("other.txt").write_text("up\n")
     check_refused(file, f"numpy\n{line}\n", re.escape(f"line 2: '{line}' is refused"))
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "origin"),
+    [
+        ("up @ file:///tmp/anything", "", "a local folder"),
+        ("up @ git+https://host/anything@main", "", "installed from git"),
+        ("up @ https://host/anything.zip", "", "a file from the web"),
+        ("up @ https://host/up-4.36.2%2Bcu121-py3-none-any.whl", "4.36.2+cu121", "a file from the"),
+        ("up @ file:///home/conda/feedstock_root/build_artifacts/up_17/work", "", "built by conda"),
+        ("git+https://host/us/Up.git@refs/pull/1/head", "", "installed from git"),
+        ("git+ssh://git@host/us/up@v1", "", "installed from git"),
+        ("hg+https://host/anything#egg=up&subdirectory=python", "", "installed from hg"),
+        ("https://host/up-4.36.2.tar.gz", "4.36.2", "a file from the web"),
+        ("https://github.com/us/up/archive/refs/heads/main.zip", "", "a file from the web"),
+        ("./more/up[extra] ; python_version > '3'", "", "a local folder"),
+        ("/tmp/up", "", "a local folder"),
+        ("up-4.36.2.tar.gz", "4.36.2", "a local file"),
+        ("wheels/up-4.36.2-py3-none-any.whl", "4.36.2", "a local file"),
+        ("-e more/up", "", "an editable install"),
+        ("--editable=up[extra]", "", "an editable install"),
+        ("-e git+https://host/up", "", "an editable install"),
+        ("# Editable Git install with no remote (up==4.36.2)\n-e /tmp/fork", "4.36.2", "an editab"),
+        ("# Editable install with no version control (up===4)\n-e /tmp/up", "4", "an editable"),
+    ],
+)
+def test_a_package_from_elsewhere_has_an_origin_and_perhaps_a_version(
+    file: Path, line: str, version: str, origin: str
+) -> None:
+    file.write_text(f"numpy\n{line}\n")
+    package = selected(file)
+    assert package
+    assert package.version == version
+    assert package.origin.startswith(origin)
+
+
+def selected(*files: Path) -> Installed | None:
+    return requirements.selected("up", requirements.read(map(read_file, files)))
+
+
+@pytest.mark.parametrize(
+    "line", ["-e .", ".", "./[extra]", "./up; python_version < '3'", "-c bounds.txt", "pytorch"]
+)
+def test_the_users_own_project_and_what_does_not_apply_are_ignored(
+    tmp_path: Path, line: str
+) -> None:
+    own = tmp_path / "up"
+    own.mkdir()
+    (own / "requirements.txt").write_text(line)
+    (own / "bounds.txt").write_text("up @ git+https://host/up")
+    assert selected(own / "requirements.txt") is None
+
+
+@pytest.mark.parametrize(
+    ("repository", "name"),
+    [("NVIDIA/Megatron-LM.git", "megatron-core"), ("pytorch/pytorch", "torch")],
+)
+def test_a_repository_may_have_another_name_than_its_package(
+    file: Path, repository: str, name: str
+) -> None:
+    file.write_text(f"git+https://host/{repository}@main\n")
+    assert list(requirements.read([read_file(file)]).direct) == [name]
+
+
+def test_a_release_that_a_file_does_not_say_is_refused_by_required(file: Path) -> None:
+    check_refused(file, "up @ git+https://host/up\n", "up is installed from git: name a release")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("up==4.36.2", "up==4.37.2"),
+        ("up==4.36.2", "up>4.37"),
+        ("up==4.36.2", "./up-4.37.2.tar.gz"),
+        ("up==4.36.2", "-c bounds.txt"),
+    ],
+)
+def test_files_that_contradict_each_other_are_a_mistake(
+    file: Path, tmp_path: Path, served: type[Handler], first: str, second: str
+) -> None:
+    other = tmp_path / "other.txt"
+    file.write_text(first)
+    other.write_text(f"# ours\n{second}\n")
+    (tmp_path / "bounds.txt").write_text("up==4.37.2")
+    with pytest.raises(UserError, match=r"contradict each other$") as caught:
+        selected(file, other)
+    assert f"up==4.36.2 ({file}, line 1)" in str(caught.value)
+    assert served.requests == []
+
+
+def test_several_files_are_read_as_one(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    file.write_text("up>4.36\n")
+    other.write_text("up<4.38\nup!=4.37.0\n")
+    found = selected(file, other)
+    assert found == Installed("4.37.2", newest_of="up!=4.37.0,<4.38,>4.36")
+    file.write_text("up==2.5.1\n")
+    other.write_text("up==2.5.1+cu121\n")
+    assert selected(file, other) == Installed("2.5.1+cu121", "a build with the label +cu121")
 
 
 def test_an_empty_range_and_a_binary_file_are_mistakes(file: Path) -> None:
     check_refused(file, "up>5,<6\n", r"no release is up.*they go from 4\.35\.0 to 4\.39\.0")
     file.write_bytes(b"\xff\xfe\x00up")
     with pytest.raises(UserError, match="cannot read"):
-        requirements.read(file)
+        requirements.read([read_file(file)])
 
 
 @pytest.mark.usefixtures("no_network")
@@ -190,7 +281,7 @@ def test_a_long_file_is_read_in_linear_time(file: Path, text: str) -> None:
 
 def test_a_strangers_source_distribution_is_not_built(file: Path, tmp_path: Path) -> None:
     """Its setup.py would write a file, as it did when uv read the line."""
-    source, ran = tmp_path / "evil", tmp_path / "ran"
+    source, ran = tmp_path / "up", tmp_path / "ran"
     source.mkdir()
     setup = "from setuptools import setup\nsetup(name='up', version='4.37.2')\n"
     (source / "setup.py").write_text(f"open({str(ran)!r}, 'w').close()\n{setup}")
@@ -199,11 +290,12 @@ def test_a_strangers_source_distribution_is_not_built(file: Path, tmp_path: Path
     assert ran.exists(), "this would prove nothing"
     (packed,) = (source / "dist").iterdir()
     ran.unlink()
-    for text in (
-        f"up @ file://{packed}",
-        f"up @ file://{source}",
-        f"up>=4 \n-e {source}",
-        f"--find-links {packed.parent}\n--no-index\n--no-binary :all:\nup>=99",
-    ):
-        check_refused(file, f"{text}\n", "line|no-index")
+    for text in (f"up @ file://{packed}", f"up @ file://{source}", f"up>=4 \n-e {source}"):
+        file.write_text(text)
+        package = selected(file)
+        assert package
+        assert package.origin
         assert not ran.exists()
+    index = f"--find-links {packed.parent}\n--no-index\n--no-binary :all:\nup>=99"
+    check_refused(file, f"{index}\n", "no-index")
+    assert not ran.exists()

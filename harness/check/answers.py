@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from harness import catalog
 from harness.settings import trigger
@@ -16,10 +16,6 @@ from harness.stacks.environment import Environment
 from harness.sweep.lookup import lookup
 from harness.sweep.periods import Period, periods
 from harness.upstream import pins
-
-BUILDS = ("cu", "cpu", "rocm", "xpu")
-"""Beginnings of local versions that name a build of a release, as ``2.13.0+cu130``."""
-
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
 """How an answer is known: from a recorded run of these releases or of their neighbours, or from a
@@ -94,9 +90,9 @@ def _recorded(name: str, environment: Environment) -> Checked:
     releases = {package: each.version for package, each in installed.items()}
     if why := _inapplicable(scenario, wanted, releases, environment):
         return Checked(name, Answer.DOES_NOT_APPLY, why, releases)
-    if changed := [p for p, each in installed.items() if not _is_release(p, environment)]:
-        return Checked(name, Answer.UNKNOWN, _not_a_release(changed[0], environment), releases)
-    public = {package: Version(version).public for package, version in releases.items()}
+    if unclear := [why for package in installed if (why := _not_a_release(package, environment))]:
+        return Checked(name, Answer.UNKNOWN, unclear[0], releases)
+    public = {package: each.public for package, each in installed.items()}
     found = lookup(name, public)
     if found.status is None:
         return Checked(name, Answer.UNKNOWN, found.why, releases)
@@ -116,28 +112,16 @@ def _inapplicable(
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
     subject = wanted[0]
-    if releases[subject] and scenario.releases and _is_release(subject, environment):
-        public = Version(releases[subject]).public
-        if not pins.covers(scenario, {subject: public}):
-            return f"{subject} {public}: this is about {scenario.releases}"
-    return ""
-
-
-def _is_release(package: str, environment: Environment) -> bool:
-    """Whether a package is a published release, as far as its version and origin say."""
-    installed = environment.packages[package]
-    try:
-        local = Version(installed.version).local or ""
-    except InvalidVersion:
-        return False
-    return not installed.origin and (not local or local.startswith(BUILDS))
+    if _not_a_release(subject, environment) or pins.covers(scenario, releases):
+        return ""
+    return f"{subject} {releases[subject]}: this is about {scenario.releases}"
 
 
 def _not_a_release(package: str, environment: Environment) -> str:
-    """Why the installed version of a package says nothing about a release."""
+    """Why the installed version of a package says nothing about a release; empty if it does."""
     installed = environment.packages[package]
     named = f"{package} {installed.version}".rstrip()
-    return f"{named}: {installed.origin or 'not a published release'}"
+    return f"{named}: {installed.origin}" if installed.origin else ""
 
 
 def _periods(name: str, version: str) -> tuple[Period, ...]:

@@ -21,7 +21,7 @@ from harness.sweep.cell import STATUSES, Status
 from harness.sweep.cells import find, room
 from harness.trial.run import run
 from harness.trial.server_pool import Pool
-from harness.upstream import interpreter, overlay, uv
+from harness.upstream import overlay, uv
 from harness.upstream.interpreter import Interpreter
 
 
@@ -43,23 +43,14 @@ def asked(
     ``words`` are overrides as to ``run``. Raises Unsupported if the interpreter has no torch.
     """
     names = [checked.scenario for checked in found]
-    own = _interpreter(names, environment)
+    own = environment.interpreter
+    if own and "torch" not in own.packages:
+        raise Unsupported(f"{own.executable} has no torch, which --run needs")
     with tempfile.TemporaryDirectory() as folder:
         composed = config.compose_each(names, [f"variant={RELEASED}", f"runs={folder}", *words])
         together = _together(names, own)
         configs = [replace(each, installed=own, together=together) for each in composed]
         return _side_by_side(found, configs, own, progress)
-
-
-def _interpreter(names: Sequence[str], environment: Environment) -> Interpreter | None:
-    """The interpreter of the environment, with its packages; None for a file's releases."""
-    if environment.python is None:
-        return None
-    pins = {pin for name in names for pin in catalog.scenario(name).pins}
-    own = interpreter.of(environment.python, ["torch", *sorted(pins)])
-    if "torch" not in own.packages:
-        raise Unsupported(f"{own.executable} has no torch, which --run needs")
-    return own
 
 
 def _together(names: Sequence[str], own: Interpreter | None) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""Which releases an environment has."""
+"""The releases that an environment has: read from an interpreter, or from files."""

@@ -1,0 +1,68 @@
+"""The distributions that an interpreter finds, read from their metadata; nothing is imported.
+
+Standard library only, of any Python since 3.8: other interpreters run the text of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
+
+SITES = ("site-packages", "dist-packages")
+"""Names of folders with installed packages."""
+
+
+def found(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the metadata say about each of these packages that is there.
+
+    ``versions`` has more than one entry if a folder has the metadata of several; an update that
+    failed can leave that. ``direct_url`` is the content of direct_url.json, which an installer
+    writes unless it took the package from an index. ``source`` is whether the metadata are in a
+    folder of sources, as after ``setup.py develop``. ``folder`` is where it is installed.
+    """
+    return {name: one for name in names if (one := _found(name))}
+
+
+def _found(name: str) -> dict[str, Any] | None:
+    try:
+        first = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    folder = str(first.locate_file(""))
+    beside = metadata.Distribution.discover(name=name, path=[folder])
+    egg = first.read_text("METADATA") is None
+    return {
+        "versions": sorted({_version(first), *map(_version, beside)}),
+        "direct_url": first.read_text("direct_url.json"),
+        "folder": folder,
+        "source": egg and os.path.basename(os.path.normpath(folder)) not in SITES,
+    }
+
+
+def _version(distribution: metadata.Distribution) -> str:
+    """The version; empty if the file with it is missing or damaged."""
+    try:
+        return str(distribution.version or "")
+    except Exception:  # which one depends on the Python
+        return ""
+
+
+def described(names: Iterable[str]) -> dict[str, Any]:
+    """This interpreter: its version, its site-packages, and what ``found`` returns."""
+    site = sysconfig.get_path("purelib")
+    return {"python": sys.version.split()[0], "site": site, "packages": found(names)}
+
+
+def _main(mark: str, names: list[str]) -> None:
+    """Write what was found as one line with a mark: others may have written to stdout, too."""
+    answer = described(names)
+    os.write(1, f"\n{mark}{json.dumps(answer)}\n".encode())
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,157 @@
+"""What a source says about a package: its version, and whether that is the published release."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+EDITABLE = "an editable install"
+FILE = "a local file"
+FOLDER = "a local folder"
+GIT = "installed from git"
+WEB = "a file from the web"
+
+ALIASES = {
+    "pytorch": "torch",
+    "huggingface-accelerate": "accelerate",
+    "megatron-lm": "megatron-core",
+}
+"""The packages that conda and repositories name otherwise than the package index does."""
+
+ARCHIVES = re.compile(r"\.(whl|zip|tgz|tar\.\w+)$")
+"""Endings of files to install; such a name is also a valid name of a package."""
+
+CONDA = re.compile(r"/(feedstock_root|croot|conda-bld|tmp/build/80754af9)/")
+"""Folders in which conda's packages are built. Their metadata name these folders."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A package as a source describes it.
+
+    If ``origin`` is empty, ``version`` is a valid version of a release.
+    """
+
+    version: str
+    """As written: ``0.19.8``, ``2.13.0+cu130``; empty if the source does not say."""
+    origin: str = ""
+    """Why it may differ from the published release of this version, or why the version is unknown;
+    empty for a release."""
+    newest_of: str = ""
+    """The requirement, such as ``accelerate>=1``, if this is the newest release that it allows."""
+
+    @property
+    def public(self) -> str:
+        """The version without the label of a build: ``2.13.0`` of ``2.13.0+cu130``."""
+        return self.version.partition("+")[0]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An entry of a file that lists packages; several may have the same name."""
+
+    name: str
+    version: str
+    origin: str = ""
+
+
+def described(name: str, version: str, origin: str = "") -> Installed:
+    """A package with this version; finds out whether it can be a release."""
+    try:
+        parsed = Version(version) if version else None
+    except InvalidVersion:
+        return Installed("", origin or f"'{version}' is not a version")
+    if parsed is None:
+        return Installed("", origin or "its version is not recorded")
+    if not origin and parsed.is_devrelease:
+        origin = "a development version"
+    if not origin and parsed.local and name != "torch":  # DeepSpeed's: the commit it is built from
+        origin = f"a build with the label +{parsed.local}"
+    return Installed(version, origin)
+
+
+def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
+    """The package that one or several entries describe; no version if they have several."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        found[entry.version] = found.get(entry.version) or entry.origin
+    if name == "torch" and len({version.partition("+")[0] for version in found}) == 1 < len(found):
+        found = {next(iter(found)).partition("+")[0]: max(found.values())}  # builds of one release
+    if len(found) == 1:
+        ((version, origin),) = found.items()
+        return described(name, version, origin)
+    versions = " and ".join(version or "one without a version" for version in found)
+    return Installed("", f"{where} has {versions}")
+
+
+def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
+    """The name of the package at a path or an address, as far as it shows, and its version.
+
+    The name is that of an archive, a folder or a repository. Nothing is read there.
+    """
+    scheme, _, place, _, fragment = urlsplit(address)
+    repository, plus, _ = scheme.partition("+")
+    place, remote = unquote(place).rstrip("/"), scheme not in ("", "file")
+    file = place.rpartition("/")[2]
+    name = _repository(place.partition("@")[0] if plus else place)
+    if egg := re.search(r"(?:^|&)egg=([\w.-]+)", fragment):
+        name = canonicalize_name(egg[1])
+    if editable:
+        return name, Installed("", EDITABLE)
+    if plus:
+        return name, Installed("", f"installed from {repository}")
+    if ARCHIVES.search(file):
+        named, version = _archive(file)
+        return named or name, described(name, version, WEB if remote else FILE)
+    if CONDA.search(place):
+        return name, Installed("", "built by conda: only 'conda list --json' names its version")
+    return name, Installed("", WEB if remote else FOLDER)
+
+
+def _repository(place: str) -> str:
+    """The name of a folder or a repository, also if an archive of it is downloaded."""
+    *_, last = place.partition("/archive/")[0].split("/")
+    name = canonicalize_name(last.removesuffix(".git"))
+    return ALIASES.get(name, name)
+
+
+def _archive(file: str) -> tuple[str, str]:
+    """The name and the version in the name of an archive; both empty if it has none."""
+    try:
+        if file.endswith(".whl"):
+            name, version, *_ = parse_wheel_filename(file)
+        else:
+            name, version = parse_sdist_filename(file)
+        return name, str(version)
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return "", ""
+
+
+def origin(direct_url: str) -> str:
+    """The origin of a package by its ``direct_url.json``; releases of an index have none."""
+    try:
+        content = json.loads(direct_url)
+        address = str(content["url"])
+        if vcs := content.get("vcs_info"):
+            return f"installed from {vcs['vcs']}"
+        if content.get("dir_info", {}).get("editable"):
+            return EDITABLE
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "its direct_url.json cannot be read"
+    if CONDA.search(address):
+        return ""
+    if not address.startswith("file:"):
+        return WEB
+    return FILE if "archive_info" in content else FOLDER

@@ -1,0 +1,388 @@
+"""The releases of an environment are read from lock files, lists and requirements."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import Inconclusive, UserError
+from harness.stacks import environment
+from harness.stacks.environment import Installed
+from tests.index import Handler, no_network, served
+
+__all__ = ["no_network", "served"]
+
+NAMES = ["Up", "second_one"]
+
+UV = """
+version = 1
+revision = 3
+requires-python = ">=3.10"
+resolution-markers = ["sys_platform == 'linux'", "sys_platform != 'linux'"]
+
+[[package]]
+name = "mine"
+version = "0.1.0"
+source = { virtual = "." }
+dependencies = [{ name = "up" }]
+"""
+UV_PACKAGE = """
+[[package]]
+name = "up"
+version = "%s"
+source = { %s }
+resolution-markers = [%s]
+"""
+INDEX = 'registry = "https://host/simple"'
+POETRY = """
+%s
+[metadata]
+lock-version = "2.1"
+python-versions = ">=3.10,<4.0"
+content-hash = "a5"
+"""
+POETRY_PACKAGE = """
+[[package]]
+name = "up"
+version = "%s"
+optional = false
+groups = ["main"]
+%s
+"""
+PYLOCK = """
+lock-version = "1.0"
+created-by = "us"
+requires-python = ">=3.10"
+"""
+PYLOCK_PACKAGE = """
+[[packages]]
+name = "up"
+version = "%s"
+%s
+"""
+SDIST = 'sdist = {url = "https://host/up-%s.tar.gz", hashes = {sha256 = "a5"}}'
+
+
+def uv(*entries: tuple[str, str, str]) -> str:
+    return UV + "".join(UV_PACKAGE % entry for entry in entries)
+
+
+def poetry(*entries: tuple[str, str]) -> str:
+    return POETRY % "".join(POETRY_PACKAGE % entry for entry in entries)
+
+
+def pylock(*entries: tuple[str, str]) -> str:
+    return PYLOCK + "".join(PYLOCK_PACKAGE % entry for entry in entries)
+
+
+def sdist(version: str, marker: str = "python_version > '3'") -> tuple[str, str]:
+    return version, f'marker = "{marker}"\n{SDIST % version}'
+
+
+def conda(*entries: tuple[str, str, str]) -> str:
+    return json.dumps([{"name": n, "version": v, "channel": c} for n, v, c in entries])
+
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a file into the working directory, or to standard input (``-``)."""
+    monkeypatch.chdir(tmp_path)
+
+    def to(name: str, text: str) -> None:
+        if name == "-":
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        else:
+            Path(name).write_text(text)
+
+    return to
+
+
+def up_in(*files: str) -> Installed | None:
+    return environment.of_files(files, NAMES).packages.get("up")
+
+
+NOT_HERE = "sys_platform == 'win32'"
+HERE = "sys_platform == 'linux'"
+ONE, TWO = Installed("4.40.0"), Installed("4.57.6")
+BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("uv.lock", UV, None),
+        ("uv.lock", uv(("4.40.0", INDEX, "")), ONE),
+        ("uv.lock", uv(("4.40.0", INDEX, f'"{NOT_HERE}"')), None),
+        ("uv.lock", uv(("4.40.0", INDEX, f'"{NOT_HERE}"'), ("4.57.6", INDEX, f'"{HERE}"')), TWO),
+        ("uv.lock", uv(("4.40.0", INDEX, ""), ("4.57.6", INDEX, "")), BOTH),
+        (
+            "uv.lock",
+            uv(
+                ("4.40.0", INDEX, f"\"{HERE} and extra == 'a' and extra != 'b'\""),
+                ("4.57.6", INDEX, f"\"{HERE} and extra != 'a' and extra == 'b'\""),
+            ),
+            BOTH,
+        ),
+        (
+            "uv.lock",
+            uv(
+                ("4.40.0", INDEX, "\"python_version < '3.99'\""),
+                ("4.57.6", INDEX, "\"python_version >= '3.99'\""),
+            ).replace(">=3.10", ">=3.98"),
+            BOTH,
+        ),
+        (
+            "uv.lock",
+            uv(("4.40.0", 'git = "https://host/up?rev=main#a5"', "")),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "uv.lock",
+            uv(("4.40.0", 'editable = "../up"', "")),
+            Installed("4.40.0", "an editable install"),
+        ),
+        (
+            "uv.lock",
+            uv(("4.40.0", 'editable = "../up"', "")).replace('version = "4.40.0"', ""),
+            Installed("", "an editable install"),
+        ),
+        ("poetry.lock", poetry(), None),
+        ("poetry.lock", poetry(("4.40.0", "")), ONE),
+        ("poetry.lock", poetry(("4.40.0", 'markers = "extra == \\"train\\""')), ONE),
+        (
+            "poetry.lock",
+            poetry(
+                ("4.40.0", f'markers = "{NOT_HERE}"'),
+                ("4.57.6", f'markers = {{main = "{HERE}", dev = "{NOT_HERE}"}}'),
+            ),
+            TWO,
+        ),
+        (
+            "poetry.lock",
+            poetry(("4.40.0", ""), ("4.57.6", "")),
+            Installed("", "poetry.lock has 4.40.0 and 4.57.6"),
+        ),
+        (
+            "poetry.lock",
+            poetry(("4.40.0", '[package.source]\ntype = "git"\nurl = "https://host/up"')),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "poetry.lock",
+            poetry(("4.40.0", 'develop = true\n[package.source]\ntype = "directory"\nurl = "up"')),
+            Installed("4.40.0", "an editable install"),
+        ),
+        (
+            "poetry.lock",
+            poetry(("4.40.0", '[package.source]\ntype = "legacy"\nurl = "https://host/simple"')),
+            ONE,
+        ),
+        ("pylock.toml", pylock(sdist("4.40.0")), ONE),
+        ("pylock.toml", pylock(sdist("4.40.0", NOT_HERE), sdist("4.57.6")), TWO),
+        ("pylock.toml", pylock(sdist("4.40.0", "'train' in extras")), ONE),
+        (
+            "pylock.train.toml",
+            pylock(sdist("4.40.0"), sdist("4.57.6", "'dev' not in dependency_groups")),
+            Installed("", "pylock.train.toml has 4.40.0 and 4.57.6"),
+        ),
+        (
+            "pylock.toml",
+            pylock(("4.40.0", 'vcs = {type = "git", url = "https://host/up", commit-id = "a5"}')),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "pylock.toml",
+            pylock(("4.40.0", 'directory = {path = "up", editable = true}')),
+            Installed("4.40.0", "an editable install"),
+        ),
+        (
+            "pylock.toml",
+            pylock(
+                ("", 'archive = {path = "up-4.40.0-py3-none-any.whl", hashes = {sha256 = "a5"}}')
+            ).replace('version = ""', ""),
+            Installed("4.40.0", "a local file"),
+        ),
+        ("conda.json", "[]", None),
+        ("conda.json", conda(("up", "4.40.0", "conda-forge"), ("pip", "1", "pypi")), ONE),
+        (
+            "conda.json",
+            conda(("Up", "4.40.0", "<develop>")),
+            Installed("4.40.0", "an editable install"),
+        ),
+        (
+            "conda.json",
+            conda(("up", "4.40.0", "conda-forge"), ("up", "4.57.6", "pypi")),
+            Installed("", "conda.json has 4.40.0 and 4.57.6"),
+        ),
+    ],
+)
+def test_a_file_that_lists_all_packages_is_complete(
+    write: Write, name: str, text: str, expected: Installed | None
+) -> None:
+    write(name, text)
+    found = environment.of_files([name], NAMES)
+    assert found.packages == ({"up": expected} if expected else {})
+    assert (found.where, found.complete, found.interpreter) == (name, True, None)
+    write("-", text)
+    if expected:  # without packages it is recognised by its name
+        (there,) = environment.of_files(["-"], NAMES).packages.values()
+        assert there.version == expected.version
+
+
+def test_other_names_of_torch_and_its_builds_are_known(write: Write) -> None:
+    def torch(name: str, text: str) -> Installed:
+        write(name, text)
+        return environment.of_files([name], NAMES).packages["torch"]
+
+    assert torch("-", conda(("pytorch", "2.5.1", "conda-forge"))) == Installed("2.5.1")
+    builds = uv(("2.13.0+cpu", INDEX, ""), ("2.13.0+cu130", INDEX, "")).replace('"up"', '"torch"')
+    assert torch("uv.lock", builds) == Installed("2.13.0")
+    assert torch("-", "torch==2.13.0+cu130\n") == Installed("2.13.0+cu130")
+
+
+FREEZE = """\
+accelerate==1.2.3
+# Editable Git install with no remote (up==4.40.0)
+-e /home/me/fork
+second-one @ git+https://host/second@a5
+torch==2.13.0+cu130
+"""
+
+
+def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
+    write("-", FREEZE)
+    found = environment.of_files(["-"], NAMES)
+    assert found.packages == {
+        "up": Installed("4.40.0", "an editable install"),
+        "second-one": Installed("", "installed from git"),
+        "torch": Installed("2.13.0+cu130"),
+    }
+    assert (found.where, found.complete) == ("standard input", True)
+
+
+@pytest.mark.parametrize(
+    "line", ["numpy>=2", "numpy==2.*", "numpy==2; python_version > '3'", "--pre", "./numpy", "#"]
+)
+def test_other_requirements_are_not_complete(write: Write, line: str) -> None:
+    write("-", f"{line}\n" if line == "#" else f"{FREEZE}{line}\n")
+    assert not environment.of_files(["-"], NAMES).complete
+    write("requirements.txt", FREEZE)
+    assert not environment.of_files(["requirements.txt"], NAMES).complete
+
+
+def test_several_files_describe_one_environment(write: Write) -> None:
+    write("a.txt", "up==4.40.0\n")
+    write("b.txt", "second-one==1.0\nup\n")
+    write("uv.lock", uv(("4.40.0", INDEX, "")))
+    found = environment.of_files(["a.txt", "b.txt", "a.txt", "uv.lock"], NAMES)
+    assert found.packages == {"up": ONE, "second-one": Installed("1.0")}
+    assert (found.where, found.complete) == ("a.txt and b.txt and uv.lock", False)
+    write("poetry.lock", poetry(("4.57.6", "")))
+    with pytest.raises(UserError, match=r"poetry.lock has up 4\.57\.6, but .* has 4\.40\.0"):
+        up_in("uv.lock", "poetry.lock")
+
+
+def test_a_version_that_one_file_knows_counts(write: Write) -> None:
+    write("uv.lock", uv(("4.40.0", INDEX, ""), ("4.57.6", INDEX, "")))
+    write("a.txt", "up==4.57.6\n")
+    assert up_in("uv.lock", "a.txt") == TWO
+    assert up_in("a.txt", "uv.lock") == TWO
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_range_is_unknown_without_an_index(write: Write) -> None:
+    write("a.txt", "up>=4\nsecond-one==1.0\n")
+    found = environment.of_files(["a.txt"], NAMES).packages
+    assert found["second-one"] == Installed("1.0")
+    assert found["up"].version == ""
+    assert found["up"].origin.startswith("the package index does not respond")
+
+
+def test_an_index_without_the_package_leaves_its_version_unknown(
+    write: Write, served: type[Handler]
+) -> None:
+    write("a.txt", "up>=4\n")
+    assert up_in("a.txt") == Installed("", "the index has no package up")
+
+
+def test_a_file_without_the_packages_is_no_mistake(write: Write) -> None:
+    write("a.txt", "# nothing\n")
+    assert environment.of_files(["a.txt"], NAMES).packages == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("uv.lock", "version = 2\npackage = {}", Inconclusive, "has version 2 of uv.lock; only 1"),
+        (
+            "poetry.lock",
+            POETRY.replace("2.1", "3.0") % "",
+            Inconclusive,
+            "has version 3 of poetry.lock; only 1 and 2 can be read",
+        ),
+        (
+            "pylock.toml",
+            'lock-version = "2.0"\nwhat = 1',
+            Inconclusive,
+            "has version 2 of pylock; only 1",
+        ),
+        ("uv.lock", "version = ", UserError, "uv.lock is not valid TOML: "),
+        ("a.toml", f"a = {'[' * 9999}", UserError, "a.toml is not valid TOML: "),
+        ("uv.lock", "", UserError, "uv.lock is no lock file"),
+        ("pyproject.toml", "[project]", UserError, "pyproject.toml is no lock file"),
+        ("pdm.lock", "[[package]]\nname = 'up'", UserError, "pdm.lock is no lock file"),
+        ("uv.lock", "version = 1\npackage = [3]", UserError, "is not what uv and Poetry write"),
+        ("uv.lock", f"{UV}[[package]]", UserError, "is not what uv and Poetry write: .*'name'"),
+        ("uv.lock", uv(("1", "new = 1", "")), UserError, "is not what uv and Poetry write"),
+        ("uv.lock", uv(("1", INDEX, "'what'")), UserError, "is not what uv and Poetry write"),
+        ("poetry.lock", poetry(("1", "source = 1")), UserError, "is not what uv and Poetry write"),
+        ("pylock.toml", pylock(("1", "")), UserError, "is not what uv and Poetry write"),
+        ("pylock.toml", 'lock-version = "one"', UserError, "is not what uv and Poetry write"),
+        ("conda.json", "[{]", UserError, "conda.json is not valid JSON: "),
+        ("conda.json", "[" * 99999, UserError, "conda.json is not valid JSON: "),
+        ("conda.json", '{"error": "no environment"}', UserError, "is not what 'conda list --json'"),
+        ("conda.json", "[3]", UserError, "is not what 'conda list --json' writes"),
+        ("pip.json", '[{"name": "up", "version": "1"}]', UserError, "use the output of pip freeze"),
+        ("a.txt", "up=1\n", UserError, r"a.txt, line 1: 'up=1' is refused"),
+        ("-", " \n", UserError, "standard input is empty"),
+    ],
+)
+def test_bad_input_is_reported_in_one_line(
+    write: Write, name: str, text: str, error: type[Exception], message: str
+) -> None:
+    write(name, text)
+    with pytest.raises(error, match=message) as caught:
+        environment.of_files([name], NAMES)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^no file nowhere\.lock$"):
+        environment.of_files(["nowhere.lock"], NAMES)
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        environment.of_files([str(tmp_path)], NAMES)
+    (tmp_path / "a.txt").write_bytes("# größer".encode("latin-1"))
+    with pytest.raises(UserError, match=r"cannot read .*a\.txt: 'utf-8' codec can't decode"):
+        environment.of_files([str(tmp_path / "a.txt")], NAMES)
+    with pytest.raises(UserError, match=r"cannot read .*null byte"):
+        environment.of_files(["a\0b"], NAMES)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """``<(pip freeze)`` of a shell is a pipe."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        file.write(uv(("4.40.0", INDEX, "")))
+    try:
+        assert up_in(f"/dev/fd/{reading}") == ONE
+    finally:
+        os.close(reading)

@@ -1,0 +1,272 @@
+"""The releases of an environment are read from an interpreter."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+import venv
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.errors import Inconclusive, UserError
+from harness.stacks import environment, interpreter
+from harness.stacks.environment import Installed
+
+NAMES = ["Up", "second_one"]
+GIT = {"url": "https://host/up", "vcs_info": {"vcs": "git", "commit_id": "a5"}}
+EDITABLE = {"url": "file:///home/me/up", "dir_info": {"editable": True}}
+CONDA = "file:///home/conda/feedstock_root/build_artifacts/up_17/work"
+
+
+def distribution(site: Path, name: str, version: str, direct_url: object = None) -> Path:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if direct_url is not None:
+        (folder / "direct_url.json").write_text(json.dumps(direct_url))
+    return folder
+
+
+# The environment of this process
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with packages that this process finds."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def up_here() -> Installed | None:
+    return environment.of_this_interpreter(NAMES).packages.get("up")
+
+
+def test_this_interpreter_has_the_packages_asked_for_and_torch(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started
+    distribution(site, "second_one", "0.1")
+    (site / "second_one.py").write_text("raise RuntimeError('imported')")
+    found = environment.of_this_interpreter(NAMES)
+    assert list(found.packages) == ["second-one", "torch"]
+    assert found.packages["second-one"] == Installed("0.1")
+    assert found.packages["torch"].public.startswith("2.")
+    assert found.complete
+    assert found.interpreter is not None
+    assert found.interpreter.executable == sys.executable
+    assert found.interpreter.packages["second-one"].folder == str(site)
+    assert found.where.endswith(f"python (Python {platform.python_version()})")
+
+
+@pytest.mark.parametrize(
+    ("version", "direct_url", "expected"),
+    [
+        ("1.2.3", None, Installed("1.2.3")),
+        ("1.2.3", GIT, Installed("1.2.3", "installed from git")),
+        ("1.2.3", EDITABLE, Installed("1.2.3", "an editable install")),
+        ("1.2.3", {"url": "file:///up", "dir_info": {}}, Installed("1.2.3", "a local folder")),
+        (
+            "1.2.3",
+            {"url": "file:///up-1.2.3.whl", "archive_info": {}},
+            Installed("1.2.3", "a local file"),
+        ),
+        (
+            "1.2.3",
+            {"url": "https://host/up-1.2.3.whl", "archive_info": {}},
+            Installed("1.2.3", "a file from the web"),
+        ),
+        ("1.2.3", {"url": CONDA, "dir_info": {}}, Installed("1.2.3")),
+        ("1.2.3", [], Installed("1.2.3", "its direct_url.json cannot be read")),
+        ("1.3.0.dev0", None, Installed("1.3.0.dev0", "a development version")),
+        ("1.2.3+a5b6", None, Installed("1.2.3+a5b6", "a build with the label +a5b6")),
+        ("weird", None, Installed("", "'weird' is not a version")),
+    ],
+)
+def test_what_is_no_release_of_an_index_has_an_origin(
+    site: Path, version: str, direct_url: object, expected: Installed
+) -> None:
+    distribution(site, "up", version, direct_url)
+    assert up_here() == expected
+
+
+def test_a_checkout_after_setup_py_develop_is_an_editable_install(site: Path) -> None:
+    checkout = site.parent / "checkout"
+    for folder in (checkout, site):
+        egg = folder / "up.egg-info"
+        egg.mkdir(parents=True)
+        (egg / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: up\nVersion: 1.2.3\n")
+        sys.path.insert(0, str(folder))  # the fixture restores it
+        origin = "an editable install" if folder == checkout else ""
+        assert up_here() == Installed("1.2.3", origin)
+
+
+def test_damaged_metadata_give_no_version(site: Path) -> None:
+    distribution(site, "up", "1.0")
+    second = distribution(site, "up", "2.0")
+    assert up_here() == Installed("", "its folder has the metadata of 1.0 and 2.0")
+    for folder in site.iterdir():
+        (folder / "METADATA").unlink()
+    assert up_here() == Installed("", "its version is not recorded")
+    assert second.is_dir()
+
+
+# Another interpreter
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """The folder of a virtual environment with ``up`` 1.2.3."""
+    folder = tmp_path / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    distribution(packages(folder), "up", "1.2.3")
+    return folder
+
+
+def packages(folder: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+
+
+def customize(folder: Path, code: str) -> None:
+    (packages(folder) / "sitecustomize.py").write_text(textwrap.dedent(code))
+
+
+def test_another_interpreter_is_asked_by_its_folder_or_its_program(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distribution(packages(other), "torch", "2.13.0+cu130")
+    distribution(packages(other), "second_one", "1.0", GIT)
+    monkeypatch.chdir(other.parent)
+    for given in (Path("env"), Path("env/bin/python"), other):
+        found = environment.of_interpreter(given, NAMES)
+        assert found.packages == {
+            "up": Installed("1.2.3"),
+            "second-one": Installed("1.0", "installed from git"),
+            "torch": Installed("2.13.0+cu130"),
+        }
+        assert found.where == f"env/bin/python (Python {platform.python_version()})"
+        assert found.complete
+        assert found.interpreter is not None
+        assert found.interpreter.executable == str(other / "bin" / "python")
+        assert found.interpreter.site == str(packages(other))
+
+
+def test_our_environment_does_not_change_what_another_interpreter_finds(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distribution(tmp_path / "ours", "second_one", "1.0")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
+    (tmp_path / "json.py").write_text("raise RuntimeError('the working directory is on the path')")
+    monkeypatch.chdir(tmp_path)
+    assert list(environment.of_interpreter(other, NAMES).packages) == ["up"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('hello'); print('no line end', end='')",
+        "import sys; print('warning: hello', file=sys.stderr)",
+        "import atexit, sys; atexit.register(print, 'bye'); sys.stdout.write('distributions: {')",
+        "import sys; sys.stdout = sys.stderr = None",
+        "raise RuntimeError('it is only reported')",
+        "import atexit, os; atexit.register(os._exit, 3)",
+    ],
+)
+def test_a_noisy_interpreter_is_understood(other: Path, code: str) -> None:
+    customize(other, code)
+    assert environment.of_interpreter(other, NAMES).packages == {"up": Installed("1.2.3")}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import os, sys; print('no licence', file=sys.stderr, flush=True); os._exit(3)",
+         "gives no answer: exit code 3, no licence"),
+        ("import os; os.abort()", f"gives no answer: signal {signal.SIGABRT:d}, no message"),
+        ("import os; os._exit(0)", "gives no answer: exit code 0, no message"),
+        ("print('distributions: nonsense'); import os, sys; sys.stdout.flush(); os._exit(0)",
+         "gives no answer"),
+    ],
+)  # fmt: skip
+def test_an_interpreter_that_crashes_is_inconclusive(other: Path, code: str, message: str) -> None:
+    customize(other, code)
+    with pytest.raises(Inconclusive, match=message) as caught:
+        environment.of_interpreter(other, NAMES)
+    assert "\n" not in str(caught.value)
+
+
+STARTS = """
+    import os, subprocess, sys, time
+    for alone in (False, True):
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=alone)
+        with open({pids!r}, "a") as file:
+            print(child.pid, file=file)
+    time.sleep({seconds})
+"""
+
+
+def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    customize(other, STARTS.format(pids=str(pids), seconds=1000))
+    monkeypatch.setattr(interpreter, "LIMIT", 2.0)
+    started = time.monotonic()
+    with pytest.raises(Inconclusive, match="does not answer within 2 s: see its sitecustomize"):
+        environment.of_interpreter(other, NAMES)
+    assert time.monotonic() - started < 8
+    assert len(pids.read_text().split()) == 2
+    assert not living(pids)
+
+
+def test_what_an_interpreter_leaves_behind_is_ended(other: Path, tmp_path: Path) -> None:
+    """It keeps the streams open, which must not count as a hang."""
+    pids = tmp_path / "pids"
+    customize(other, STARTS.replace("(False, True)", "(False,)").format(pids=str(pids), seconds=0))
+    assert "up" in environment.of_interpreter(other, NAMES).packages
+    assert pids.read_text()
+    assert not living(pids)
+
+
+def living(pids: Path) -> list[int]:
+    """Which of these processes live, after they had time to end; zombies do not."""
+    deadline = time.monotonic() + 2
+    while True:
+        found = [int(pid) for pid in pids.read_text().split() if lives(int(pid))]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:
+    def check(given: Path, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            environment.of_interpreter(given, NAMES)
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "program").write_text("hello")
+    (tmp_path / "program").chmod(0o755)
+    check(tmp_path / "nowhere", "no interpreter .*nowhere")
+    check(tmp_path / "empty", "empty is no environment: it has no bin/python")
+    check(tmp_path / "text", "cannot start .*text: Permission denied")
+    check(tmp_path / "program", "cannot start .*program: Exec format error")
+    (other / "bin" / "python").unlink()
+    (other / "bin" / "python").symlink_to("gone")
+    check(other, "it has no bin/python")
