@@ -157,11 +157,12 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
         ),
         ("poetry.lock", poetry(), None),
         ("poetry.lock", poetry(("4.40.0", "")), ONE),
+        ("poetry.lock", poetry(("4.40.0", f'markers = "{NOT_HERE}"')), None),
         ("poetry.lock", poetry(("4.40.0", 'markers = "extra == \\"train\\""')), ONE),
         (
             "poetry.lock",
             poetry(
-                ("4.40.0", f'markers = "{NOT_HERE}"'),
+                ("4.40.0", f'markers = {{main = "{NOT_HERE}"}}'),
                 ("4.57.6", f'markers = {{main = "{HERE}", dev = "{NOT_HERE}"}}'),
             ),
             TWO,
@@ -279,23 +280,17 @@ def test_other_requirements_are_not_complete(write: Write, line: str) -> None:
     assert not environment.of_files(["requirements.txt"], NAMES).complete
 
 
-def test_several_files_describe_one_environment(write: Write) -> None:
+def test_several_requirements_files_describe_one_environment(write: Write) -> None:
     write("a.txt", "up==4.40.0\n")
-    write("b.txt", "second-one==1.0\nup\n")
-    write("uv.lock", uv(("4.40.0", INDEX, "")))
-    found = environment.of_files(["a.txt", "b.txt", "a.txt", "uv.lock"], NAMES)
+    write("b.txt", "second-one==1.0\nup>4\n")
+    found = environment.of_files(["a.txt", "b.txt", "a.txt"], NAMES)
     assert found.packages == {"up": ONE, "second-one": Installed("1.0")}
-    assert (found.where, found.complete) == ("a.txt and b.txt and uv.lock", False)
-    write("poetry.lock", poetry(("4.57.6", "")))
-    with pytest.raises(UserError, match=r"poetry.lock has up 4\.57\.6, but .* has 4\.40\.0"):
-        up_in("uv.lock", "poetry.lock")
-
-
-def test_a_version_that_one_file_knows_counts(write: Write) -> None:
-    write("uv.lock", uv(("4.40.0", INDEX, ""), ("4.57.6", INDEX, "")))
-    write("a.txt", "up==4.57.6\n")
-    assert up_in("uv.lock", "a.txt") == TWO
-    assert up_in("a.txt", "uv.lock") == TWO
+    assert (found.where, found.complete) == ("a.txt and b.txt", False)
+    write("-", FREEZE)
+    assert not environment.of_files(["a.txt", "-"], NAMES).complete
+    write("uv.lock", uv(("4.40.0", INDEX, "")))
+    with pytest.raises(UserError, match=r"^uv\.lock lists all packages: give it alone$"):
+        up_in("a.txt", "uv.lock")
 
 
 @pytest.mark.usefixtures("no_network")

@@ -176,6 +176,8 @@ def test_our_environment_does_not_change_what_another_interpreter_finds(
         "print('hello'); print('no line end', end='')",
         "import sys; print('warning: hello', file=sys.stderr)",
         "import atexit, sys; atexit.register(print, 'bye'); sys.stdout.write('distributions: {')",
+        "import os; os.write(1, b'no line end')",
+        'print(\'not its answer {"python": "1", "packages": {}}\', flush=True)',
         "import sys; sys.stdout = sys.stderr = None",
         "raise RuntimeError('it is only reported')",
         "import atexit, os; atexit.register(os._exit, 3)",

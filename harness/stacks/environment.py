@@ -72,33 +72,29 @@ def _installed(
 
 
 def of_files(files: Sequence[str], names: Iterable[str]) -> Environment:
-    """The environment that files describe together; ``-`` is standard input.
+    """The environment that requirements files describe together, or that one file lists.
 
-    Each is a requirements file, the output of ``pip freeze`` or ``conda list --json``, or a lock
-    file of uv or Poetry, or pylock.toml. A requirement without an exact version selects the newest
-    release in the package index that it allows; if the index cannot be read, its version is
+    ``-`` is standard input. A list is a lock file of uv or Poetry, pylock.toml, or the output of
+    ``conda list --json`` or ``pip freeze``. A requirement without an exact version selects the
+    newest release in the package index that it allows; if the index cannot be read, its version is
     unknown. Raises UserError for files that cannot be read or that contradict each other, and
     Inconclusive for a lock file of an unknown version.
     """
     wanted = _wanted(names)
     sources = [source.read(file) for file in dict.fromkeys(files)]
+    where = " and ".join(one.name for one in sources)
     lists = [one for one in sources if one.is_json or one.is_toml]
-    plain = [one for one in sources if one not in lists]
-    parts = {one.name: _listed(one, wanted) for one in lists}
-    complete = True
-    if plain:
-        content = requirements.read(plain)
-        parts[_joined(plain)] = _required(content, wanted)
-        complete = content.frozen and [one.name for one in plain] == [STDIN]
-    return Environment(_merged(parts, wanted), _joined(sources), complete)
+    if lists and len(sources) > 1:
+        raise UserError(f"{lists[0].name} lists all packages: give it alone")
+    if lists:
+        return Environment(_listed(lists[0], wanted), where, complete=True)
+    content = requirements.read(sources)
+    complete = content.frozen and where == STDIN
+    return Environment(_required(content, wanted), where, complete)
 
 
 def _wanted(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(canonicalize_name, [*names, "torch"])))
-
-
-def _joined(sources: Sequence[Source]) -> str:
-    return " and ".join(one.name for one in sources)
 
 
 def _listed(file: Source, names: Sequence[str]) -> dict[str, Installed]:
@@ -118,22 +114,3 @@ def _required(content: requirements.Requirements, names: Sequence[str]) -> dict[
         except Fault as fault:
             found[name] = Installed("", str(fault))
     return {name: package for name, package in found.items() if package}
-
-
-def _merged(
-    parts: Mapping[str, Mapping[str, Installed]], names: Sequence[str]
-) -> dict[str, Installed]:
-    """The packages of all files; a version that one of them knows counts."""
-    merged: dict[str, Installed] = {}
-    for name in names:
-        for where, packages in parts.items():
-            package, other = packages.get(name), merged.get(name)
-            if package is None:
-                continue
-            if other and other.version and package.version not in ("", other.version):
-                raise UserError(
-                    f"{where} has {name} {package.version}, but another file has {other.version}"
-                )
-            if not (other and other.version):
-                merged[name] = package
-    return merged
