@@ -19,12 +19,13 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from harness import catalog
+from harness import catalog, output
 from harness.__main__ import main
+from harness.commands.site import SITE
 from harness.files import ROOT
 from harness.pictures import Bars, Grid, Lines, Picture
 from harness.results import RunResult
-from harness.site import output, statuses
+from harness.site import statuses
 from harness.site.charts import chart
 from harness.site.inputs import collect
 from harness.site.timelines import strip
@@ -232,9 +233,9 @@ def test_a_site_is_replaced_completely(bare: Path, tmp_path: Path) -> None:
     stale, gone = out / "bugs" / "bf16_clip.html", out / "bugs" / "gone.html"
     stale.write_text("stale")
     gone.write_text("a bug that was deleted")
-    mark = json.loads((out / output.MARK).read_text())
+    mark = json.loads((out / SITE.mark).read_text())
     mark["files"].append("bugs/gone.html")
-    (out / output.MARK).write_text(json.dumps(mark))
+    (out / SITE.mark).write_text(json.dumps(mark))
     assert main(["site", "--out", str(out)]) == 0
     assert "stale" not in stale.read_text()
     assert not gone.exists()
@@ -262,7 +263,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    output.put(out, {"index.html": "old"})
+    output.put(out, {"index.html": "old"}, SITE)
     rename, targets = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -273,7 +274,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        output.put(out, {"index.html": "new"})
+        output.put(out, {"index.html": "new"}, SITE)
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 

@@ -23,7 +23,7 @@ from harness.knobs import knobs, meaning
 from harness.report import alarm, count, releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
-from harness.text import markdown_table
+from harness.text import LINK, markdown, markdown_table
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
@@ -81,11 +81,7 @@ def page(name: str) -> str:
 def _story(docstring: str) -> Iterator[str]:
     """The docstring's paragraphs in Markdown."""
     for paragraph in docstring.split("\n\n"):
-        yield _markdown(paragraph)
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"``([^`]+)``", r"`\1`", text)
+        yield markdown(paragraph)
 
 
 def _facts(scenario: Scenario) -> str:
@@ -99,11 +95,11 @@ def _facts(scenario: Scenario) -> str:
         "releases": releases(chosen),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
-    return markdown_table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
+    return markdown_table(["", ""], [[name, markdown(text)] for name, text in rows.items()])
 
 
 def _linked(text: str) -> str:
-    return re.sub(r"(https://[^\s)]+[^\s).,;])", r"<\1>", text)
+    return LINK.sub(r"<\g<0>>", text)
 
 
 def _variants(scenario: Scenario) -> str:
@@ -140,7 +136,7 @@ def _judgement(module: Any, name: str) -> str:
 
 
 def _doc(function: Any) -> str:
-    return _markdown(" ".join((inspect.getdoc(function) or "").split()))
+    return markdown(" ".join((inspect.getdoc(function) or "").split()))
 
 
 def _insufficient_checks(name: str) -> Mapping[str, bool]:

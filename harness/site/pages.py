@@ -15,10 +15,10 @@ from markupsafe import Markup, escape
 from packaging.version import Version
 
 from harness import catalog
+from harness.output import Files
 from harness.site import timelines
 from harness.site.bugs import Bug
 from harness.site.inputs import Material, NightlyResults
-from harness.site.output import Files
 from harness.site.statuses import Known, Statuses
 from harness.spec import HARMS, Lane
 from harness.sweep import changes
