@@ -1,4 +1,4 @@
-"""write each scenario's README.md, and docs/bugs.md, from the code and the recorded runs
+"""write each scenario's README.md, docs/bugs.md and docs/alive.md, from code and recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import catalog, evidence
-from harness.commands import Arguments
+from harness.commands import Arguments, _alive_page
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
@@ -43,19 +43,22 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md")
+    console.print(f"{len(names)} pages, docs/bugs.md, docs/alive.md")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, and the table of all bugs, up to date."""
+    """Bring the pages of scenarios, the table of all bugs and the page of those that are alive up
+    to date. While a scenario is broken, that page stays as it is: it would lack the bug."""
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
+        if not catalog.broken():
+            write_whole(BUGS.with_name(_alive_page.NAME), _alive_page.text())
 
 
 def page(name: str) -> str:
@@ -95,6 +98,9 @@ def _facts(scenario: Scenario) -> str:
         "releases": releases(chosen),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
+    if not scenario.known_upstream:
+        files = (catalog.REPORT, catalog.REPORT_SCRIPT)
+        rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
     return markdown_table(["", ""], [[name, markdown(text)] for name, text in rows.items()])
 
 
@@ -200,7 +206,8 @@ def with_table(text: str) -> str:
         raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    table = markdown_table(["scenario", "package", "what happens", "harm", "the bug is in"], rows)
+    columns = ["scenario", "package", "what happens", "harm", "visibility", "the bug is in"]
+    table = markdown_table(columns, rows)
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 
@@ -214,7 +221,7 @@ def _row(name: str, old: str) -> list[str] | None:
         return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
     scenario = catalog.scenario(name)
     subject = next(iter(scenario.pins), "torch")
-    return [link, subject, scenario.title, scenario.harm, _where(scenario)]
+    return [link, subject, scenario.title, scenario.harm, scenario.visibility, _where(scenario)]
 
 
 def _where(scenario: Scenario) -> str:
