@@ -36,9 +36,14 @@ def files() -> dict[str, str]:
     """The record of each bug that a tested release has, as JSON by file name."""
     names = [name for name in catalog.sound() if periods(name)]
     return {
-        f"{PREFIX}{name}.json": json.dumps(record(name), indent=1, ensure_ascii=False) + "\n"
+        file_name(name): json.dumps(record(name), indent=1, ensure_ascii=False) + "\n"
         for name in names
     }
+
+
+def file_name(name: str) -> str:
+    """The name of a bug's file."""
+    return f"{PREFIX}{name}.json"
 
 
 def without() -> dict[str, str]:
