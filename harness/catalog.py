@@ -30,6 +30,8 @@ PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
 MODULE = "scenario"
+REPORT, REPORT_SCRIPT = "report.md", "report.py"
+"""The text for the maintainers of a bug that they do not know, and the script that shows it."""
 
 
 class BrokenScenario(HarnessError):

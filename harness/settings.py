@@ -58,6 +58,14 @@ def by_code(text: str) -> ByCode:
     return ByCode(text)
 
 
+def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
+    """Each condition as text, by its setting: ``{"precision": "bf16 or fp16"}``."""
+    return {
+        name: wanted.text if isinstance(wanted, ByCode) else _wanted(wanted)
+        for name, wanted in conditions.items()
+    }
+
+
 @dataclass(frozen=True)
 class Trigger:
     """Whether settings set off a bug."""

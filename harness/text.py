@@ -53,6 +53,15 @@ def short(reason: str, most: int = 100) -> str:
     return line if len(line) <= most else line[: most - 4] + " ..."
 
 
+def markdown(text: str) -> str:
+    """A docstring's text in Markdown: code between double backticks gets single ones."""
+    return re.sub(r"``([^`]+)``", r"`\1`", text)
+
+
+LINK = re.compile(r"https://[^\s)]+[^\s).,;]")
+"""An address in a text, without the punctuation after it."""
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table. In its cells ``|`` is escaped, and a line break becomes a space."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]

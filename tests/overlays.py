@@ -27,6 +27,15 @@ def lent(scenario: str, *variants: str, cache: Path | None = None) -> Iterator[d
         yield found
 
 
+@contextmanager
+def lent_release(scenario: str, release: str) -> Iterator[Overlay]:
+    """The overlay of a release of a scenario's subject, as published, from the user's cache."""
+    of, cache = catalog.scenario(scenario), cache_folder()
+    stack = resolution.stack(of, pins.complete(of, {of.subject: release}), cache)
+    with overlay.borrowed(stack, (), cache) as found:
+        yield found
+
+
 def copy(lent: Overlay, cache: Path) -> Path:
     """Copy an overlay into another cache, as links where the file system has them; its folder."""
     folder = cache / "overlays" / lent.key

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from harness.commands.site import SITE
 from harness.files import ROOT
+from harness.output import put
 from harness.site.inputs import collect
-from harness.site.output import put
 from harness.site.pages import pages
 from tests.chromium import executable
 from tests.recording import all_recorded
@@ -36,7 +37,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         site = Path(folder) / "site"
-        put(site, pages(collect(None, [all_recorded(Path(folder) / "runs")], print)))
+        put(site, pages(collect(None, [all_recorded(Path(folder) / "runs")], print)), SITE)
         browser = started.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
         for name, (file, part, (width, height), scheme) in SHOTS.items():
             page = browser.new_page(viewport={"width": width, "height": height})

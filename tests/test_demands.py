@@ -84,3 +84,17 @@ def test_admit_runs_nothing_before_the_demands_are_met(
     out = capsys.readouterr().out
     assert "no recorded run: python -m tests.record RUN" in out
     assert f"{NAME}: not admitted" in out
+
+
+def test_a_bug_that_upstream_does_not_know_needs_a_short_script_and_a_text(folders: Path) -> None:
+    unknown = replace(catalog.scenario(NAME), known_upstream=False)
+    with pytest.raises(Missing, match=r"there is no report\.py"):
+        _demands.report(NAME, unknown)
+    script = catalog.folder(NAME) / "report.py"
+    script.write_text("print()\n" * 41)
+    with pytest.raises(Missing, match=r"there is no report\.md"):
+        _demands.report(NAME, unknown)
+    script.with_name("report.md").touch()
+    with pytest.raises(Missing, match="has 41 lines, more than 40"):
+        _demands.report(NAME, unknown)
+    assert _demands.report(NAME, catalog.scenario(NAME)) == "none: upstream knows the bug"

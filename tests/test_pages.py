@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import pages
+from harness.commands import _alive_page, pages
+from harness.spec import HARMS
+from harness.sweep.alive_bugs import alive_bugs
+from harness.sweep.periods import alive
 
 
 @pytest.fixture
@@ -21,6 +25,46 @@ def own(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_bug_is_in_the_table() -> None:
     text = pages.BUGS.read_text()
     assert text == pages.with_table(text), "python -m harness pages"
+
+
+def test_the_page_of_living_bugs_is_up_to_date() -> None:
+    page = pages.BUGS.with_name(_alive_page.NAME)
+    assert page.read_text() == _alive_page.text(), "python -m harness pages"
+
+
+def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
+    text = _alive_page.text()
+    order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    assert order == [bug.name for bug in alive_bugs()]
+    assert set(order) == {name for name in catalog.sound() if alive(name)}
+    harms = [HARMS.index(catalog.scenario(name).harm) for name in order]
+    assert harms == sorted(harms)
+    for part in (
+        "| release | accelerate 1.15.0 |",
+        "| trigger | 1.15.0 with its seedable sampler, which the fix left out |",
+        "| our run showed | epoch 1: 45 of 64 samples seen",
+        "| harm | loses data; silent |",
+        "| command | `python -m harness run scenario=sampler_shards variant=alive` |",
+        "of the bug in 0.25.0 to 0.29.3, fixed in 0.30.1: <https://github.com/huggingface/",
+        "`python -m harness run scenario=tied_resume_norm` |",
+        "variant=released pins.deepspeed=0.19.8` |",
+        "[report.md](../scenarios/deepspeed/tied_resume_norm/report.md), [report.py](",
+    ):
+        assert part in text
+
+
+def test_the_page_of_living_bugs_stays_while_a_scenario_is_broken(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / "bugs.md").write_text(f"{pages.TABLE}\n{pages.TABLE_END}\n")
+    alive_file = own / _alive_page.NAME
+    alive_file.write_text("all of them")
+    monkeypatch.setattr(catalog, "broken", lambda: {"rope_zero_init": "it is broken"})
+    pages.write([])
+    assert alive_file.read_text() == "all of them"
+    monkeypatch.setattr(catalog, "broken", dict)
+    pages.write([])
+    assert alive_file.read_text().startswith("# Alive")
 
 
 def test_a_page_tells_all_that_the_code_says(own: Path) -> None:

@@ -19,16 +19,19 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from harness import catalog
+from harness import catalog, output
 from harness.__main__ import main
+from harness.commands.site import SITE
 from harness.files import ROOT
 from harness.pictures import Bars, Grid, Lines, Picture
 from harness.results import RunResult
-from harness.site import output, statuses
+from harness.site import statuses
 from harness.site.charts import chart
 from harness.site.inputs import collect
 from harness.site.timelines import strip
 from harness.spec import Verdict
+from harness.sweep import advisories
+from harness.sweep.alive_bugs import alive_bugs
 from harness.sweep.history import writing
 from harness.sweep.history_rows import Kind
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
@@ -102,7 +105,7 @@ def test_every_link_and_loaded_file_exists(which: str, request: pytest.FixtureRe
                 continue
             address, fragment = urldefrag(link)
             target = (path.parent / address).resolve() if address else path
-            assert target in pages, f"{path.name} leads to {link}"
+            assert target.is_file(), f"{path.name} leads to {link}"
             assert not fragment or fragment in pages[target].ids, f"{path.name}: {link}"
         for address in page.loads:
             assert address == "data:," or (path.parent / address).is_file(), address
@@ -162,6 +165,42 @@ def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
     text = (site / "index.html").read_text()
     assert "transformers 5.23.0: alive" in text
     assert text.count('data-alive="yes"') == 1
+
+
+def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, bare: Path) -> None:
+    """The small history has results of two bugs alone, and one is alive."""
+    headings = re.compile(r'<h2 id="(\w+)" class="mono">')
+    assert headings.findall((site / "alive.html").read_text()) == ["rope_zero_init"]
+    recorded = (bare / "alive.html").read_text()
+    assert headings.findall(recorded) == [bug.name for bug in alive_bugs()]
+    alive = recorded.count("Our run showed")
+    assert (bare / "index.html").read_text().count('data-alive="yes"') == alive
+    check_has(
+        bare / "alive.html",
+        "python -m harness run scenario=sampler_shards variant=alive",
+        "45 of 64 samples seen",
+        "<dd>no; related: <a href=",
+    )
+    check_has(bare / "index.html", "accelerate 1.15.0: alive with another trigger")
+
+
+def test_every_bug_shows_its_harm_and_its_visibility(bare: Path) -> None:
+    for name in catalog.names():
+        scenario = catalog.scenario(name)
+        check_has(
+            bare / "bugs" / f"{name}.html",
+            f'<li class="tag">{scenario.harm}</li>\n<li class="tag">{scenario.visibility}</li>',
+        )
+
+
+def test_the_site_has_the_advisories(bare: Path) -> None:
+    files = {path.name: path.read_text() for path in (bare / "advisories").iterdir()}
+    assert files == advisories.files()
+    page = pages_of(bare)[bare / "advisories.html"]
+    linked = {link for link in page.links if link.startswith("advisories/")}
+    assert linked == {f"advisories/{name}" for name in files}
+    check_has(bare / "advisories.html", "4.31.0 (or earlier) to 4.37.2; 4.38.2 is not affected")
+    check_has(bare / "advisories.html", "device_math</a>: no release was tested")
 
 
 def test_a_release_between_two_that_agree_has_their_status() -> None:
@@ -232,9 +271,9 @@ def test_a_site_is_replaced_completely(bare: Path, tmp_path: Path) -> None:
     stale, gone = out / "bugs" / "bf16_clip.html", out / "bugs" / "gone.html"
     stale.write_text("stale")
     gone.write_text("a bug that was deleted")
-    mark = json.loads((out / output.MARK).read_text())
+    mark = json.loads((out / SITE.mark).read_text())
     mark["files"].append("bugs/gone.html")
-    (out / output.MARK).write_text(json.dumps(mark))
+    (out / SITE.mark).write_text(json.dumps(mark))
     assert main(["site", "--out", str(out)]) == 0
     assert "stale" not in stale.read_text()
     assert not gone.exists()
@@ -262,7 +301,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    output.put(out, {"index.html": "old"})
+    output.put(out, {"index.html": "old"}, SITE)
     rename, targets = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -273,7 +312,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        output.put(out, {"index.html": "new"})
+        output.put(out, {"index.html": "new"}, SITE)
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,10 @@ WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 780}
 MARKS = ", ".join(f"svg .mark-{kind} path" for kind in ("rect", "symbol", "line"))
 PAGES = [
     "index.html",
+    "alive.html",
     "releases.html",
     "nights.html",
+    "advisories.html",
     "upstreams/transformers.html",
     *(f"bugs/{name}.html" for name in catalog.names()),
 ]
@@ -161,6 +164,27 @@ def test_filters_combine_and_an_address_restores_them(tab: Tab) -> None:
     tab.screenshot("wide_index_filtered")
     page.get_by_label("Runs on").select_option("gpu")
     assert shown(page) == ["rope_zero_init"]
+
+
+def test_the_catalogue_can_be_filtered_by_visibility(tab: Tab) -> None:
+    page = tab.open("index.html#visibility=raises")
+    assert shown(page) == ["fp16_overflow"]
+    assert page.get_by_label("Visibility").input_value() == "raises"
+    page.get_by_label("Visibility").select_option("visible in the loss")
+    assert shown(page) == ["fp16_overflow_stage0"]
+    assert page.url.endswith("#visibility=visible+in+the+loss")
+
+
+def test_an_advisory_opens_as_json(chromium: Any, recorded: Path) -> None:
+    tab = Tab(chromium, recorded)
+    tab.open("alive.html")
+    tab.screenshot("wide_recorded_alive")
+    page = tab.open("advisories.html")
+    tab.screenshot("wide_recorded_advisories")
+    page.get_by_role("link", name="trainer_gas_twice").click()
+    content = json.loads(page.locator("pre").inner_text())
+    assert content["id"] == "x_distributed-bugs-trainer_gas_twice"
+    tab.context.close()
 
 
 def test_an_address_may_name_a_lane_and_unknown_choices_are_ignored(tab: Tab) -> None:

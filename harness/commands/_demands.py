@@ -20,6 +20,8 @@ from harness.upstream import locks, pins, resolution
 
 LONGEST_TITLE = 110
 """Characters of a title."""
+LONGEST_SCRIPT = 40
+"""Lines of a script for maintainers."""
 UNFINISHED = "UNFINISHED"
 """What ``new`` writes into each text that somebody has to write."""
 
@@ -156,6 +158,20 @@ def mutations(name: str, scenario: Scenario) -> str:
     return count(len(rows), "mutation")
 
 
+def report(name: str, scenario: Scenario) -> str:
+    """``report.py`` and ``report.md`` tell maintainers of a bug that they do not know"""
+    if scenario.known_upstream:
+        return "none: upstream knows the bug"
+    folder = catalog.folder(name)
+    for file in (catalog.REPORT_SCRIPT, catalog.REPORT):
+        if not (folder / file).is_file():
+            raise Missing(f"known_upstream is False, and there is no {file}")
+    lines = len((folder / catalog.REPORT_SCRIPT).read_text(encoding="utf-8").splitlines())
+    if lines > LONGEST_SCRIPT:
+        raise Missing(f"{catalog.REPORT_SCRIPT} has {lines} lines, more than {LONGEST_SCRIPT}")
+    return count(lines, "line")
+
+
 def page(name: str, scenario: Scenario) -> str:
     """``README.md`` is up to date, and its section written by hand is not empty"""
     file = catalog.folder(name) / pages.PAGE
@@ -178,6 +194,7 @@ DEMANDS: tuple[Demand, ...] = (
     statuses,
     recorded_run,
     mutations,
+    report,
     page,
 )
 """In the order of CONTRIBUTING.md: the page comes last, for it shows all the others."""

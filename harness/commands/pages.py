@@ -1,4 +1,4 @@
-"""write each scenario's README.md, and docs/bugs.md, from the code and the recorded runs
+"""write each scenario's README.md, docs/bugs.md and docs/alive.md, from code and recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import catalog, evidence
-from harness.commands import Arguments
+from harness.commands import Arguments, _alive_page
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
 from harness.report import alarm, count, releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
 from harness.sweep import affected
-from harness.text import markdown_table
+from harness.text import LINK, markdown, markdown_table
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
@@ -43,19 +43,22 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md")
+    console.print(f"{len(names)} pages, docs/bugs.md, docs/alive.md")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, and the table of all bugs, up to date."""
+    """Bring the pages of scenarios, the table of all bugs and the page of those that are alive up
+    to date. While a scenario is broken, that page stays as it is: it would lack the bug."""
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
+        if not catalog.broken():
+            write_whole(BUGS.with_name(_alive_page.NAME), _alive_page.text())
 
 
 def page(name: str) -> str:
@@ -81,11 +84,7 @@ def page(name: str) -> str:
 def _story(docstring: str) -> Iterator[str]:
     """The docstring's paragraphs in Markdown."""
     for paragraph in docstring.split("\n\n"):
-        yield _markdown(paragraph)
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"``([^`]+)``", r"`\1`", text)
+        yield markdown(paragraph)
 
 
 def _facts(scenario: Scenario) -> str:
@@ -99,11 +98,14 @@ def _facts(scenario: Scenario) -> str:
         "releases": releases(chosen),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
-    return markdown_table(["", ""], [[name, _markdown(text)] for name, text in rows.items()])
+    if not scenario.known_upstream:
+        files = (catalog.REPORT, catalog.REPORT_SCRIPT)
+        rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
+    return markdown_table(["", ""], [[name, markdown(text)] for name, text in rows.items()])
 
 
 def _linked(text: str) -> str:
-    return re.sub(r"(https://[^\s)]+[^\s).,;])", r"<\1>", text)
+    return LINK.sub(r"<\g<0>>", text)
 
 
 def _variants(scenario: Scenario) -> str:
@@ -140,7 +142,7 @@ def _judgement(module: Any, name: str) -> str:
 
 
 def _doc(function: Any) -> str:
-    return _markdown(" ".join((inspect.getdoc(function) or "").split()))
+    return markdown(" ".join((inspect.getdoc(function) or "").split()))
 
 
 def _insufficient_checks(name: str) -> Mapping[str, bool]:
@@ -204,7 +206,8 @@ def with_table(text: str) -> str:
         raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
-    table = markdown_table(["scenario", "package", "what happens", "harm", "the bug is in"], rows)
+    columns = ["scenario", "package", "what happens", "harm", "visibility", "the bug is in"]
+    table = markdown_table(columns, rows)
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 
@@ -218,7 +221,7 @@ def _row(name: str, old: str) -> list[str] | None:
         return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
     scenario = catalog.scenario(name)
     subject = next(iter(scenario.pins), "torch")
-    return [link, subject, scenario.title, scenario.harm, _where(scenario)]
+    return [link, subject, scenario.title, scenario.harm, scenario.visibility, _where(scenario)]
 
 
 def _where(scenario: Scenario) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from harness.commands import Arguments
 from harness.errors import ExitCode
+from harness.output import Output, put, refuse_unless_ours
 from harness.report import count, terminal
 from harness.site.inputs import collect
-from harness.site.output import put, refuse_unless_ours
 from harness.site.pages import pages
 
 HISTORY = Path("history.sqlite")
+SITE = Output("a site", mark="site.json", maker="python -m harness site")
 
 
 def main(arguments: list[str]) -> int:
@@ -47,11 +48,11 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     out, console = options.out.resolve(), terminal()
-    refuse_unless_ours(out)
+    refuse_unless_ours(out, SITE)
     history = options.history or (HISTORY if HISTORY.is_file() else None)
     material = collect(history, options.runs, console.print)
     made = pages(material)
-    put(out, made)
+    put(out, made, SITE)
     bugs = sum(name.startswith("bugs/") for name in made)
     console.print(
         f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "

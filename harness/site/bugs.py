@@ -19,8 +19,11 @@ from harness.site.evidence import Evidence
 from harness.site.inputs import Material
 from harness.site.runs import Shown
 from harness.site.statuses import Result
-from harness.spec import BUGGY, Scenario
+from harness.spec import BUGGY, RELEASED, Scenario
+from harness.sweep.advisories import file_name
+from harness.sweep.alive_bugs import AliveBug, finding
 from harness.sweep.cell import Status
+from harness.sweep.periods import Period, alive_in, periods
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,37 @@ class Bug:
         """The result of the highest release with a certain status."""
         return self.material.statuses.newest(self.name, self.upstream)
 
+    @cached_property
+    def alive(self) -> AliveBug | None:
+        """The bug as the highest release with a certain status has it; None if it has it not."""
+        if self.newest is None:
+            return None
+        found = alive_in(self.name, self.newest.version, self.newest.status)
+        if found is None:
+            return None
+        own = found.variant == RELEASED
+        return AliveBug(found, self.newest.reason if own else finding(found))
+
     @property
-    def alive(self) -> bool:
-        """Whether the highest release with a certain status is affected."""
-        return bool(self.newest and self.newest.status is Status.AFFECTED)
+    def now(self) -> tuple[str, str]:
+        """The status of the highest release with a certain status, and the same in words."""
+        if self.newest is None:
+            return "", ""
+        release = f"{self.newest.package} {self.newest.version}"
+        if self.alive is None:
+            return str(Status.NOT_AFFECTED), f"{release}: not affected"
+        other = "" if self.newest.status is Status.AFFECTED else " with another trigger"
+        return str(Status.AFFECTED), f"{release}: alive{other}"
+
+    @cached_property
+    def periods(self) -> list[Period]:
+        """The affected releases by the recorded runs alone, as its advisory has them."""
+        return periods(self.name)
+
+    @property
+    def advisory(self) -> str:
+        """The address of its advisory on the site; there is one if it has periods."""
+        return f"advisories/{file_name(self.name)}"
 
     @cached_property
     def pictures(self) -> list[Chart]:
@@ -136,6 +166,7 @@ class Bug:
             scenario.symptom,
             scenario.trigger,
             scenario.harm,
+            scenario.visibility,
             *scenario.pins,
             *self.story,
         )

@@ -15,13 +15,14 @@ from markupsafe import Markup, escape
 from packaging.version import Version
 
 from harness import catalog
+from harness.output import Files
 from harness.site import timelines
 from harness.site.bugs import Bug
 from harness.site.inputs import Material, NightlyResults
-from harness.site.output import Files
 from harness.site.statuses import Known, Statuses
-from harness.spec import HARMS, Lane
-from harness.sweep import changes
+from harness.spec import HARMS, VISIBILITIES, Lane
+from harness.sweep import advisories, changes
+from harness.sweep.alive_bugs import by_harm
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
@@ -56,12 +57,16 @@ def pages(material: Material) -> Files:
         "material": material,
     }
     made: dict[str, str | bytes] = {
-        "index.html": _page("index", content, harms=_harms(bugs), lanes=list(Lane)),
+        "index.html": _page("index", content, **_choices(bugs), lanes=list(Lane)),
+        "alive.html": _page("alive", content, alive=by_harm(b.alive for b in bugs if b.alive)),
+        "advisories.html": _page("advisories", content, without=advisories.without()),
         "releases.html": _page(
             "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
         ),
         "nights.html": _page("nights", content, **_nightlies(material)),
     }
+    for name, text in advisories.files().items():
+        made[f"advisories/{name}"] = text
     for bug in bugs:
         made[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
     for package in upstreams:
@@ -115,9 +120,14 @@ def _vega() -> str:
     return str(bundle(vl_version=version))
 
 
-def _harms(bugs: Sequence[Bug]) -> list[str]:
-    """The harms that some bug does, in the order of HARMS."""
-    return [word for word in HARMS if any(b.scenario.harm == word for b in bugs)]
+def _choices(bugs: Sequence[Bug]) -> dict[str, Any]:
+    """The harms and the visibilities that some bug has, worst first."""
+    harms = {bug.scenario.harm for bug in bugs}
+    visibilities = {bug.scenario.visibility for bug in bugs}
+    return {
+        "harms": [word for word in HARMS if word in harms],
+        "visibilities": [word for word in VISIBILITIES if word in visibilities],
+    }
 
 
 Heat = dict[str, Any]

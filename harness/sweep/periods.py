@@ -108,12 +108,14 @@ class Alive:
 
 
 def alive(name: str) -> Alive | None:
-    """Whether the newest tested release has the bug, with the trigger of ``buggy`` or of another
-    variant that runs on it as published."""
+    """Whether the newest tested release has the bug, see ``alive_in``."""
     found = newest(name)
-    if found is None:
-        return None
-    release, status = found
+    return alive_in(name, *found) if found else None
+
+
+def alive_in(name: str, release: str, status: Status) -> Alive | None:
+    """Whether a release with a certain status has the bug, with the trigger of ``buggy`` or of
+    another variant that runs on it as published."""
     if status is Status.AFFECTED:
         return Alive(name, release, RELEASED)
     scenario = catalog.scenario(name)

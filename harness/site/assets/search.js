@@ -4,7 +4,7 @@
   const form = document.querySelector("form.search");
   const bugs = [...document.querySelectorAll("li.bug")];
   const count = document.querySelector(".count");
-  const fields = ["q", "upstream", "harm", "lane"];
+  const fields = ["q", "upstream", "harm", "visibility", "lane"];
 
   function searched() {
     const words = new URLSearchParams();
@@ -22,6 +22,7 @@
     return every
       && (!words.has("upstream") || bug.dataset.upstream === words.get("upstream"))
       && (!words.has("harm") || bug.dataset.harm === words.get("harm"))
+      && (!words.has("visibility") || bug.dataset.visibility === words.get("visibility"))
       && (!words.has("lane") || bug.dataset.lanes.split(" ").includes(words.get("lane")))
       && (!words.has("alive") || bug.dataset.alive === "yes");
   }

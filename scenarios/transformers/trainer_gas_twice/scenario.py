@@ -12,8 +12,8 @@ accelerate a plugin with ``num_steps`` set to the Trainer's number. The logged l
 
 We know of no report of this symptom. Issue 45305 of April 2026 has the same cause and the opposite
 effect: under DeepSpeed accelerate does not divide, and gradients were summed, not averaged.
-docs/reports/trainer_gas_twice.py shows the bug without this project. The bug is in how these
-releases of transformers call accelerate; no release of accelerate is at fault.
+``report.py`` shows the bug without this project. The bug is in how these releases of transformers
+call accelerate; no release of accelerate is at fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the site to its folder: replaces a site that is there completely, or not at all."""
+"""A folder that a command fills, such as the site: replaced completely, or not at all."""
 
 from __future__ import annotations
 
@@ -6,45 +6,53 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
 from harness.files import new_folder_beside, write_whole, writing
 
-MARK = "site.json"
-"""The file that lists the files of a site. A folder with other files is not replaced."""
-
-MAKER = "python -m harness site"
-
 Files = Mapping[str, str | bytes]
-"""A site: the content of each file by its path in the folder."""
+"""The content of each file by its path in the folder."""
 
 
-def refuse_unless_ours(out: Path) -> None:
-    """Raise UserError unless ``out`` is missing, empty, or a site and nothing else."""
+@dataclass(frozen=True)
+class Output:
+    """What a command writes into a folder of its own."""
+
+    name: str
+    """For messages, with its article: ``a site``."""
+    mark: str
+    """The name of the file that lists all files. A folder with other files is not replaced."""
+    maker: str
+    """The command."""
+
+
+def refuse_unless_ours(out: Path, output: Output) -> None:
+    """Raise UserError unless ``out`` is missing, empty, or such an output and nothing else."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UserError(f"{out} is not a folder: name a new one, or a site to replace")
+        raise UserError(f"{out} is not a folder: name a new one, or {output.name} to replace")
     if not out.is_dir():
         return
-    foreign = sorted(_present(out) - _made(out))
+    foreign = sorted(_present(out) - _made(out, output))
     if foreign:
         raise UserError(
-            f"{out} contains a file that is not part of a site ({foreign[0]}): name a new or empty "
-            "folder, or a site to replace"
+            f"{out} contains a file that is not part of {output.name} ({foreign[0]}): name a new "
+            f"or empty folder, or {output.name} to replace"
         )
 
 
-def put(out: Path, files: Files) -> None:
-    """Write a site to a temporary folder, then replace ``out`` with it.
+def put(out: Path, files: Files, output: Output) -> None:
+    """Write the files to a temporary folder, then replace ``out`` with it.
 
     Raises the errors of ``refuse_unless_ours``, and Inconclusive if it cannot be written; then the
-    old site is unchanged.
+    old folder is unchanged.
     """
-    refuse_unless_ours(out)
+    refuse_unless_ours(out, output)
     with writing(out, "--out"):
         aside = new_folder_beside(out)
         try:
-            _write(aside, files)
+            _write(aside, files, output)
             _replace(out, aside)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -63,25 +71,27 @@ def _present(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in (*found, *empty, *links)} - {"."}
 
 
-def _made(folder: Path) -> set[str]:
-    """The files of the site in a folder; empty if there is none."""
+def _made(folder: Path, output: Output) -> set[str]:
+    """The files of the output in a folder; empty if there is none."""
     try:
-        content = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        return {MARK, *content["files"]} if content["made by"] == MAKER else set()
+        content = json.loads((folder / output.mark).read_text(encoding="utf-8"))
+        ours = content["made by"] == output.maker
+        return {output.mark, *content["files"]} if ours else set()
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
 
-def _write(folder: Path, files: Files) -> None:
+def _write(folder: Path, files: Files, output: Output) -> None:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    write_whole(folder / MARK, json.dumps({"made by": MAKER, "files": sorted(files)}) + "\n")
+    made = {"made by": output.maker, "files": sorted(files)}
+    write_whole(folder / output.mark, json.dumps(made) + "\n")
 
 
 def _replace(out: Path, aside: Path) -> None:
-    """Rename; if that fails, the old site is restored."""
+    """Rename; if that fails, the old folder is restored."""
     if not out.exists():
         aside.rename(out)
         return

@@ -1,0 +1,90 @@
+"""The list of scenarios: its conditions, and what its JSON says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def listed(capsys: Capture, *words: str) -> dict[str, dict[str, Any]]:
+    """The scenarios that ``list`` prints with these words, by name."""
+    assert main(["list", "--json", *words]) == 0
+    return {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("words", "met"),
+    [
+        (["--upstream", "transformers"], lambda bug: bug["upstream"] == "transformers"),
+        (["--alive"], lambda bug: bug["alive"] is not None),
+        (["--harm", "wrong resume"], lambda bug: bug["harm"] == "wrong resume"),
+        (["--visibility", "silent"], lambda bug: bug["visibility"] == "silent"),
+        (
+            ["--upstream", "deepspeed", "--alive", "--visibility", "silent"],
+            lambda bug: bug["name"] == "tied_resume_norm",
+        ),
+    ],
+)
+def test_the_list_has_the_scenarios_that_meet_all_conditions(
+    words: list[str], met: Callable[[Any], bool], capsys: Capture
+) -> None:
+    everything, found = listed(capsys), listed(capsys, *words)
+    assert 0 < len(found) < len(everything)
+    assert found == {name: bug for name, bug in everything.items() if met(bug)}
+    assert main(["list", *words]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(found) + 1
+
+
+def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:
+    assert listed(capsys, "--upstream", "torch", "--alive") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--upstream", "transformer"], ["mean transformers?", "accelerate, datasets"]),
+        (["--harm", "ruins"], ["no harm 'ruins'", "ruins training, loses data"]),
+        (["--visibility", "loud"], ["silent, visible in the loss, raises"]),
+    ],
+)
+def test_a_wrong_word_is_a_mistake_that_names_the_choices(
+    words: list[str], parts: list[str], capsys: Capture
+) -> None:
+    assert main(["list", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert [part for part in parts if part not in err] == []
+
+
+def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> None:
+    bugs = listed(capsys)
+    bug = bugs["rope_zero_init_v5"]
+    assert (bug["harm"], bug["visibility"]) == ("ruins training", "silent")
+    assert bug["alive"] == {"release": "5.23.0", "variant": "released"}
+    assert bug["known_upstream"] is False
+    assert bug["settings"] == {
+        "precision": "bf16 or fp16",
+        "zero_stage": "3",
+        "code": "the script itself enters zero.Init",
+    }
+    assert bugs["pipeline_gas_twice"]["settings"]["pipeline_parallel"] == "above 1"
+    assert bugs["clip_max_for_min"]["alive"] is None
+    assert bugs["sampler_shards"]["alive"] == {"release": "1.15.0", "variant": "alive"}
+    assert bugs["device_math"]["upstream"] == "torch"
+
+
+def test_a_broken_scenario_meets_no_condition(more_scenarios: Path, capsys: Capture) -> None:
+    folder = more_scenarios / "broken"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "scenario.py").write_text("raise ValueError")
+    assert "broken" in listed(capsys)["broken"]
+    assert "broken" not in listed(capsys, "--visibility", "silent")
