@@ -132,6 +132,16 @@ def test_a_mistake_is_reported(words: list[str], message: str, capsys: Capture) 
     assert message in capsys.readouterr().err
 
 
+def test_an_environment_without_any_upstream_is_a_mistake_and_not_an_all_clear(
+    environment: dict[str, str], capsys: Capture
+) -> None:
+    assert main(["check", "scenario=sampler_shards"]) == 2
+    assert "transformers, torch is installed in " in (err := capsys.readouterr().err)
+    assert err.endswith("-r FILE\n")
+    environment["torch"] = "2.13.0"
+    assert main(["check", "scenario=sampler_shards"]) == 0
+
+
 def test_requirements_without_any_upstream_are_a_mistake(file: Path) -> None:
     file.write_text("numpy\n")
     with pytest.raises(UserError, match=f"names none of {', '.join(catalog.upstreams())}"):

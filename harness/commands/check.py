@@ -10,21 +10,22 @@ cannot run, the status comes from recorded results, see ``affected``.
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from packaging.version import Version
 from rich.console import Console
 
-from harness import catalog, config
+from harness import catalog, config, machine
 from harness.commands import Arguments
 from harness.errors import ExitCode, HarnessError, UserError
+from harness.installation import as_typed
 from harness.machine import cache_folder
 from harness.report import Progress, table, terminal
 from harness.run_config import RunConfig
@@ -87,6 +88,8 @@ def _checked(
     words: Sequence[str], requirements: Path | None, console: Console, *, strict: bool
 ) -> int:
     configs = _configs(words)
+    if requirements is None:
+        _refuse_without_packages()
     wanted = _required(requirements, console) if requirements else None
     with Progress(console) as progress:
         found = _side_by_side(configs, wanted, progress)
@@ -164,13 +167,8 @@ def checked(
 
 def _versions(scenario: Scenario) -> dict[str, str]:
     """The versions of a scenario's packages that are installed here."""
-    found = {}
-    for name in scenario.pins:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: machine.release_of(name) for name in scenario.pins}
+    return {name: version for name, version in found.items() if version}
 
 
 def _run_installed(
@@ -211,6 +209,16 @@ def _recorded(scenario: str, have: Mapping[str, str], releases: str, why: str) -
     return Checked(scenario, str(status), "recorded", f"{releases}: {source}; not run here: {why}")
 
 
+def _refuse_without_packages() -> None:
+    """Raise UserError if this Python has none of the packages: a tool's own environment."""
+    names = [*catalog.upstreams(), "torch"]
+    if not any(map(machine.release_of, names)):
+        raise UserError(
+            f"none of {', '.join(names)} is installed in {sys.prefix}, where this command is: "
+            "name the requirements of your environment, -r FILE"
+        )
+
+
 def _required(file: Path, console: Console) -> dict[str, str]:
     """The releases of the scenarios' packages in a requirements file."""
     if not file.is_file():
@@ -220,8 +228,8 @@ def _required(file: Path, console: Console) -> dict[str, str]:
     found = {name: version for name, version in required.items() if name in names}
     if not found:
         raise UserError(f"{file} names none of {', '.join(names)}")
-    here = metadata.version("torch")
-    if "torch" in required and Version(required["torch"]).public != Version(here).public:
+    here = machine.release_of("torch")
+    if here and "torch" in required and Version(required["torch"]).public != Version(here).public:
         console.print(f"{file} selects torch {required['torch']}, but this runs on torch {here}")
     return found
 
@@ -234,4 +242,5 @@ def _print(console: Console, found: Sequence[Checked]) -> None:
         if one.status == str(Status.AFFECTED):
             scenario = catalog.scenario(one.scenario)
             console.print(f"\n{one.scenario}: {scenario.title}", style="bold red")
-            console.print(f"  only with {scenario.trigger}\n  remedy: {scenario.remedy}")
+            remedy = as_typed(scenario.remedy)
+            console.print(f"  only with {scenario.trigger}\n  remedy: {remedy}")
