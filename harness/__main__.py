@@ -10,15 +10,17 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.commands import USERS, commands
+from harness.commands import IN_A_CHECKOUT, USERS, commands
 from harness.errors import ExitCode, HarnessError, UserError
+from harness.files import ROOT
+from harness.installation import as_typed, install, is_checkout, refuse_without_checkout
 from harness.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
 
-EXTRAS = {"site": "'.[site]'"}
-"""Extra packages that a command needs, for pip."""
+EXTRAS = {"detector_table": ("torch",), "site": ("altair", "jinja2", "vl-convert-python")}
+"""Packages that a command needs and that are not installed with the harness."""
 
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             warn("".join(traceback.format_exception(error)).rstrip(), mark="")
         if isinstance(error, HarnessError):
-            warn(str(error))
+            warn(as_typed(str(error)))
             return _flushed(error.exit_code)
         warn(complaint(error) + ("" if debug else f"; {DEBUG} prints the traceback"))
         return _flushed(ExitCode.INCONCLUSIVE)
@@ -88,13 +90,16 @@ def _as_interrupt(*_: object) -> NoReturn:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE.format(users=_listed(USERS), maintainers=_listed(commands(), USERS)), end="")
+        usage = USAGE.format(users=_listed(USERS), maintainers=_listed(commands(), USERS))
+        print(as_typed(usage), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
     command, *rest = arguments
     if command not in commands():
         from harness.catalog import unknown
 
         raise UserError(unknown("command", command, commands()))
+    if command in IN_A_CHECKOUT:
+        refuse_without_checkout(command)
     code: int = _imported(command).main(rest)
     return code
 
@@ -113,9 +118,17 @@ def _imported(command: str):  # type: ignore[no-untyped-def]
         if missing in ("harness", "scenarios"):
             raise
         raise HarnessError(
-            f"{command} needs the package {missing}, which is not installed: "
-            f"python -m pip install --editable {EXTRAS.get(command, '.')}"
+            f"{command} needs the package {missing}, which is not installed: {_way_out(command)}"
         ) from None
+
+
+def _way_out(command: str) -> str:
+    """How to install what a command lacks."""
+    if command in EXTRAS:
+        return install(*EXTRAS[command])
+    if is_checkout():
+        return install("--editable", str(ROOT))
+    return "install distributed-bugs again, with its dependencies"
 
 
 def _leave(code: int) -> NoReturn:

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import catalog
 from harness.errors import UserError
+from harness.installation import PROGRAM
 from harness.knobs import knobs, meaning
 from harness.run_config import ALL, AUTO, LANES, RunConfig, Schema, read, refuse_extras
 from harness.spec import RELEASED, Scenario
@@ -215,7 +216,7 @@ def _help(name: str, module: ModuleType) -> str:
 @contextmanager
 def _as_argv(arguments: Sequence[str]) -> Iterator[None]:
     before = sys.argv
-    sys.argv = ["python -m harness run", *arguments]
+    sys.argv = [f"{PROGRAM} run", *arguments]
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import Fault, Unsupported, UserError
 from harness.files import ROOT, locked, writing
+from harness.installation import SCRIPT, is_checkout
 from harness.spec import Lane, Scenario
 
 MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
@@ -144,7 +145,7 @@ def facts() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),
-        "torch": _version("torch"),
+        "torch": release_of("torch"),
         "gpus": [gpu.name for gpu in gpus()],
     }
 
@@ -164,6 +165,9 @@ def source() -> dict[str, Any]:
     if carried.is_file():
         found: dict[str, Any] = json.loads(carried.read_text())["source"]
         return found
+    if not is_checkout():
+        release = f"no checkout: {SCRIPT} {release_of(SCRIPT)} is installed"
+        return {"commit": None, "dirty": None, "unknown": release}
     if shutil.which("git") is None:
         return {"commit": None, "dirty": None, "unknown": "no git on the PATH"}
     commit = _git("rev-parse", "HEAD")
@@ -179,7 +183,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _version(distribution: str) -> str | None:
+def release_of(distribution: str) -> str | None:
+    """The installed release of a package; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -90,7 +90,10 @@ SPEC = ("harness.spec", "harness.settings", "harness.errors")
         ("harness.facts", set()),
         ("harness.pictures", set()),
         ("harness.apex", set()),
-        ("harness.upstream", {"harness.apex", "harness.files", "harness.text", *SPEC}),
+        (
+            "harness.upstream",
+            {"harness.apex", "harness.files", "harness.installation", "harness.text", *SPEC},
+        ),
         ("harness.stacks", {"harness.upstream", "harness.errors", "harness.text"}),
         ("scenarios.common", {"harness.detectors", "harness.facts", "harness.pictures", *SPEC}),
         (

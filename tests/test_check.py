@@ -195,6 +195,13 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) 
     assert message in capsys.readouterr().err
 
 
+def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["check", "-r", file(tmp_path, "numpy==2.0")]) == 2
+    assert "requirements.txt has none of accelerate, datasets" in capsys.readouterr().err
+
+
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
     code = (
         "import sys, os; from harness.__main__ import main; "

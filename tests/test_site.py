@@ -23,6 +23,7 @@ from harness import catalog, output
 from harness.__main__ import main
 from harness.commands.site import SITE
 from harness.files import ROOT
+from harness.installation import install
 from harness.pictures import Bars, Grid, Lines, Picture
 from harness.results import RunResult
 from harness.site import statuses
@@ -388,8 +389,8 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 3
-    line = "harness: site needs the package altair, which is not installed: python -m pip install"
-    assert done.stderr == f"{line} --editable '.[site]'\n"
+    line = "harness: site needs the package altair, which is not installed: "
+    assert done.stderr == f"{line}{install('altair', 'jinja2', 'vl-convert-python')}\n"
 
 
 # Charts

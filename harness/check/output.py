@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness import catalog
 from harness.check.answers import RAN, Answer, Checked
+from harness.installation import as_typed
 from harness.report import count
 from harness.stacks.environment import Environment
 from harness.text import short
@@ -70,8 +71,8 @@ def _whole(checked: Checked) -> str:
         "seen" if checked.how == RAN else "known": short(checked.why, LONGEST),
         "settings": checked.settings,
         "only with": scenario.trigger,
-        "remedy": scenario.remedy,
-        "see it": checked.command,
+        "remedy": as_typed(scenario.remedy),
+        "see it": as_typed(checked.command),
     }
     lines = [f"  {name + ':':<10} {text}" for name, text in rows.items() if text]
     title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"

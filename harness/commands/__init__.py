@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.errors import UserError
+from harness.installation import PROGRAM, as_typed
 
 USERS = ("run", "list", "show", "check", "matrix", "bisect", "watch", "site", "grade")
 """The commands that people use who only want to know about bugs; the others are for maintainers."""
+
+IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
+"""The commands that write into the checkout, or need what only a checkout has."""
 
 
 @cache
@@ -37,8 +41,8 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, module: str) -> None:
         super().__init__(
-            prog=f"python -m harness {module.rpartition('.')[2]}",
-            description=sys.modules[module].__doc__,
+            prog=f"{PROGRAM} {module.rpartition('.')[2]}",
+            description=as_typed(sys.modules[module].__doc__ or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 

@@ -23,6 +23,7 @@ from typing import Any
 from harness import catalog
 from harness.commands import Arguments
 from harness.errors import ExitCode, Inconclusive
+from harness.installation import refuse_without_torch
 from harness.machine import cache_folder
 from harness.report import table, terminal
 from harness.spec import BUGGY, Scenario
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs to take the median of")
     parser.add_argument("--all", action="store_true", help="also all scenarios, and a sweep")
     options = parser.parse_args(arguments)
+    refuse_without_torch("bench")
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
         _print_commands("the command line", QUICK, {"": ""}, options.rounds, Path(folder))

@@ -19,6 +19,7 @@ from rich.console import Console
 from harness.commands import Arguments, pages
 from harness.commands.matrix import STYLES, Sweep, describe, sweep_of
 from harness.errors import ExitCode, Fault, UserError
+from harness.installation import refuse_without_checkout
 from harness.machine import cache_folder
 from harness.report import Progress, count, terminal
 from harness.run_config import RunConfig
@@ -134,6 +135,8 @@ def bisect(
 
     With ``record`` the results are written to the scenario's ``affected.json``.
     """
+    if record:
+        refuse_without_checkout("--record")
     sweep, console = sweep_of("bisect", words), terminal()
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")

@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("--unknown has an effect only with --run")
     settings = _settings(options)
     environment = _environment(options, names)
+    _refuse_nothing(environment)
     found = recorded(names, environment, settings)
     if options.run:
         found = _with_runs(found, environment, overrides, options)
@@ -114,6 +115,17 @@ def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environme
     if options.requirements:
         return stacks.of_files(options.requirements, packages)
     return stacks.of_this_interpreter(packages)
+
+
+def _refuse_nothing(environment: Environment) -> None:
+    """Refuse an environment without any of the packages: that would look like an all-clear. Often
+    it is the one of this tool itself."""
+    if not environment.packages:
+        names = ", ".join([*catalog.upstreams(), "torch"])
+        raise UserError(
+            f"{environment.where} has none of {names}: name another environment with --python, or "
+            "its requirements with -r"
+        )
 
 
 def _with_runs(

@@ -25,6 +25,7 @@ from harness import catalog, config
 from harness.commands import Arguments, pages
 from harness.errors import UserError
 from harness.files import write_whole, writing
+from harness.installation import refuse_without_checkout, refuse_without_torch
 from harness.report import COLOURS, Progress, count, table, terminal
 from harness.run_config import ALL, RunConfig
 from harness.spec import RELEASED, Scenario, Verdict
@@ -72,6 +73,7 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
     for name in ranges:
         if name not in scenario.pins:
             raise UserError(catalog.unknown("pin of this scenario", name, scenario.pins))
+    refuse_without_torch(command)
     axes = {name: releases.chosen(name, value) for name, value in ranges.items()}
     if not axes:
         example = next(iter(scenario.pins), None)
@@ -132,6 +134,8 @@ def matrix(
     for file in filter(None, (csv_file, json_file)):
         if not file.parent.is_dir():  # now, not after hours of tests
             raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    if record:
+        refuse_without_checkout("--record")
     sweep, console = sweep_of("matrix", words), terminal()
     cells = swept(sweep, console, again=again)
     console.print()

@@ -14,6 +14,7 @@ from rich.console import Console
 from harness import catalog
 from harness.commands import Arguments, pin
 from harness.errors import ExitCode, UserError
+from harness.installation import as_typed
 from harness.knobs import knobs, meaning
 from harness.machine import cache_folder
 from harness.report import releases, terminal
@@ -46,7 +47,7 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     first, *others = scenario.report
     console.print(f"\nreport    {first}", *(f"\n          {report}" for report in others), sep="")
     console.print(f"fix       {scenario.fix}\nsymptom   {scenario.symptom}")
-    console.print(f"trigger   only with {scenario.trigger}\nremedy    {scenario.remedy}")
+    console.print(f"trigger   only with {scenario.trigger}\nremedy    {as_typed(scenario.remedy)}")
     console.print(f"ranks     {scenario.ranks} (lanes: {', '.join(scenario.lanes)})\n\nvariants")
     for variant, v in scenario.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from harness import catalog, config
 from harness.commands import Arguments
 from harness.errors import ExitCode, UserError
+from harness.installation import refuse_without_torch
 from harness.nightly import report
 from harness.nightly.steps import Summary, read_index, today, watch
 from harness.report import count, terminal
@@ -56,7 +57,9 @@ def main(arguments: list[str]) -> int:
         if not file.parent.is_dir():  # now, not after hours of tests
             raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
     days = days_of(options.as_of) if options.as_of is not None else []
-    summaries = _watch(options.history, days, _configs(options.overrides))
+    configs = _configs(options.overrides)
+    refuse_without_torch("watch")
+    summaries = _watch(options.history, days, configs)
     report.write(summaries, files)
     return ExitCode.worst(summary.exit_code for summary in summaries)
 

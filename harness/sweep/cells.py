@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness import catalog, machine
 from harness.errors import ExitCode, Fault, HarnessError, UserError
+from harness.installation import refuse_without_torch
 from harness.machine import cache_folder
 from harness.report import last_lines, terminal
 from harness.results import RunResult
@@ -143,6 +144,7 @@ def find(
     With ``faults``, a fault of the machine is raised and yields no cell.
     """
     try:
+        refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
         inputs = inputs_of(config, stack_of(config, RELEASED, cache))
         stored = None if again else cell_store.read(cache, inputs)
         if stored:

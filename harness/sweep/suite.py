@@ -23,6 +23,7 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.errors import ExitCode, HarnessError, Unsupported, UserError
+from harness.installation import refuse_without_torch
 from harness.report import count, summary, summary_row, terminal
 from harness.results import RunResult
 from harness.run_config import RunConfig
@@ -55,6 +56,7 @@ class Done:
 
 def run_and_note(configs: list[RunConfig]) -> None:
     """Run the scenarios that one command line selects, and write the exit code for the command."""
+    refuse_without_torch("a run")  # once, and not in the table of several
     if len(configs) == 1:
         code = run(configs[0])[0].exit_code
     else:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.errors import Inconclusive, Unsupported
+from harness.installation import refuse_without_torch
 from harness.report import print_header, print_verdict, terminal
 from harness.results import RunResult
 from harness.run_config import RunConfig
@@ -37,8 +38,10 @@ def run(
 
     Setting ``stop`` ends the run from another thread, as Ctrl-C does from the terminal. ``pool``
     contains the servers that the runs of a command share. Raises HarnessError if there is nothing
-    to grade: a mistake of the user, a full disk, no network and no overlay.
+    to grade: a mistake of the user, no torch, a full disk, no network and no overlay.
     """
+    if config.installed is None:
+        refuse_without_torch("a run")
     with job_of(config, console or terminal(), pool, stop) as job:
         for name, step in STEPS:
             start = time.monotonic()

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import Inconclusive, Unsupported
 from harness.files import link, locked, new_folder_beside, sha256, write_whole, writing
+from harness.installation import refuse_without_torch
 from harness.spec import Defect
 from harness.upstream import bytecode, locks, pins, quirks, resolution, uv
 from harness.upstream import defect as edit
@@ -190,6 +191,9 @@ def _make(
 
 
 def _install(stack: Stack, site: Path) -> str:
+    for name in set(stack.pins).intersection(quirks.SOURCE_ONLY):
+        # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
+        refuse_without_torch(f"building {name} {stack.pins[name]}")
     text = resolution.lock(stack)
     site.mkdir()  # for a bug of torch itself nothing is installed
     resolution.install(text, stack, site)

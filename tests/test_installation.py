@@ -1,0 +1,145 @@
+"""Without torch, and without a checkout: what still works, and one line for what does not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import commands, installation, machine
+from harness.__main__ import main
+from harness.errors import Fault
+from harness.upstream import index, overlay, pins
+
+Capture = pytest.CaptureFixture[str]
+MonkeyPatch = pytest.MonkeyPatch
+BUG = "scenario=sampler_shards"
+RANGE = [BUG, "pins.accelerate=0.29:0.31"]
+
+
+def lacks(monkeypatch: MonkeyPatch, *names: str) -> None:
+    """These packages are not installed, and all others are."""
+    monkeypatch.setattr(installation, "find_spec", lambda name: None if name in names else name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", BUG],
+        ["run", "scenario=all"],
+        ["run", "--multirun", BUG, "seed=1,2"],
+        ["matrix", *RANGE],
+        ["bisect", *RANGE],
+        ["watch", "--history", "history.sqlite"],
+        ["admit", BUG],
+        ["bench", "sampler_shards"],
+    ],
+    ids=" ".join,
+)
+def test_without_torch_a_run_is_refused_in_one_line_before_anything_starts(
+    words: list[str],
+    tmp_path: Path,
+    cache: Path,
+    runs: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lacks(monkeypatch, "torch")
+    monkeypatch.setattr(index, "releases", None)  # the index is not read either
+    assert main(words) == 3
+    err = capsys.readouterr().err
+    assert err.endswith(f" needs torch, which is not installed: {installation.install('torch')}\n")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_torch_a_mistake_is_still_reported_first(
+    monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    lacks(monkeypatch, "torch")
+    assert main(["run", "scenario=sampler_shard"]) == 2
+    assert "did you mean sampler_shards?" in capsys.readouterr().err
+
+
+def test_without_torch_check_reports_what_was_recorded(
+    tmp_path: Path, cache: Path, monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    lacks(monkeypatch, "torch")
+    monkeypatch.setattr(machine, "release_of", lambda _: None)
+    monkeypatch.setattr(index, "releases", None)
+    file = tmp_path / "requirements.txt"
+    file.write_text("accelerate==0.28.0\ntorch==2.5.1\n")
+    assert main(["check", BUG, "-r", str(file)]) == 1
+    (row,) = [r for r in capsys.readouterr().out.splitlines() if r.startswith("sampler_shards  ")]
+    assert row.split()[1:3] == ["affected", "recorded"]
+    assert "not run here: a run needs torch" in row
+    assert not cache.exists()
+
+
+def test_deepspeed_is_not_built_without_torch(
+    tmp_path: Path, cache: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """It notes torch's version when it is built, and chooses how its pipeline sends by that."""
+    lacks(monkeypatch, "torch")
+    stack = pins.Stack(
+        {"deepspeed": "0.19.8"}, "2026-09-01", *pins.here(), lock="deepspeed==0.19.8"
+    )
+    with pytest.raises(Fault, match=r"^building deepspeed 0\.19\.8 needs torch"):
+        overlay.make(stack, (), cache)
+    assert not list(cache.glob("overlays/*/"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([name, "x"] for name in ("admit", "bench", "evidence", "lock", "new", "pages")),
+        ["matrix", *RANGE, "--record"],
+        ["bisect", *RANGE, "--record"],
+    ],
+    ids=" ".join,
+)
+def test_an_installed_package_refuses_to_write_into_itself(
+    words: list[str], tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr(installation, "ROOT", tmp_path)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(" needs a checkout of the project; this is an installed package\n")
+    assert err.count("\n") == 1
+
+
+def test_the_source_of_an_installed_package_is_its_release(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr(installation, "ROOT", tmp_path)
+    source = machine.source()
+    assert source["commit"] is None
+    assert source["unknown"].startswith("no checkout: distributed-bugs ")
+
+
+def test_the_script_is_named_where_it_was_started(
+    monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(installation, "PROGRAM", installation.SCRIPT)
+    monkeypatch.setattr(commands, "PROGRAM", installation.SCRIPT)
+    assert main(["--help"]) == 0
+    assert main(["check", "--help"]) == 0
+    assert main(["grade"]) == 2
+    out, err = capsys.readouterr()
+    assert "\n    distributed-bugs run scenario=" in out
+    assert "\nusage: distributed-bugs check " in out
+    assert "see distributed-bugs grade --help" in err
+    assert installation.MODULE not in out + err
+
+
+@pytest.mark.parametrize(("missing", "pip"), [((), "pip"), (("pip",), "uv pip")])
+def test_an_environment_without_pip_is_extended_by_uv(
+    missing: tuple[str, ...], pip: str, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/a tool/bin/python")
+    lacks(monkeypatch, *missing)
+    assert installation.install("torch") == f"'/a tool/bin/python' -m {pip} install torch"

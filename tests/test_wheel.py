@@ -1,0 +1,169 @@
+"""The installed package: what is in the wheel, and its command away from a checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from harness import catalog
+from harness.__main__ import EXTRAS
+from harness.files import ROOT
+from harness.upstream import uv
+
+pytestmark = pytest.mark.slow
+
+PLACES = ("configs", "harness", "scenarios")
+LEFT_OUT = {"__pycache__", "recorded"}
+THEIRS = ("harness.py", "configs/__init__.py", "scenarios/__init__.py")
+"""Modules of a user, who even has them on the path."""
+
+
+def run_uv(*words: str | Path) -> None:
+    done = subprocess.run([uv.binary(), *words], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout; needs the package index for the build backend."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run_uv("build", "--wheel", "--out-dir", folder, ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@dataclass
+class Tool:
+    """An environment with the wheel and without torch, and an empty folder of a user."""
+
+    venv: Path
+    cwd: Path
+
+    @property
+    def package(self) -> Path:
+        (found,) = self.venv.glob("lib/python*/site-packages/distributed_bugs")
+        return found
+
+    def run(self, words: str) -> tuple[int, str, str]:
+        """The exit code, output and errors of ``distributed-bugs WORDS``."""
+        ours = {"HARNESS_CACHE": str(self.cwd / "cache"), "UV_OFFLINE": "1", "PYTHONPATH": "."}
+        done = subprocess.run(
+            [str(self.venv / "bin" / "distributed-bugs"), *shlex.split(words)],
+            cwd=self.cwd,
+            env=os.environ | ours,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def tool(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Tool:
+    folder = tmp_path_factory.mktemp("tool")
+    venv, cwd = folder / "venv", folder / "cwd"
+    run_uv("venv", "--quiet", venv)
+    run_uv("pip", "install", "--quiet", "--python", venv / "bin" / "python", wheel)
+    cwd.mkdir()
+    return Tool(venv, cwd)
+
+
+def files(folder: Path) -> Iterator[str]:
+    """The files in a folder that are not left out of the wheel."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        yield from (str(Path(root, name).relative_to(folder)) for name in names)
+
+
+def test_the_wheel_is_one_package_with_every_file_of_ours(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [Path(name) for name in archive.namelist()]
+    info = {str(name) for name in names if name.parts[0].endswith(".dist-info")}
+    ours = {f"distributed_bugs/{p}/{file}" for p in PLACES for file in files(ROOT / p)}
+    ours ^= {"distributed_bugs/harness/console_script.py", "distributed_bugs/__init__.py"}
+    assert {str(name) for name in names} - info == ours
+    assert len(info) == 5
+
+
+def test_torch_is_only_in_extras_and_the_packages_that_a_message_names_are_those_of_site(
+    wheel: Path,
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (file,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(file).decode().splitlines()
+    required = [Requirement(line.partition(": ")[2]) for line in lines if "Requires-Dist" in line]
+    extras: dict[str, set[str]] = {}
+    for each in required:
+        extra = re.search(r'extra == "(.*)"', str(each.marker or ""))
+        extras.setdefault(extra[1] if extra else "", set()).add(each.name)
+    assert "torch" not in extras[""]
+    assert extras["run"] == {"torch"}
+    assert extras["site"] == set(EXTRAS["site"])
+
+
+def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    run_uv("build", "--out-dir", tmp_path, ROOT)  # the wheel is built from the source archive
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_an_editable_install_copies_the_script_and_uses_the_checkout(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    run_uv("venv", "--quiet", tmp_path / "venv")
+    run_uv("pip", "install", "--quiet", "--no-deps", "--python", python, "--editable", ROOT)
+    (copied,) = tmp_path.glob("venv/lib/python*/site-packages/distributed_bugs")
+    assert list(files(copied)) == ["__init__.py"]
+    code = "import harness, scenarios; print(harness.__path__[0], scenarios.__path__[0])"
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == [str(ROOT / "harness"), str(ROOT / "scenarios")]
+    assert (tmp_path / "venv" / "bin" / "distributed-bugs").is_file()
+
+
+def test_torch_is_not_installed_with_the_tool(tool: Tool) -> None:
+    assert not (tool.package.parent / "torch").exists()
+    (record,) = tool.package.parent.glob("distributed_bugs-*.dist-info/RECORD")
+    tops = {line.partition("/")[0] for line in record.read_text().splitlines()}
+    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the last one is of the script
+
+
+COMMANDS = [
+    ("list", 0, ["sampler_shards "]),
+    ("check --help", 0, ["usage: distributed-bugs check ", "\n    distributed-bugs check -r"]),
+    ("show device_math", 0, ["A GPU divides by a plain number"]),
+    ("run --cfg job scenario=sampler_shards", 0, ["accelerate: auto"]),
+    ("run scenario=sampler_shards launch=cpu", 3, ["a run needs torch", " install torch\n"]),
+    ("site --out site", 3, ["site needs the package", " install altair jinja2 vl-convert-"]),
+    ("new my_bug", 2, ["new needs a checkout"]),
+    ("check", 2, ["none of accelerate,", "-r FILE"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"), COMMANDS, ids=[words for words, *_ in COMMANDS]
+)
+def test_its_commands_work_beside_modules_of_the_same_names(
+    tool: Tool, words: str, code: int, parts: list[str]
+) -> None:
+    for name in THEIRS:
+        (tool.cwd / name).parent.mkdir(exist_ok=True)
+        (tool.cwd / name).write_text("raise SystemExit('theirs')\n")
+    before = sorted(files(tool.package)), sorted(files(tool.cwd))
+    returned, out, err = tool.run(words)
+    assert returned == code, err
+    assert all(part in (err if code else out) for part in parts), out + err
+    assert err.count("\n") == bool(code)
+    assert "theirs" not in out + err
+    assert (sorted(files(tool.package)), sorted(files(tool.cwd))) == before
+
+
+def test_it_lists_every_scenario(tool: Tool) -> None:
+    _, out, _ = tool.run("list")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(catalog.names())
