@@ -113,7 +113,8 @@ def test_each_period_is_a_range_that_ends_only_where_a_run_shows_it(
 def test_a_record_says_what_was_run_and_what_to_do() -> None:
     record = advisories.record("rope_zero_init")
     assert record["id"] == "x_distributed-bugs-rope_zero_init"
-    assert record["published"] == record["modified"] == "2026-11-21T00:00:00Z"
+    assert record["published"] == "2026-11-21T00:00:00Z"
+    assert record["modified"] == "2026-11-22T00:00:00Z"
     assert {"type": "FIX", "url": "https://github.com/huggingface/transformers/pull/28760"} in (
         record["references"]
     )

@@ -45,7 +45,7 @@ def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
         "| our run showed | epoch 1: 45 of 64 samples seen",
         "| harm | loses data; silent |",
         "| command | `python -m harness run scenario=sampler_shards variant=alive` |",
-        "of the bug in 0.25.0 to 0.29.3, fixed in 0.30.1: <https://github.com/huggingface/",
+        "of the bug in 0.25.0 to 0.29.3, fixed in 0.30.0: <https://github.com/huggingface/",
         "`python -m harness run scenario=tied_resume_norm` |",
         "variant=released pins.deepspeed=0.19.8` |",
         "[report.md](../scenarios/deepspeed/tied_resume_norm/report.md), [report.py](",

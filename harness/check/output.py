@@ -58,8 +58,12 @@ def print_text(
 
 def _environment(environment: Environment) -> str:
     """One line: which environment, and its releases."""
-    named = [f"{n} {p.version or '?'}" for n, p in sorted(environment.packages.items())]
-    return f"{environment.where}: {', '.join(named) or 'none of the packages with known bugs'}"
+    named = [
+        f"{name} {package.version or '?'}"
+        + (f" (the newest of {package.newest_of})" if package.newest_of else "")
+        for name, package in sorted(environment.packages.items())
+    ]
+    return f"{environment.where}: {', '.join(named)}"
 
 
 def _whole(checked: Checked) -> str:

@@ -201,21 +201,6 @@ class _Reading:
         return named
 
 
-def required(file: Path, names: Iterable[str]) -> dict[str, str]:
-    """The release of each of these packages that a requirements file selects today.
-
-    Raises UserError for a package whose release the file does not say, and ``selected``'s errors.
-    """
-    content = read([read_file(file)])
-    packages = {name: found for name in names if (found := selected(name, content))}
-    for name, package in packages.items():
-        if not package.version:
-            raise UserError(
-                f"{file}: {name} is {package.origin}: name a release, such as {name}==1.2.3"
-            )
-    return {name: package.version for name, package in packages.items()}
-
-
 def selected(name: str, content: Requirements) -> Installed | None:
     """The one release that requirements name, otherwise the newest that they allow.
 
