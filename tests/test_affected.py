@@ -14,21 +14,6 @@ from tests.made_up import NO, UNCLEAR, YES
 Recording = Callable[..., None]
 
 
-def test_a_release_between_two_that_agree_is_known(record: Recording) -> None:
-    record(v4_36_2=YES, v4_38_2=NO, v4_40_1=NO, v4_39_0=UNCLEAR)
-    for version, status in (
-        ("4.36.2", YES),
-        ("4.38.5", NO),
-        ("4.39.0", NO),
-        ("4.37.0", None),  # its neighbours differ
-        ("4.41.0", None),  # newer than all
-        ("4.35.0", None),  # older than all
-    ):
-        found = affected.known("rope_zero_init", "transformers", version)
-        assert (found and found[0]) is status, version
-    assert affected.known("bf16_clip", "deepspeed", "0.19.8") is None
-
-
 def test_only_a_certain_status_replaces_a_certain_one(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from harness import catalog, config
 from harness.check.answers import RAN, Answer, Checked
 from harness.errors import HarnessError, Unsupported, UserError
-from harness.machine import cache_folder
+from harness.machine import cache_folder, release_of
 from harness.report import Progress, terminal
 from harness.run_config import RunConfig
 from harness.spec import RELEASED
 from harness.stacks.environment import Environment
 from harness.sweep.cell import STATUSES, Status
 from harness.sweep.cells import find, room
+from harness.text import warn
 from harness.trial.run import run
 from harness.trial.server_pool import Pool
 from harness.upstream import overlay, uv
@@ -46,11 +47,21 @@ def asked(
     own = environment.interpreter
     if own and "torch" not in own.packages:
         raise Unsupported(f"{own.executable} has no torch, which --run needs")
+    if own is None:
+        _mention_torch(environment)
     with tempfile.TemporaryDirectory() as folder:
         composed = config.compose_each(names, [f"variant={RELEASED}", f"runs={folder}", *words])
         together = _together(names, own)
         configs = [replace(each, installed=own, together=together) for each in composed]
         return _side_by_side(found, configs, own, progress)
+
+
+def _mention_torch(environment: Environment) -> None:
+    """Say that overlays run on the torch of this Python, if a file selects another one."""
+    wanted, here = environment.packages.get("torch"), release_of("torch")
+    if wanted and here and wanted.public != here.partition("+")[0]:
+        version = wanted.version or "another torch"
+        warn(f"{environment.where} has torch {version}, but the runs use torch {here}")
 
 
 def _together(names: Sequence[str], own: Interpreter | None) -> tuple[str, ...]:
@@ -108,8 +119,11 @@ def _here(config: RunConfig, own: Interpreter, runs: _Runs) -> tuple[Status, str
 
 def _on_overlay(checked: Checked, config: RunConfig, runs: _Runs) -> tuple[Status, str]:
     """The status of an overlay with the releases of a file, and why."""
-    if unnamed := [name for name, version in checked.releases.items() if not version]:
+    pins = {
+        p: v for p, v in checked.releases.items() if p in catalog.scenario(config.scenario).pins
+    }
+    if unnamed := [name for name, version in pins.items() if not version]:
         raise UserError(f"no release of {unnamed[0]} is named")
-    pinned = replace(config, pins=dict(checked.releases))
+    pinned = replace(config, pins=pins)
     cell = find(pinned, cache_folder(), stop=runs.stop, pool=runs.pool)
     return cell.status, cell.reason

@@ -16,7 +16,6 @@ from packaging.version import Version
 from harness import catalog
 from harness.files import write_whole, writing
 from harness.sweep.cell import Cell, Status
-from harness.sweep.neighbours import infer
 from harness.text import markdown_table, short
 from harness.upstream import pins
 
@@ -67,20 +66,6 @@ def _fact(cell: Cell) -> Fact:
 
 def _order(fact: Fact) -> list[Version]:
     return [Version(version) for version in fact["pins"].values()]
-
-
-def known(scenario: str, package: str, version: str) -> tuple[Status, str] | None:
-    """The recorded status of a release, and in words how it is known; None if it is not known.
-
-    It is the release's own status, otherwise that of both its neighbours, see ``infer``.
-    """
-    tested = [(fact["pins"][package], Status(fact["status"])) for fact in of(scenario)]
-    found = infer(tested, version)
-    if found is None:
-        return None
-    inferred = found.older != found.newer
-    how = f"as {found.older} and {found.newer} were" if inferred else "as recorded"
-    return found.status, f"{found.status}, {how}"
 
 
 def section(scenario: str, facts: Sequence[Fact]) -> str:

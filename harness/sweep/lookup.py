@@ -12,10 +12,8 @@ from harness import catalog
 from harness.sweep import affected
 from harness.sweep.affected import Fact
 from harness.sweep.cell import Status
+from harness.sweep.neighbours import Neighbours, Point, neighbours
 from harness.text import short
-
-Point = tuple[Version, ...]
-"""Releases of the packages that are looked up, in the order of the scenario's pins."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,7 @@ class Lookup:
 def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     """The status of releases for a scenario: their own, otherwise that of their neighbours.
 
-    ``have`` are releases by package. Several packages are looked up together. The neighbours of
-    releases that were not tested are the nearest tested ones that are older or equal in every
-    package, and those that are newer or equal in every package: they must all agree.
+    ``have`` are releases by package. Several packages are looked up together, see ``neighbours``.
     """
     scenario = catalog.scenario(name)
     packages = [p for p in scenario.pins if p in have and p not in scenario.vehicles]
@@ -48,13 +44,14 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     if not packages or not facts:
         return Lookup(None, "no results are recorded; check --run can tell")
     if own := facts.get(here):
-        return _own(packages, here, own)
-    return _between(packages, here, facts)
+        return _own(_named(packages, here), own)
+    tested = {point: {Status(fact["status"]) for fact in of} for point, of in facts.items()}
+    return _between(packages, here, tested)
 
 
-def _own(packages: Sequence[str], here: Point, facts: Sequence[Fact]) -> Lookup:
+def _own(named: str, facts: Sequence[Fact]) -> Lookup:
     """The result of exactly these releases."""
-    named, statuses = _named(packages, here), _certain(facts)
+    statuses = {status for fact in facts if (status := Status(fact["status"])).certain}
     if len(statuses) == 1:
         (status,) = statuses
         return Lookup(status, f"{named} was tested on {max(f['date'] for f in facts)}", tested=True)
@@ -63,57 +60,41 @@ def _own(packages: Sequence[str], here: Point, facts: Sequence[Fact]) -> Lookup:
     return Lookup(None, f"{named} was tested, without an answer: {short(facts[0]['reason'])}")
 
 
-def _between(packages: Sequence[str], here: Point, facts: Mapping[Point, Sequence[Fact]]) -> Lookup:
+def _between(
+    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+) -> Lookup:
     """The result of the nearest tested releases on both sides, if they agree."""
-    certain = {point: found for point, of in facts.items() if (found := _certain(of))}
-    older, newer = _nearest(certain, here, newer=False), _nearest(certain, here, newer=True)
-    named = _named(packages, here)
-    if not older or not newer:
-        return Lookup(None, _outside(packages, here, certain))
-    statuses = {status for point in (*older, *newer) for status in certain[point]}
-    around = [
-        f"{_named(packages, point)} ({' or '.join(sorted(certain[point]))})"
-        for point in (*older, *newer)
-    ]
-    if len(statuses) > 1:
-        return Lookup(None, f"{named} was not tested, and its neighbours differ: {_list(around)}")
-    (status,) = statuses
-    points = [_named(packages, point) for point in (*older, *newer)]
-    return Lookup(status, f"{named} was not tested; {_list(points)} were")
+    found, named = neighbours(tested, here), _named(packages, here)
+    if not found.older or not found.newer:
+        return Lookup(None, _outside(packages, here, tested))
+    if found.status is None:
+        around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
+        return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
+    around = _list([_named(packages, point) for point in _around(found)])
+    return Lookup(found.status, f"{named} was not tested; {around} were")
 
 
-def _outside(
-    packages: Sequence[str], here: Point, certain: Mapping[Point, Iterable[Status]]
-) -> str:
+def _around(found: Neighbours) -> list[Point]:
+    return list(dict.fromkeys((*found.older, *found.newer)))
+
+
+def _outside(packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]) -> str:
     """Why releases that are not between tested ones are unknown."""
     for at, package in enumerate(packages):
-        ordered = sorted(certain, key=itemgetter(at))
-        for end, word in ((ordered[-1:], "newest"), (ordered[:1], "oldest")):
-            for point in end:
-                if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
-                    status = " or ".join(sorted(certain[point]))
-                    tested = f"{point[at]}, the {word} tested, is {status}"
-                    return f"{package} {here[at]} was not tested; {tested}"
+        ordered = sorted(tested, key=itemgetter(at))
+        for point, word in ((ordered[-1], "newest"), (ordered[0], "oldest")):
+            if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
+                known = f"{point[at]}, the {word} tested, is {_or(tested[point])}"
+                return f"{package} {here[at]} was not tested; {known}"
     return f"{_named(packages, here)} was not tested, nor releases around it"
-
-
-def _nearest(points: Iterable[Point], here: Point, *, newer: bool) -> list[Point]:
-    """The points nearest to ``here`` of those that are newer (or older) in every package."""
-
-    def beyond(one: Point, other: Point) -> bool:
-        pairs = zip(one, other, strict=True)
-        return all(a >= b if newer else a <= b for a, b in pairs)
-
-    side = [point for point in points if beyond(point, here)]
-    return sorted(p for p in side if not any(q != p and beyond(p, q) for q in side))
-
-
-def _certain(facts: Iterable[Fact]) -> set[Status]:
-    return {status for fact in facts if (status := Status(fact["status"])).certain}
 
 
 def _named(packages: Sequence[str], point: Point) -> str:
     return " with ".join(f"{n} {version}" for n, version in zip(packages, point, strict=True))
+
+
+def _or(statuses: Iterable[Status]) -> str:
+    return " or ".join(sorted(statuses))
 
 
 def _list(words: Sequence[str]) -> str:

@@ -1,13 +1,65 @@
-"""The status of a release that was not tested, from the tested releases around it."""
+"""The status of releases that were not tested, from the nearest tested ones around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
 
 from harness.sweep.cell import Status
+
+Point = tuple[Version, ...]
+"""Releases of one or several packages, always in the same order."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest tested points that are older or equal in every package, and the newer ones."""
+
+    older: tuple[Point, ...]
+    newer: tuple[Point, ...]
+    statuses: frozenset[Status]
+    """The statuses of all of them."""
+
+    @property
+    def status(self) -> Status | None:
+        """The status of a point between them: theirs, if it is certain and they all agree."""
+        if not self.older or not self.newer or len(self.statuses) != 1:
+            return None
+        (status,) = self.statuses
+        return status if status.certain else None
+
+
+def neighbours(tested: Mapping[Point, Iterable[Status]], here: Point) -> Neighbours:
+    """The neighbours of a point. A point itself is its own neighbour, if it was tested.
+
+    Of one package, a release without a certain status is a neighbour like any other. Of several,
+    such points do not count: often two releases cannot even be installed together.
+    """
+    points = {point: set(statuses) for point, statuses in tested.items()}
+    if len(here) > 1:
+        certain = {p: {s for s in of if s.certain} for p, of in points.items()}
+        points = {point: statuses for point, statuses in certain.items() if statuses}
+    older, newer = _nearest(points, here, newer=False), _nearest(points, here, newer=True)
+    found = (status for point in (*older, *newer) for status in _certain_first(points[point]))
+    return Neighbours(older, newer, frozenset(found))
+
+
+def _certain_first(statuses: set[Status]) -> set[Status]:
+    """The certain statuses of a point that was tested several times, otherwise all."""
+    return {status for status in statuses if status.certain} or statuses
+
+
+def _nearest(points: Iterable[Point], here: Point, *, newer: bool) -> tuple[Point, ...]:
+    """The points nearest to ``here`` of those that are newer (or older) in every package."""
+
+    def beyond(one: Point, other: Point) -> bool:
+        pairs = zip(one, other, strict=True)
+        return all(a >= b if newer else a <= b for a, b in pairs)
+
+    side = [point for point in points if beyond(point, here)]
+    return tuple(sorted(p for p in side if not any(q != p and beyond(p, q) for q in side)))
 
 
 @dataclass(frozen=True)
@@ -21,19 +73,13 @@ class Inferred:
 
 
 def infer(tested: Iterable[tuple[str, Status]], version: str) -> Inferred | None:
-    """The status of a release: its own, otherwise that of both neighbours if they agree.
-
-    ``tested`` has versions with their statuses; only certain ones count. None if there is no older
-    or no newer release, or if the neighbours, or several results of one release, differ.
-    """
-    certain: dict[Version, set[Status]] = {}
+    """The status of a release of one package: its own, otherwise that of both neighbours if they
+    agree; None if it is not known. ``tested`` has versions with their statuses."""
+    points: dict[Point, set[Status]] = {}
     for each, status in tested:
-        if status.certain:
-            certain.setdefault(Version(each), set()).add(status)
-    here = Version(version)
-    older = max((v for v in certain if v <= here), default=None)
-    newer = min((v for v in certain if v >= here), default=None)
-    if older is None or newer is None or len(certain[older] | certain[newer]) > 1:
+        points.setdefault((Version(each),), set()).add(status)
+    found = neighbours(points, (Version(version),))
+    if found.status is None:
         return None
-    (status,) = certain[older]
-    return Inferred(status, str(older), str(newer))
+    ((older,),), ((newer,),) = found.older, found.newer
+    return Inferred(found.status, str(older), str(newer))
