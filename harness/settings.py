@@ -67,6 +67,15 @@ def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """The value of a setting; None if it is not decided."""
+
+    value: Any
+    note: str = ""
+    """Where the value comes from if no file names it, or why it is not decided."""
+
+
+@dataclass(frozen=True)
 class Trigger:
     """Whether settings set off a bug."""
 
@@ -75,23 +84,36 @@ class Trigger:
     why: str
 
 
-def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Any]) -> Trigger:
+UNSAID = Setting(None)
+
+
+def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -> Trigger:
     """Whether a run with the settings ``known`` meets all conditions.
 
     One condition that is certainly not met is enough for False.
     """
-    undecided = [] if conditions else ["the trigger"]
+    if not conditions:
+        return Trigger(None, "no setting decides whether the bug is triggered")
+    undecided = []
     for name, wanted in conditions.items():
+        setting = known.get(name, UNSAID)
         if isinstance(wanted, ByCode):
             undecided.append(f"whether {wanted.text}")
-        elif known.get(name) is None:
-            undecided.append(name)
-        elif not _holds(wanted, known[name]):
-            return Trigger(False, f"{name} is {_shown(known[name])}, not {_wanted(wanted)}")
+        elif setting.value is None:
+            undecided.append(name + _note(setting))
+        elif not _holds(wanted, setting.value):
+            return Trigger(False, f"{_is(name, setting)}, not {_wanted(wanted)}")
     if undecided:
-        return Trigger(None, f"the settings do not decide {_joined(undecided)}")
-    met = (f"{name} is {_shown(known[name])}" for name in conditions)
-    return Trigger(True, ", ".join(met))
+        return Trigger(None, f"your settings do not decide {_joined(undecided)}")
+    return Trigger(True, ", ".join(_is(name, known[name]) for name in conditions))
+
+
+def _is(name: str, setting: Setting) -> str:
+    return f"{name} is {_shown(setting.value)}{_note(setting)}"
+
+
+def _note(setting: Setting) -> str:
+    return f" ({setting.note})" if setting.note else ""
 
 
 def _holds(wanted: Condition, value: Any) -> bool:

@@ -19,6 +19,7 @@ from harness.check.answers import Answer, Checked, recorded
 from harness.check.output import for_github, summary
 from harness.errors import Inconclusive, Unsupported
 from harness.report import Progress, terminal
+from harness.settings import Setting
 from harness.spec import HARMS
 from harness.stacks.environment import Environment, of_files, of_this_interpreter
 from harness.stacks.installed import Installed, described
@@ -100,16 +101,20 @@ def test_settings_narrow_the_answer_but_never_to_not_affected(
     steps: int | None, expected: Answer
 ) -> None:
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
-    settings = {"trainer": True, "gradient_accumulation_steps": steps}
+    settings = {"trainer": Setting(True), "gradient_accumulation_steps": Setting(steps)}
     assert answer("trainer_gas_twice", stack, settings).answer is expected
     fixed = environment({"transformers": "5.5.4", "accelerate": "1.13.0"})
     assert answer("trainer_gas_twice", fixed, settings).answer is Answer.NOT_AFFECTED
 
 
-def test_the_most_damaging_bugs_come_first() -> None:
+def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
-    harms = [HARMS.index(catalog.scenario(checked.scenario).harm) for checked in found]
-    assert harms == sorted(harms)
+    order = [
+        (list(Answer).index(checked.answer), HARMS.index(catalog.scenario(checked.scenario).harm))
+        for checked in found
+    ]
+    assert order == sorted(order)
+    assert found[0].answer is Answer.AFFECTED
 
 
 def file(folder: Path, *lines: str) -> str:
@@ -128,7 +133,7 @@ def test_a_bug_is_printed_with_its_harm_its_releases_its_remedy_and_its_command(
     assert f"only with: {scenario.trigger}" in out
     assert scenario.remedy in out
     assert "run scenario=trainer_gas_twice variant=released pins.transformers=5.3.0" in out
-    assert "about packages or releases that are not installed" in out.splitlines()[-1]
+    assert "about packages or releases that you do not have" in out.splitlines()[-1]
 
 
 def test_the_json_has_every_bug_and_the_version_of_its_schema(

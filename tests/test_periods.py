@@ -83,19 +83,19 @@ ROW = {"1.0": NO, "1.2": YES, "1.4": YES, "1.6": UNCLEAR, "1.7": NO, "1.8": NO}
 @pytest.mark.parametrize(
     ("version", "status", "why"),
     [
-        ("1.2", YES, "deepspeed 1.2 was tested on 2026-11-22"),
+        ("1.2", YES, "deepspeed 1.2 was tested on 2026-11-22: it has the bug"),
         ("1.2.0", YES, "tested on 2026-11-22"),
-        ("1.3", YES, "1.3 was not tested; deepspeed 1.2 and deepspeed 1.4 were"),
+        ("1.3", YES, "1.3 was not tested, but deepspeed 1.2 and deepspeed 1.4 both have the bug"),
         ("1.1", None, "its neighbours differ: deepspeed 1.0 (not affected) and deepspeed 1.2 (aff"),
         (
             "1.5",
             None,
             "neighbours differ: deepspeed 1.4 (affected) and deepspeed 1.6 (inconclusive)",
         ),
-        ("1.7.5", NO, "deepspeed 1.7 and deepspeed 1.8 were"),
+        ("1.7.5", NO, "deepspeed 1.7 and deepspeed 1.8 both do not have the bug"),
         ("1.6", None, "was tested, without an answer: because of 1.6"),
-        ("1.9", None, "1.9 was not tested; 1.8, the newest tested, is not affected"),
-        ("0.9", None, "0.9 was not tested; 1.0, the oldest tested, is not affected"),
+        ("1.9", None, "1.9 was not tested; deepspeed 1.8, the newest tested, is not affected"),
+        ("0.9", None, "0.9 was not tested; deepspeed 1.0, the oldest tested, is not affected"),
         ("not a version", None, "not a version"),
     ],
 )

@@ -11,7 +11,17 @@ import pytest
 
 from harness.check import settings_files
 from harness.errors import UserError
-from harness.settings import above, by_code, trigger
+from harness.settings import Setting, above, by_code, trigger
+
+
+def given(**values: Any) -> dict[str, Setting]:
+    return {name: Setting(value) for name, value in values.items()}
+
+
+def values(found: Mapping[str, Setting]) -> dict[str, Any]:
+    """The settings that are decided, with their values."""
+    return {name: one.value for name, one in found.items() if one.value is not None}
+
 
 CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)}
 
@@ -30,7 +40,7 @@ CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": a
         (
             {"gradient_clipping": 0.5},
             None,
-            "the settings do not decide precision and tensor_parallel",
+            "your settings do not decide precision and tensor_parallel",
         ),
         ({}, None, "do not decide precision, gradient_clipping and tensor_parallel"),
     ],
@@ -38,29 +48,39 @@ CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": a
 def test_all_conditions_must_hold_and_one_that_does_not_is_enough(
     known: Mapping[str, Any], met: bool | None, why: str
 ) -> None:
-    found = trigger(CLIP, known)
+    found = trigger(CLIP, given(**known))
     assert found.met is met
     assert why in found.why
 
 
 def test_no_file_decides_what_only_the_script_decides() -> None:
     conditions = {"trainer": True, "code": by_code("the model has tied weights")}
-    assert trigger(conditions, {"trainer": True}).met is None
-    assert trigger(conditions, {"trainer": False}).why == "trainer is off, not on"
-    found = trigger(conditions, {"trainer": True, "code": True})
-    assert found.why == "the settings do not decide whether the model has tied weights"
-    assert trigger({}, {"trainer": True}).met is None
+    assert trigger(conditions, given(trainer=True)).met is None
+    assert trigger(conditions, given(trainer=False)).why == "trainer is off, not on"
+    found = trigger(conditions, given(trainer=True, code=True))
+    assert found.why == "your settings do not decide whether the model has tied weights"
+    found = trigger({}, given(trainer=True))
+    assert (found.met, found.why) == (None, "no setting decides whether the bug is triggered")
+
+
+def test_a_note_says_why_a_setting_has_its_value_or_none() -> None:
+    conditions = {"precision": "bf16", "gradient_clipping": above(0)}
+    found = trigger(conditions, {"precision": Setting(None, "auto")})
+    assert found.why == "your settings do not decide precision (auto) and gradient_clipping"
+    found = trigger(conditions, {"gradient_clipping": Setting(0, "its default")})
+    assert found.why == "gradient_clipping is 0 (its default), not above 0"
 
 
 def test_one_of_several_values_is_enough() -> None:
-    assert trigger({"precision": ("bf16", "fp16")}, {"precision": "fp16"}).met is True
-    assert trigger({"precision": ("bf16", "fp16")}, {"precision": "fp32"}).why.endswith(
+    assert trigger({"precision": ("bf16", "fp16")}, given(precision="fp16")).met is True
+    assert trigger({"precision": ("bf16", "fp16")}, given(precision="fp32")).why.endswith(
         "not bf16 or fp16"
     )
 
 
 def deepspeed(**content: Any) -> dict[str, Any]:
-    return settings_files.of_deepspeed(content, Path("ds.json"))
+    found = settings_files.of_deepspeed(content, Path("ds.json"))
+    return {name: one.value for name, one in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +129,7 @@ def test_training_arguments_fill_in_what_deepspeed_leaves_to_them(tmp_path: Path
     config = {"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}
     written(tmp_path, "ds.json", config)
     args = {"bf16": True, "gradient_accumulation_steps": 4, "deepspeed": "ds.json"}
-    found = settings_files.read(training_args=written(tmp_path, "args.json", args))
+    found = values(settings_files.read(training_args=written(tmp_path, "args.json", args)))
     assert found["precision"] == "bf16"
     assert found["gradient_accumulation_steps"] == 4
     assert found["trainer"] is True
@@ -118,7 +138,8 @@ def test_training_arguments_fill_in_what_deepspeed_leaves_to_them(tmp_path: Path
 def test_missing_training_arguments_have_their_defaults_and_fp32_is_not_certain(
     tmp_path: Path,
 ) -> None:
-    found = settings_files.read(training_args=written(tmp_path, "args.json", {}))
+    file = written(tmp_path, "args.json", {"output_dir": "out"})
+    found = values(settings_files.read(training_args=file))
     assert found["gradient_accumulation_steps"] == 1
     assert found["gradient_clipping"] == 1
     assert "precision" not in found
@@ -131,7 +152,7 @@ mixed_precision: bf16
 megatron_lm_config: {megatron_lm_tp_degree: '2', megatron_lm_pp_degree: 1}
 deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
 """
-    found = settings_files.read(accelerate=written(tmp_path, "a.yaml", text))
+    found = values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
     assert found == {
         "ranks": 8,
         "precision": "bf16",
@@ -141,14 +162,12 @@ deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
     }
 
 
-def test_files_that_disagree_decide_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     config = written(tmp_path, "ds.json", {"gradient_accumulation_steps": 2})
     args = written(tmp_path, "args.json", {"gradient_accumulation_steps": 4})
     found = settings_files.read(deepspeed=config, training_args=args)
-    assert "gradient_accumulation_steps" not in found
-    assert "the files disagree on gradient_accumulation_steps" in capsys.readouterr().err
+    expected = Setting(None, "the files disagree: 2 and 4")
+    assert found["gradient_accumulation_steps"] == expected
 
 
 @pytest.mark.parametrize(
@@ -158,6 +177,10 @@ def test_files_that_disagree_decide_nothing(
         ("{", "is not valid JSON"),
         ('{"bf16": true}', "bf16 is not an object with settings"),
         ('{"gradient_clipping": "much"}', "gradient_clipping is 'much', not a number"),
+        ('{"gradient_clip": 1, "gradient_cliping": 1}', "no key 'gradient_cliping': did you mean"),
+        ('{"fp16": {"enable": true}}', "no key 'enable': did you mean enabled"),
+        ('{"fp16": {"enabled": 1.5}}', "fp16 is 1.5, not true or false"),
+        ('{"num_processes": 2}', "is not a DeepSpeed configuration: it has none of bf16"),
         ("\x80", "is not"),
     ],
 )
@@ -173,6 +196,12 @@ def test_a_file_that_cannot_be_used_is_a_mistake_of_one_line(
 def test_yaml_that_is_no_object_is_a_mistake(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"a\.yaml is not"):
         settings_files.read(accelerate=written(tmp_path, "a.yaml", text))
+
+
+def test_a_deepspeed_configuration_is_not_taken_for_the_trainers_arguments(tmp_path: Path) -> None:
+    file = written(tmp_path, "ds.json", {"bf16": True, "zero_optimization": {"stage": 3}})
+    with pytest.raises(UserError, match="name it with --deepspeed"):
+        settings_files.read(training_args=file)
 
 
 def test_a_missing_file_is_a_mistake() -> None:

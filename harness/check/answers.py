@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
-
-from packaging.version import Version
 
 from harness import catalog
-from harness.settings import trigger
+from harness.settings import Setting, trigger
 from harness.spec import HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.stacks.environment import Environment
 from harness.sweep.lookup import lookup
@@ -50,7 +47,7 @@ class Checked:
     settings: str = ""
     """What the settings say of the trigger; empty without settings."""
     periods: tuple[Period, ...] = ()
-    """Since and until when the bug is there: the period of this release, otherwise all."""
+    """Since and until when releases have the bug."""
 
     @property
     def command(self) -> str:
@@ -61,7 +58,7 @@ class Checked:
 
 
 def recorded(
-    names: Iterable[str], environment: Environment, settings: Mapping[str, Any] | None = None
+    names: Iterable[str], environment: Environment, settings: Mapping[str, Setting] | None = None
 ) -> list[Checked]:
     """The answer for each bug, from recorded results; most damaging first.
 
@@ -72,15 +69,16 @@ def recorded(
 
 
 def by_severity(found: Iterable[Checked]) -> list[Checked]:
-    """The answers, with the most damaging bug first, and then the hardest to notice."""
+    """The answers by kind, affected first; of one kind the most damaging bug first, and then the
+    hardest to notice."""
     return sorted(found, key=_severity)
 
 
-def _severity(checked: Checked) -> tuple[int, int, str]:
+def _severity(checked: Checked) -> tuple[int, int, int, str]:
     scenario = catalog.scenario(checked.scenario)
     harm = (*HARMS, scenario.harm).index(scenario.harm)
     visibility = (*VISIBILITIES, scenario.visibility).index(scenario.visibility)
-    return harm, visibility, checked.scenario
+    return list(Answer).index(checked.answer), harm, visibility, checked.scenario
 
 
 def _recorded(name: str, environment: Environment) -> Checked:
@@ -97,7 +95,7 @@ def _recorded(name: str, environment: Environment) -> Checked:
     if found.status is None:
         return Checked(name, Answer.UNKNOWN, found.why, releases)
     how = TESTED if found.tested else NEIGHBOURS
-    of = _periods(name, public.get(wanted[0], ""))
+    of = tuple(periods(name))
     return Checked(name, Answer(str(found.status)), found.why, releases, how, periods=of)
 
 
@@ -124,13 +122,7 @@ def _not_a_release(package: str, environment: Environment) -> str:
     return f"{named}: {installed.origin}" if installed.origin else ""
 
 
-def _periods(name: str, version: str) -> tuple[Period, ...]:
-    found = periods(name)
-    here = [p for p in found if Version(p.first) <= Version(version) <= Version(p.last)]
-    return tuple(here or found)
-
-
-def _narrowed(checked: Checked, settings: Mapping[str, Any] | None) -> Checked:
+def _narrowed(checked: Checked, settings: Mapping[str, Setting] | None) -> Checked:
     """The answer for a run with these settings."""
     if settings is None or checked.answer not in (Answer.AFFECTED, Answer.UNKNOWN):
         return checked

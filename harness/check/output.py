@@ -14,6 +14,7 @@ from harness import catalog
 from harness.check.answers import RAN, Answer, Checked
 from harness.installation import as_typed
 from harness.report import count
+from harness.settings import Setting
 from harness.stacks.environment import Environment
 from harness.text import short
 
@@ -28,8 +29,10 @@ HEADINGS = {
 }
 """The answers that are printed bug by bug; the others are counted."""
 
-WHOLE = (Answer.AFFECTED, Answer.POSSIBLY)
-"""The answers whose bugs are printed with everything that a user wants to know."""
+NO_SETTINGS = (
+    "These releases have the bugs. Name your settings with --deepspeed, --training-args or "
+    "--accelerate to see which bugs they can trigger."
+)
 
 STYLES = {Answer.AFFECTED: "bold red", Answer.POSSIBLY: "bold yellow"}
 
@@ -41,7 +44,11 @@ LEVELS = {Answer.AFFECTED: "error", Answer.POSSIBLY: "warning", Answer.UNKNOWN: 
 
 
 def print_text(
-    console: Console, environment: Environment, found: Sequence[Checked], broken: Mapping[str, str]
+    console: Console,
+    environment: Environment,
+    found: Sequence[Checked],
+    broken: Mapping[str, str],
+    settings: Mapping[str, Setting] | None,
 ) -> None:
     """Print the bugs in groups, the most damaging first, and the number of all others."""
     console.print(_environment(environment))
@@ -50,7 +57,9 @@ def print_text(
         if group:
             console.print(f"\n{heading}", style=STYLES.get(answer, "bold"))
         for checked in group:
-            console.print(_whole(checked) if answer in WHOLE else _brief(checked))
+            console.print(_whole(checked))
+        if answer is Answer.AFFECTED and settings is None:
+            console.print(f"\n{NO_SETTINGS}")
     for name, why in broken.items():
         console.print(f"\n{name} cannot be used: {why}")
     console.print(f"\n{summary(found)}")
@@ -60,15 +69,16 @@ def _environment(environment: Environment) -> str:
     """One line: which environment, and its releases."""
     named = [
         f"{name} {package.version or '?'}"
-        + (f" (the newest of {package.newest_of})" if package.newest_of else "")
+        + (f" (the newest that {package.newest_of} allows)" if package.newest_of else "")
         for name, package in sorted(environment.packages.items())
     ]
     return f"{environment.where}: {', '.join(named)}"
 
 
 def _whole(checked: Checked) -> str:
-    """A bug with everything that an affected user wants to know."""
+    """A bug with what a user wants to know; briefly if the user is not affected."""
     scenario = catalog.scenario(checked.scenario)
+    title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
     subject = next(iter(scenario.pins), "torch")
     rows = {
         "releases": f"{subject} {', '.join(map(str, checked.periods))}" if checked.periods else "",
@@ -78,14 +88,12 @@ def _whole(checked: Checked) -> str:
         "remedy": as_typed(scenario.remedy),
         "see it": as_typed(checked.command),
     }
+    if checked.answer is Answer.NOT_TRIGGERED:
+        rows = {"settings": checked.settings}
+    if checked.answer is Answer.UNKNOWN:
+        rows = {"unknown": short(checked.why, 300), "only with": scenario.trigger}
     lines = [f"  {name + ':':<10} {text}" for name, text in rows.items() if text]
-    title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
     return "\n".join([f"\n{title}", *lines])
-
-
-def _brief(checked: Checked) -> str:
-    why = checked.settings if checked.answer is Answer.NOT_TRIGGERED else short(checked.why, 300)
-    return f"  {catalog.scenario(checked.scenario).harm} [{checked.scenario}]: {why}"
 
 
 def summary(found: Iterable[Checked]) -> str:
@@ -97,7 +105,7 @@ def summary(found: Iterable[Checked]) -> str:
         Answer.UNKNOWN: "unknown",
         Answer.NOT_AFFECTED: "not affected",
         Answer.NOT_TRIGGERED: "not triggered by these settings",
-        Answer.DOES_NOT_APPLY: "about packages or releases that are not installed",
+        Answer.DOES_NOT_APPLY: "about packages or releases that you do not have",
     }
     parts = [f"{counted[answer]} {text}" for answer, text in words.items() if counted[answer]]
     return f"{count(sum(counted.values()), 'bug')}: {', '.join(parts) or 'none'}"
@@ -107,7 +115,7 @@ def as_json(
     environment: Environment,
     found: Sequence[Checked],
     broken: Mapping[str, str],
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, Setting] | None,
 ) -> str:
     """The answers as JSON; docs/check.md has its fields."""
     content = {
@@ -117,11 +125,15 @@ def as_json(
             "complete": environment.complete,
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
-        "settings": None if settings is None else dict(settings),
+        "settings": None if settings is None else _settings(settings),
         "bugs": [_bug(checked) for checked in found],
         "broken": dict(broken),
     }
     return json.dumps(content, indent=2)
+
+
+def _settings(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    return {name: asdict(setting) for name, setting in sorted(settings.items())}
 
 
 def _bug(checked: Checked) -> dict[str, Any]:

@@ -1,22 +1,58 @@
 """Files with settings of a training run: what they decide of ``harness.settings.SETTINGS``.
 
-A setting that a file does not decide is None: a value of ``auto``, or one that the script chooses.
+A file may leave a setting open: with a value of ``auto``, or because the script chooses it.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
+from harness.settings import Setting
 from harness.text import warn
 
-Values = dict[str, Any]
+Values = dict[str, Setting]
 
 AUTO = "auto"
 """What a DeepSpeed configuration says where transformers or accelerate fills in the value."""
+DEFAULT = "its default"
+CLOSE = 0.9
+"""How alike a key must be to one that is read, to count as a typing error."""
+
+TRAINER = (
+    "bf16",
+    "deepspeed",
+    "fp16",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "max_grad_norm",
+    "output_dir",
+    "per_device_train_batch_size",
+)
+"""Keys of which a file of this kind has at least one; so have those below."""
+DEEPSPEED = (
+    "bf16",
+    "fp16",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "scheduler",
+    "tensor_parallel",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "zero_optimization",
+)
+ACCELERATE = (
+    "compute_environment",
+    "deepspeed_config",
+    "distributed_type",
+    "megatron_lm_config",
+    "mixed_precision",
+    "num_processes",
+)
 
 
 def read(
@@ -24,7 +60,7 @@ def read(
 ) -> Values:
     """The settings that these files decide together. Where two disagree, neither decides.
 
-    Raises UserError for a file that cannot be read, or that is not an object.
+    Raises UserError for a file that cannot be read, or that is not what it is given as.
     """
     found = []
     if deepspeed:
@@ -39,56 +75,62 @@ def read(
 def merged(found: Iterable[Values]) -> Values:
     """The settings of several files. Where two disagree, neither decides."""
     result: Values = {}
-    disputed = set()
     for values in found:
-        for name, value in values.items():
-            if value is None:
-                continue
-            if result.setdefault(name, value) != value:
-                disputed.add(name)
-    if disputed:
-        warn(f"the files disagree on {', '.join(sorted(disputed))}: neither counts")
-    return {name: value for name, value in result.items() if name not in disputed}
+        for name, setting in values.items():
+            known = result.get(name, setting)
+            if known.value is None or setting.value in (None, known.value):
+                result[name] = setting if known.value is None else known
+            else:
+                why = f"the files disagree: {known.value} and {setting.value}"
+                result[name] = Setting(None, why)
+    return result
 
 
 def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     """What a DeepSpeed configuration decides."""
+    _refuse_others(content, where, DEEPSPEED, "a DeepSpeed configuration")
     fp16, bf16 = _part(content, "fp16", where), _part(content, "bf16", where)
-    zero = _part(content, "zero_optimization", where)
-    tensor = _part(content, "tensor_parallel", where)
+    for part in (fp16, bf16):
+        _refuse_typos(part, ("enabled", "loss_scale"), where)
+    zero, tensor = (
+        _part(content, name, where) for name in ("zero_optimization", "tensor_parallel")
+    )
     scheduler = _part(content, "scheduler", where).get("type")
     scale = fp16.get("loss_scale", 0)
     return {
-        "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False)),
-        "dynamic_loss_scale": None if scale == AUTO else scale == 0,
-        "zero_stage": _number(zero.get("stage", 0), where, "zero_optimization.stage"),
-        "gradient_clipping": _number(
-            content.get("gradient_clipping", 0), where, "gradient_clipping"
-        ),
+        "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False), where),
+        "dynamic_loss_scale": Setting(None, AUTO) if scale == AUTO else Setting(scale == 0),
+        "zero_stage": _number(zero, "stage", where, default=0),
+        "gradient_clipping": _number(content, "gradient_clipping", where, default=0),
         "gradient_accumulation_steps": _accumulation(content, where),
-        "tensor_parallel": _number(tensor.get("autotp_size"), where, "autotp_size"),
-        "warmup_of_deepspeed": None if scheduler is None else str(scheduler).startswith("Warmup"),
+        "tensor_parallel": _number(tensor, "autotp_size", where),
+        "warmup_of_deepspeed": Setting(
+            None if scheduler is None else str(scheduler).startswith("Warmup")
+        ),
     }
 
 
-def _precision(fp16: Any, bf16: Any) -> str | None:
-    if bf16 is True:
-        return "bf16"
-    if fp16 is True:
-        return "fp16"
-    return None if AUTO in (fp16, bf16) else "fp32"
+def _precision(fp16: Any, bf16: Any, where: Path) -> Setting:
+    for name, value in (("fp16", fp16), ("bf16", bf16)):
+        if value not in (True, False, AUTO):
+            raise UserError(f"{where}: {name} is {value!r}, not true or false")
+    if bf16 is True or fp16 is True:
+        return Setting("bf16" if bf16 is True else "fp16")
+    return Setting(None, AUTO) if AUTO in (fp16, bf16) else Setting("fp32")
 
 
-def _accumulation(content: Mapping[str, Any], where: Path) -> float | None:
+def _accumulation(content: Mapping[str, Any], where: Path) -> Setting:
     """The steps of accumulation; DeepSpeed computes them from two batch sizes and the ranks."""
-    given = content.get("gradient_accumulation_steps")
-    if given is not None:
-        return _number(given, where, "gradient_accumulation_steps")
+    name = "gradient_accumulation_steps"
+    if content.get(name) is not None:
+        return _number(content, name, where)
     batch = content.get("train_batch_size")
     micro = content.get("train_micro_batch_size_per_gpu")
     if AUTO in (batch, micro):
-        return None
-    return 1 if batch is None or micro is None or batch == micro else None
+        return Setting(None, AUTO)
+    if batch is None or micro is None or batch == micro:
+        return Setting(1, DEFAULT)
+    return Setting(None, "DeepSpeed computes it from the number of ranks")
 
 
 def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
@@ -96,14 +138,18 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
 
     Without bf16 and fp16 the model's own dtype decides, so nothing is known of the precision.
     """
+    _refuse_others(content, where, TRAINER, "the Trainer's arguments")
+    if "zero_optimization" in content:
+        raise UserError(f"{where} is a DeepSpeed configuration: name it with --deepspeed")
+    precision = _precision(content.get("fp16", False), content.get("bf16", False), where)
     values: Values = {
-        "trainer": True,
-        "pipeline_parallel": 1,  # the Trainer has no pipeline
+        "trainer": Setting(True),
+        "pipeline_parallel": Setting(1, "the Trainer has no pipeline"),
         "gradient_accumulation_steps": _number(
-            content.get("gradient_accumulation_steps", 1), where, "gradient_accumulation_steps"
+            content, "gradient_accumulation_steps", where, default=1
         ),
-        "gradient_clipping": _number(content.get("max_grad_norm", 1.0), where, "max_grad_norm"),
-        "precision": "bf16" if content.get("bf16") else "fp16" if content.get("fp16") else None,
+        "gradient_clipping": _number(content, "max_grad_norm", where, default=1.0),
+        "precision": Setting(None, "the model's") if precision.value == "fp32" else precision,
     }
     inside = content.get("deepspeed")
     if isinstance(inside, Mapping):
@@ -115,24 +161,19 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
 
 def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     """What accelerate's configuration decides."""
+    _refuse_others(content, where, ACCELERATE, "accelerate's configuration")
     megatron = _part(content, "megatron_lm_config", where)
     plugin = _part(content, "deepspeed_config", where)
     precision = content.get("mixed_precision")
     values: Values = {
-        "ranks": _number(content.get("num_processes"), where, "num_processes"),
-        "precision": precision if precision in ("bf16", "fp16") else None,
-        "tensor_parallel": _number(
-            megatron.get("megatron_lm_tp_degree"), where, "megatron_lm_tp_degree"
-        ),
-        "pipeline_parallel": _number(
-            megatron.get("megatron_lm_pp_degree"), where, "megatron_lm_pp_degree"
-        ),
-        "distributed_optimizer": megatron.get("megatron_lm_use_distributed_optimizer"),
-        "zero_stage": _number(plugin.get("zero_stage"), where, "zero_stage"),
-        "gradient_clipping": _number(plugin.get("gradient_clipping"), where, "gradient_clipping"),
-        "gradient_accumulation_steps": _number(
-            plugin.get("gradient_accumulation_steps"), where, "gradient_accumulation_steps"
-        ),
+        "ranks": _number(content, "num_processes", where),
+        "precision": Setting(precision if precision in ("bf16", "fp16") else None),
+        "tensor_parallel": _number(megatron, "megatron_lm_tp_degree", where),
+        "pipeline_parallel": _number(megatron, "megatron_lm_pp_degree", where),
+        "distributed_optimizer": Setting(megatron.get("megatron_lm_use_distributed_optimizer")),
+        "zero_stage": _number(plugin, "zero_stage", where),
+        "gradient_clipping": _number(plugin, "gradient_clipping", where),
+        "gradient_accumulation_steps": _number(plugin, "gradient_accumulation_steps", where),
     }
     file = _named(str(plugin.get("deepspeed_config_file") or ""), where)
     return [values, of_deepspeed(_json(file), file)] if file else [values]
@@ -146,15 +187,37 @@ def _named(name: str, where: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _number(value: Any, where: Path, name: str) -> float | None:
-    """A number; None if it is not decided. A text with a number, as in YAML, is one too."""
-    if value is None or value == AUTO:
-        return None
+def _number(
+    content: Mapping[str, Any], name: str, where: Path, default: float | None = None
+) -> Setting:
+    """A number; a text with a number, as in YAML, is one too."""
+    value = content.get(name)
+    if value == AUTO:
+        return Setting(None, AUTO)
+    if value is None:
+        return Setting(default, DEFAULT if default is not None else "")
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise UserError(f"{where}: {name} is {value!r}, not a number") from None
-    return int(number) if number.is_integer() else number
+    return Setting(int(number) if number.is_integer() else number)
+
+
+def _refuse_others(content: Mapping[str, Any], where: Path, keys: Iterable[str], what: str) -> None:
+    """Raise UserError for a file with none of these keys, or with one that is almost one."""
+    keys = list(keys)
+    _refuse_typos(content, keys, where)
+    if content and not set(keys) & set(content):
+        raise UserError(f"{where} is not {what}: it has none of {', '.join(keys)}")
+
+
+def _refuse_typos(content: Mapping[str, Any], keys: Iterable[str], where: Path) -> None:
+    """Raise UserError for a key that looks like a typing error of one that is read."""
+    known = list(keys)
+    for key in content:
+        close = difflib.get_close_matches(str(key), known, n=1, cutoff=CLOSE)
+        if close and key not in known:
+            raise UserError(f"{where}: no key '{key}': did you mean {close[0]}?")
 
 
 def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:

@@ -17,14 +17,15 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import catalog
 from harness.check import output, settings_files
 from harness.check.answers import Answer, Checked, by_severity, recorded
 from harness.commands import Arguments
 from harness.errors import ExitCode, UserError
+from harness.installation import as_typed
 from harness.report import Progress, terminal
+from harness.settings import Setting
 from harness.stacks import environment as stacks
 from harness.stacks.environment import Environment
 
@@ -103,7 +104,7 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return _named(words) or list(catalog.sound()), others
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any] | None:
+def _settings(options: argparse.Namespace) -> dict[str, Setting] | None:
     files = (options.deepspeed, options.training_args, options.accelerate)
     return settings_files.read(*files) if any(files) else None
 
@@ -157,7 +158,7 @@ def _print(
     environment: Environment,
     found: Sequence[Checked],
     broken: Mapping[str, str],
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, Setting] | None,
 ) -> None:
     console = terminal()
     if options.format == "json":
@@ -165,9 +166,9 @@ def _print(
     elif options.format == "github":
         files = [f for f in options.requirements or () if f != STANDARD_INPUT]
         for line in output.for_github(found, files[0] if files else None):
-            console.print(line)
+            console.print(as_typed(line))
     else:
-        output.print_text(console, environment, found, broken)
+        output.print_text(console, environment, found, broken, settings)
 
 
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:

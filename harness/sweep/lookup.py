@@ -54,7 +54,8 @@ def _own(named: str, facts: Sequence[Fact]) -> Lookup:
     statuses = {status for fact in facts if (status := Status(fact["status"])).certain}
     if len(statuses) == 1:
         (status,) = statuses
-        return Lookup(status, f"{named} was tested on {max(f['date'] for f in facts)}", tested=True)
+        day = max(fact["date"] for fact in facts)
+        return Lookup(status, f"{named} was tested on {day}: {_has(status)} the bug", tested=True)
     if statuses:
         return Lookup(None, f"{named} was tested with different results")
     return Lookup(None, f"{named} was tested, without an answer: {short(facts[0]['reason'])}")
@@ -71,7 +72,16 @@ def _between(
         around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
         return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
     around = _list([_named(packages, point) for point in _around(found)])
-    return Lookup(found.status, f"{named} was not tested; {around} were")
+    has = f"all {_have(found.status)}" if len(_around(found)) > 2 else f"both {_have(found.status)}"
+    return Lookup(found.status, f"{named} was not tested, but {around} {has} the bug")
+
+
+def _has(status: Status) -> str:
+    return "it has" if status is Status.AFFECTED else "it does not have"
+
+
+def _have(status: Status) -> str:
+    return "have" if status is Status.AFFECTED else "do not have"
 
 
 def _around(found: Neighbours) -> list[Point]:
@@ -84,8 +94,8 @@ def _outside(packages: Sequence[str], here: Point, tested: Mapping[Point, Iterab
         ordered = sorted(tested, key=itemgetter(at))
         for point, word in ((ordered[-1], "newest"), (ordered[0], "oldest")):
             if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
-                known = f"{point[at]}, the {word} tested, is {_or(tested[point])}"
-                return f"{package} {here[at]} was not tested; {known}"
+                known = f"{package} {point[at]}, the {word} tested, is {_or(tested[point])}"
+                return f"{_named(packages, here)} was not tested; {known}"
     return f"{_named(packages, here)} was not tested, nor releases around it"
 
 
