@@ -33,7 +33,7 @@ from harness.spec import RELEASED, Scenario
 from harness.text import complaint
 
 CONFIGS = str(Path(__file__).parent.parent / "configs")
-HELP = {"--help", "-h", "--hydra-help", "--info", "-i"}
+HELP = {"--help", "-h", "--info", "-i"}
 
 
 def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> None:
@@ -67,7 +67,8 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
 
     arguments = [quoted(a) for a in arguments]
     if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
-        arguments += [f"scenario={n}" for n in catalog.sound()[:1]]  # help shows the keys of one
+        # Help shows the keys of one scenario. It comes first: --info may take the next word.
+        arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
     try:
         with _as_argv(arguments), _one_line(arguments):
             task()

@@ -242,6 +242,11 @@ def broken(more_scenarios: Path) -> str:
 LINE = "broken/scenario.py, line 3: AssertionError: half done"
 
 
+@pytest.mark.parametrize("option", ["--help", "--hydra-help", "--info"])
+def test_hydras_help_needs_no_scenario(option: str) -> None:
+    assert main(["run", option]) == 0
+
+
 def test_a_broken_scenario_is_reported_and_the_others_work(
     broken: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
