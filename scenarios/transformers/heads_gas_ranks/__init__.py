@@ -1,0 +1,1 @@
+"""With the heads of BERT and others, the Trainer's gradient is too large."""

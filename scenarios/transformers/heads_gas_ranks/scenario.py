@@ -1,0 +1,149 @@
+"""With BERT's heads and many others, the Trainer's gradient is ranks x micro-batches too large.
+
+transformers 5.0.0 and later, 5.23.0 among them. Four ranks with four accumulated micro-batches give
+a gradient that is 16 times too large. The logged loss has the same factor: a classifier of four
+labels begins at 5.55 instead of 1.39 on two ranks with two micro-batches. AdamW hardly depends on
+the size of a gradient, and the default clipping (a norm of 1) hides it; SGD, other clipping and the
+logged norm do depend on it. Heads of BERT for sequences, tokens and masked words are affected, and
+those of RoBERTa, ELECTRA, ALBERT, DistilBERT, T5, BART and others that compute their loss with a
+plain ``CrossEntropyLoss()``. LLaMA's heads are right.
+
+Root cause: ``Trainer.__init__`` takes any ``forward`` with ``**kwargs`` for one that divides the
+loss itself by the number of items in the whole batch. Since 5.0.0 these heads have ``**kwargs``,
+but they ignore ``num_items_in_batch`` and return a mean. ``training_step`` then does not divide by
+the number of micro-batches, and ``compute_loss`` multiplies by the number of ranks.
+In 5.2.0 to 5.5.3 another bug, ``trainer_gas_twice``, divides by the number of micro-batches: there
+the factor of the ranks alone is left.
+
+Issue 47688 reports the factor of accumulation. We know of no report of the factor of the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT
+from harness.knobs import Knobs, knob
+from harness.settings import by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+
+@dataclass
+class Params(Knobs):
+    head: str = knob(
+        "sequence",
+        choices=("sequence", "token", "masked_lm", "llama"),
+        about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
+    )
+    accumulation: int = knob(
+        2, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
+    )
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "no report of the factor of the ranks; one of the factor of accumulation",
+        "https://github.com/huggingface/transformers/issues/47688",
+    ),
+    fix="none as of transformers 5.23.0",
+    symptom="the gradient is k times too large with k accumulated micro-batches",
+    trigger="the Trainer, a head that computes a plain mean, and several ranks or accumulation",
+    remedy="give the Trainer a compute_loss_func that returns the sum of the losses divided by "
+    "num_items_in_batch, or use transformers 4.57.6",
+    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
+    companions=(
+        Companion(
+            "transformers<4.48",
+            {"accelerate": "0.34.2"},
+            "newer ones do not install beside the huggingface_hub of these releases",
+        ),
+    ),
+    harm="ruins training",
+    visibility="visible in the loss",
+    known_upstream=False,
+    settings={"trainer": True, "code": by_code("the head is one of those that are affected")},
+    files=("transformers/trainer.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
+        "fixed": expect_clean("4.57.6"),
+        "control": expect_clean(
+            about="5.23.0, one micro-batch on one rank",
+            params={"accumulation": 1},
+            ranks=1,
+            triggers=False,
+        ),
+        "accumulation": expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
+        "two_ranks": expect_symptom(
+            about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
+        ),
+        "masked_lm": expect_symptom(
+            about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
+        ),
+        "llama": expect_clean(
+            about="5.23.0 with LLaMA's head, which divides the loss itself",
+            params={"head": "llama"},
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with what it applied."""
+    step = {"micro_batches": COUNT, **applied.shapes()}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
+    from scenarios.transformers.heads_gas_ranks import heads
+
+    p = ctx.params
+    with ctx.phase("init"):
+        made = heads.trainer(ctx, p.head, p.accumulation, p.steps, p.lr)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the right one times the number of ranks and of micro-batches; or times the
+    number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    ranks = len(records.ranks)
+    multiplied = any(
+        all(applied.times(step, factor) for step in steps)
+        for factor in (ranks * records.params.accumulation, ranks)
+    )
+    return applied.finding(wrong, map(applied.described, wrong), documented=multiplied)
+
+
+def exercised(records: Records) -> Exercise:
+    """Several ranks or several micro-batches made each step, as many as were requested."""
+    steps, wanted = records.of("step"), records.params.accumulation
+    counts = sorted({step["micro_batches"] for step in steps})
+    ranks = len(records.ranks)
+    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
+    return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(
+        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
+    )
+
+
+insufficient_checks = applied.same_direction

@@ -1,0 +1,1 @@
+"""A resumed Trainer that groups rows by length continues in another order."""

@@ -1,0 +1,165 @@
+"""Resumed in its second epoch or later, a Trainer that groups rows by length skips some of them.
+
+The resumed run goes on in another order than the run that it continues: in the epoch of the resume
+some rows come twice and others never, here 6 of 24. Those who train on texts of different lengths
+and resume from checkpoints are hit. A resume within the first epoch is right, and so is one with
+the default sampler. Losses look normal.
+
+Root cause: ``LengthGroupedSampler`` has no generator of its own in the Trainer, so it draws the
+order of an epoch from torch's global generator. On a resume the Trainer draws the order of the
+current epoch again, and skips batches. But the generator has another state than in the run without
+a stop, where the training of the first epoch has used it.
+
+We know of no report. Pull request 48025 gives a generator to the sampler of evaluations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+BATCH = 4
+"""Rows of a step; ``loop.BATCH``."""
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(24, least=8, most=32, multiple=4, about="of the dataset")
+    epochs: int = knob(2, least=1, about="passes over the dataset")
+    stop: int = knob(8, least=1, about="step after which the first run stops")
+    grouped: bool = knob(True, about="whether rows of similar lengths share a batch")
+
+
+SCENARIO = Scenario(
+    report=("no report; found by comparing a resumed run with one that was not stopped",),
+    fix="none as of transformers 5.23.0",
+    symptom="after a resume in the second epoch, rows of that epoch come in another order than in "
+    "the run without a stop: some come twice, others never",
+    trigger="group_by_length, and a resume in the second epoch or later",
+    remedy="stop at the end of an epoch, or train without group_by_length",
+    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
+    companions=(
+        Companion(
+            "transformers<4.48",
+            {"accelerate": "0.34.2"},
+            "newer ones do not install beside the huggingface_hub of these releases",
+        ),
+    ),
+    harm="wrong resume",
+    visibility="silent",
+    settings={"trainer": True, "code": by_code("rows are grouped by length")},
+    known_upstream=False,
+    files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
+    ranks=1,
+    launches=("whole", "save", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.39.3"),
+        "control": expect_clean(
+            about="5.23.0 with the default sampler", params={"grouped": False}, triggers=False
+        ),
+        "first_epoch": expect_clean(
+            about="5.23.0, resumed within the first epoch", params={"stop": 2}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rows of each launch, in the order in which they were trained on."""
+    p = at.params
+    total = p.rows * p.epochs
+    counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
+    return {"order": Kind({"rows": many(COUNT, counts[at.launch])})}
+
+
+def run(ctx: Context) -> None:
+    """Train without a stop; train and stop; resume from the checkpoint."""
+    from scenarios.transformers.length_grouped_resume import loop
+
+    given = loop.trained(ctx, ctx.launch)
+    ctx.record("order", rows=[row for step in given for row in step])
+
+
+def _orders(records: Records) -> tuple[list[int], list[int], int]:
+    """The rows of the run without a stop, those of the stopped and resumed one, and the first row
+    of the epoch of the resume."""
+    whole, save, resume = (record["rows"] for record in records.of("order"))
+    start = len(save) // records.params.rows * records.params.rows
+    return whole, [*save, *resume], start
+
+
+def detect(records: Records) -> Finding | None:
+    """The resumed run has another order, and in the epoch of the resume some rows never come."""
+    whole, stopped, start = _orders(records)
+    if whole == stopped:
+        return None
+    epoch = stopped[start : start + records.params.rows]
+    never = records.params.rows - len(set(epoch))
+    same_before = whole[: records.params.stop * BATCH] == stopped[: records.params.stop * BATCH]
+    complete = sorted(whole[start : start + records.params.rows]) == list(range(len(epoch)))
+    return Finding(
+        f"resumed after step {records.params.stop}: in that epoch {len(set(epoch))} of "
+        f"{len(epoch)} rows came, {never} never and {never} a second time",
+        step=records.params.stop + 1,
+        ranks=records.ranks,
+        magnitude=never / len(epoch),
+        unit="of the epoch's rows seen by nobody",
+        documented=same_before and complete and never > 0,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Rows were grouped, and the run was resumed in the second epoch or later, within the epoch."""
+    p = records.params
+    done, rest = divmod(p.stop * BATCH, p.rows)
+    return Exercise.of(p.grouped, "", "rows were not grouped by length") & Exercise.of(
+        done > 0 and rest > 0,
+        f"resumed after {rest} of {p.rows} rows of epoch {done + 1}, grouped by length",
+        f"resumed in epoch {done + 1}, after {rest} of its rows",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The number of rows is right, so it does not show the bug."""
+    whole, stopped, _ = _orders(records)
+    return {"another number of rows": len(whole) != len(stopped)}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How often each row came in the epoch of the resume."""
+    words = {0: "never", 1: "once"}
+    fields = [
+        (variant, row, "", words.get(epoch.count(row), "twice"))
+        for variant, records in trials.items()
+        for _, stopped, start in [_orders(records)]
+        for epoch in [stopped[start : start + records.params.rows]]
+        for row in range(records.params.rows)
+    ]
+    yield Grid(
+        "How often each row came in the epoch of the resume",
+        "with the bug some rows come twice and others never",
+        fields,
+        "row",
+        "",
+        "came",
+        wrong=("never", "twice"),
+    )
