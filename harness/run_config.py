@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,6 +34,7 @@ class LaunchConfig:
     timeout: float = 300.0
     threads: int = 1
     warm: bool = True
+    nodes: int = 1
 
 
 LOCAL, SLURM = "local", "slurm"
@@ -124,6 +126,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     variants = _variants(scenario, config.variant)
     pins = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
     _refuse_unread_pins(scenario, variants, pins)
+    _check_nodes(launch, on, scenario, variants)
     return RunConfig(
         scenario=scenario,
         params=_params(config),
@@ -152,6 +155,31 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
     if on.where == SLURM and launch.lane == "auto":
         launch.lane = "gpu" if on.gpus else "cpu"
     return on
+
+
+def _check_nodes(
+    launch: LaunchConfig, on: OnConfig, scenario: str, variants: Sequence[str]
+) -> None:
+    """Several nodes must be there, and each gets the same number of ranks. They launch cold."""
+    nodes = launch.nodes
+    if nodes < 1:
+        raise UserError(f"launch.nodes={nodes}: choose 1 or more")
+    for variant in variants:
+        if (ranks := catalog.scenario(scenario).ranks_of(variant)) % nodes:
+            raise UserError(
+                f"launch.nodes={nodes} does not divide the number of ranks of variant '{variant}' "
+                f"of {scenario}, which is {ranks}"
+            )
+    if nodes == 1:
+        return
+    launch.warm = False
+    if on.where == LOCAL and "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            f"launch.nodes={nodes} needs an allocation of Slurm: use salloc or sbatch with "
+            f"--nodes={nodes}, or on=slurm"
+        )
+    if on.where == LOCAL and nodes > (has := int(os.environ.get("SLURM_JOB_NUM_NODES", nodes))):
+        raise UserError(f"launch.nodes={nodes} is more than the nodes of this allocation, {has}")
 
 
 def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:

@@ -109,6 +109,8 @@ def _as_they_end(waiting: Mapping[Future[Cell | None], int]) -> Iterator[tuple[i
 def room(config: RunConfig) -> int:
     """How many runs of a scenario this machine has room for at once."""
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
+    if config.launch.nodes > 1:
+        return 1
     return machine.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
 
 

@@ -151,7 +151,8 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
     """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
-    gpus = 0 if configs[0].launch.lane == Lane.CPU.value else len(machine.gpus())
+    one = configs[0].launch.lane == Lane.CPU.value or configs[0].launch.nodes > 1
+    gpus = 0 if one else len(machine.gpus())
     return configs[0].jobs or max(1, gpus)
 
 
