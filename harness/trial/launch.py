@@ -193,13 +193,13 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
     finally:
         if step:
             step.end()
-        survivors = end_all(token)
-    if step:
-        step.collect()
+        survivors = end_all(token)  # srun too, if it hangs
+    left = step.finish() if step else ""
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
         reason = step.reason()
+    reason = left or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 

@@ -31,6 +31,7 @@ GRACE = 5.0
 """Seconds after the agent of one node has failed in which the others may report their failures."""
 LEAVE = 10.0
 """Seconds that the agents have to leave once they must, before Slurm cancels the step."""
+CANCEL_SECONDS = 0.5
 COMMAND_LIMIT = 20
 """Seconds that a command of Slurm may take."""
 
@@ -83,22 +84,26 @@ class Step:
         return self.srun.stdin.fileno()
 
     def end(self) -> None:
-        """End all agents and everything below them; returns when srun and the step have ended."""
+        """End all agents and everything below them. srun returns when all of them have left."""
         if self.srun.stdin:
             self.srun.stdin.close()
-        try:
-            if self.srun.wait(LEAVE) >= 0:
-                return
-        except subprocess.TimeoutExpired:
-            self._cancel()
-        deadline = time.monotonic() + LEAVE  # somebody killed srun: Slurm ends its step
-        while self._ids() and time.monotonic() < deadline:
-            self._cancel()
-            time.sleep(0.5)
+        with suppress(subprocess.TimeoutExpired):
+            self.srun.wait(LEAVE)
 
-    def _cancel(self) -> None:
-        for step in self._ids():
-            _run("scancel", step)
+    def finish(self) -> str:
+        """Collect what the agents left; returns what is wrong if Slurm could not end the step."""
+        left = self._cancel() if (self.srun.poll() or 0) < 0 else []  # somebody killed srun
+        if self.folder.is_dir():
+            self._collect()
+        return f"Slurm could not end step {left[0]}" if left else ""
+
+    def _cancel(self) -> list[str]:
+        deadline = time.monotonic() + LEAVE
+        while (steps := self._ids()) and time.monotonic() < deadline:
+            for step in steps:
+                _run("scancel", step)
+            time.sleep(CANCEL_SECONDS)
+        return steps
 
     def _ids(self) -> list[str]:
         """Slurm's names of this step, while it is there: ``12.3``."""
@@ -106,11 +111,9 @@ class Step:
         lines = [line.split() for line in found.splitlines()]
         return [line[0] for line in lines if line[1:] == [self.name]]
 
-    def collect(self) -> None:
+    def _collect(self) -> None:
         """Make the files that the agents left look like those of one: the log, and the folders of
         the ranks, which torchrun names by LOCAL_RANK."""
-        if not self.folder.is_dir():
-            return
         with suppress(OSError), TemporaryDirectory(dir=self.folder):
             pass  # on NFS, this host sees what others wrote once it has changed the folder itself
         with suppress(OSError):

@@ -99,8 +99,9 @@ def _why(exit_: Exit) -> str:
 
 
 def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
-    """Each rank's file is from this launch, and from a process of its own on its node."""
+    """Each rank's file is from this launch, and from a process of its own on its node's host."""
     ranks_by_process: dict[tuple[int, Any], int] = {}
+    ranks_by_node: dict[int, int] = {}
     for rank in records.ranks:
         first = records.by_rank[rank][0]
         if first["kind"] != BEGIN or wrong_facts(HARNESS_KINDS[BEGIN].facts_of(0), first):
@@ -109,6 +110,9 @@ def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
         if difference:
             raise BrokenRecords(f"rank {rank}: its records are from {difference}")
         node = rank * nodes // identity.world_size
+        other = ranks_by_node.setdefault(node, rank)
+        if first["host"] != records.by_rank[other][0]["host"]:
+            raise BrokenRecords(f"{BEGIN}: host differs between ranks {other} and {rank}")
         other = ranks_by_process.setdefault((node, first["pid"]), rank)
         if other != rank:
             raise BrokenRecords(f"ranks {other} and {rank} have the same process id")
