@@ -413,11 +413,15 @@ def test_killing_the_harness_ends_both_nodes(two_nodes: TwoNodes, asleep: bool) 
                     found += [each] if each.status() != psutil.STATUS_ZOMBIE else []
         return found
 
-    within(PATIENCE, lambda: two_nodes.asleep() if asleep else len(living()) > 1, "its start")
-    process.kill()
-    process.wait()
-    within(PATIENCE, lambda: not living(), "the end of all its processes")
-    within(PATIENCE, lambda: not steps(two_nodes.job), "the end of its step")
+    try:
+        within(PATIENCE, lambda: two_nodes.asleep() if asleep else len(living()) > 1, "its start")
+        process.kill()
+        process.wait()
+        within(PATIENCE, lambda: not living(), "the end of all its processes")
+        within(PATIENCE, lambda: not steps(two_nodes.job), "the end of its step")
+    finally:
+        for each in living():
+            each.kill()
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,9 @@ def _obey(orders: int) -> None:
         while line := os.read(orders, len(STACKS)):
             if line == STACKS:
                 _dump_stacks()
-        signal.pthread_kill(main_thread, signal.SIGTERM)
+        while True:  # right before the main thread starts to wait, a signal does not wake it
+            signal.pthread_kill(main_thread, signal.SIGTERM)
+            time.sleep(POLL_SECONDS)
 
     threading.Thread(target=follow, daemon=True).start()
 

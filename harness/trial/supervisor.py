@@ -64,8 +64,7 @@ def keep(beside: Callable[[], None] = lambda: None) -> None:
     set_name("keeper")
     child = os.fork()  # no thread has been started yet
     if child:
-        beside()
-        _exit_as(_wait_and_clean_up(child))
+        _exit_as(_wait_and_clean_up(child, beside))
     set_name("torchrun")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[PARENT] = str(keeper)
@@ -82,10 +81,11 @@ def _raise_gone(*_: object) -> NoReturn:
     raise _HarnessGone
 
 
-def _wait_and_clean_up(child: int) -> int:
+def _wait_and_clean_up(child: int, beside: Callable[[], None]) -> int:
     """Wait for the child, then end all its descendants; returns the child's wait status."""
     ended = status = 0
     try:
+        beside()
         while ended != child:
             ended, status = os.wait()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
