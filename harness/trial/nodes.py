@@ -37,7 +37,11 @@ COMMAND_LIMIT = 20
 
 AGENT_ENDED = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: ", re.MULTILINE)
 """What srun prints when an agent has failed."""
-SRUN_FAILED = re.compile(r"^srun: error: (.*)$", re.MULTILINE)
+REASONS = (
+    re.compile(r"^slurmstepd\S*: error: \*\*\* (.*) \*\*\*", re.MULTILINE),  # CANCELLED ...
+    re.compile(r"^srun: error: (.*)", re.MULTILINE),
+)
+"""Why a step has ended, the better reason first."""
 LABELLED = re.compile(r" *(\d+): (.*)", re.DOTALL)
 """A line of an agent, as ``srun --label`` prints it."""
 
@@ -127,8 +131,8 @@ class Step:
             folder.rename(target)
 
     def reason(self) -> str:
-        """Why the step failed, in srun's words; empty if it does not say."""
-        found = SRUN_FAILED.search(_text(self.log))
+        """Why the step failed, in Slurm's words; empty if it does not say."""
+        found = next(filter(None, (reason.search(_text(self.log)) for reason in REASONS)), None)
         return found[1].strip() if found else ""
 
 
