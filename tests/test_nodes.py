@@ -148,6 +148,24 @@ def test_a_log_is_sorted_by_node_and_the_one_that_failed_first_is_last(
     assert [line for line in lines if line in expected] == expected
 
 
+CANCELLED = "slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT noon DUE TO TIME LIMIT ***\n"
+NO_LAUNCH = "Task launch for StepId=9.0 failed on node n2: Communication connection failure"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (ENDED, "n2: task 1: Exited with exit code 1"),
+        (ENDED + CANCELLED, "STEP 9.0 ON n1 CANCELLED AT noon DUE TO TIME LIMIT"),
+        (f"srun: error: {NO_LAUNCH}\n{ENDED}{CANCELLED}", NO_LAUNCH),
+        ("srun: Job step aborted\n", ""),
+    ],
+    ids=["an agent failed", "Slurm ended the step", "an agent was not started", "no reason"],
+)
+def test_the_reason_of_a_failure_is_read_from_the_log_of_srun(log: str, reason: str) -> None:
+    assert nodes.why(log) == reason
+
+
 def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     two = (machine.Gpu("0", "GPU-a", "H100"), machine.Gpu("1", "GPU-b", "H100"))
     monkeypatch.setattr(machine, "gpus", lambda: two)

@@ -35,13 +35,14 @@ CANCEL_SECONDS = 0.5
 COMMAND_LIMIT = 20
 """Seconds that a command of Slurm may take."""
 
-AGENT_ENDED = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: ", re.MULTILINE)
+AGENT_ENDED = re.compile(r"^srun: error: (\S+: tasks? (\d+)\S*: .*)", re.MULTILINE)
 """What srun prints when an agent has failed."""
 REASONS = (
+    re.compile(r"^srun: error: (?!\S+: tasks? )(.*)", re.MULTILINE),  # it could not start
     re.compile(r"^slurmstepd\S*: error: \*\*\* (.*) \*\*\*", re.MULTILINE),  # CANCELLED ...
-    re.compile(r"^srun: error: (.*)", re.MULTILINE),
+    AGENT_ENDED,
 )
-"""Why a step has ended, the better reason first."""
+"""Why a step has ended, the best reason first."""
 LABELLED = re.compile(r" *(\d+): (.*)", re.DOTALL)
 """A line of an agent, as ``srun --label`` prints it."""
 
@@ -132,8 +133,13 @@ class Step:
 
     def reason(self) -> str:
         """Why the step failed, in Slurm's words; empty if it does not say."""
-        found = next(filter(None, (reason.search(_text(self.log)) for reason in REASONS)), None)
-        return found[1].strip() if found else ""
+        return why(_text(self.log))
+
+
+def why(log: str) -> str:
+    """Why a step has ended, from the log of srun."""
+    found = next(filter(None, (reason.search(log) for reason in REASONS)), None)
+    return found[1].strip() if found else ""
 
 
 def by_node(log: str) -> str:
@@ -145,7 +151,7 @@ def by_node(log: str) -> str:
         node, text = (int(label[1]), label[2]) if label else (-1, line)
         blocks.setdefault(node, []).append(text)
     first = AGENT_ENDED.search(log)
-    order = sorted(blocks, key=lambda node: (first is not None and node == int(first[1]), node))
+    order = sorted(blocks, key=lambda node: (first is not None and node == int(first[2]), node))
     return "".join(line for node in order for line in blocks[node])
 
 
