@@ -491,9 +491,9 @@ def test_a_killed_rank_of_the_second_node_is_named(sandbox: Sandbox, allocation:
 
 @slurm
 def test_a_hanging_rank_of_the_second_node_leaves_its_stack(sandbox: Sandbox) -> None:
-    done = sandbox.run(*TWO, "launch.timeout=15", FAULT=SLEEPS, FAULTY="1")
+    done = sandbox.run(*TWO, "launch.timeout=30", FAULT=SLEEPS, FAULTY="1")
     assert done.code == ExitCode.INCONCLUSIVE
-    assert outcome(sandbox)[1].startswith("ended at its deadline after 1")
+    assert outcome(sandbox)[1].startswith("ended at its deadline after 3")
     assert "sleep_forever" in (sandbox.folder() / "buggy" / "stack_rank_1.txt").read_text()
     sandbox.assert_nothing_left()
 
