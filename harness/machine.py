@@ -109,20 +109,22 @@ def _lock(gpu: Gpu, folder: Path) -> AbstractContextManager[bool]:
     return locked(folder / f"{gpu.uuid}.lock", wait=False)
 
 
-def choose_lane(scenario: Scenario, ranks: int, asked: str) -> Lane:
-    """The lane to run ``ranks`` ranks on. Raises Unsupported, with the reason, if there is none.
+def choose_lane(scenario: Scenario, ranks: int, asked: str, nodes: int = 1) -> Lane:
+    """The lane to run ``ranks`` ranks on, split over nodes like this one.
+
+    Raises Unsupported, with the reason, if there is none.
 
     ``auto`` considers the variant with the most ranks, so that all variants run on one lane.
     """
     if asked == "auto":
-        widest = max(scenario.ranks_of(variant) for variant in scenario.variants)
+        widest = max(scenario.ranks_of(variant) for variant in scenario.variants) / nodes
         roomy = Lane.GPU in scenario.lanes and len(gpus()) >= widest
         asked = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
     lane = Lane(asked)
     if lane not in scenario.lanes:
         raise Unsupported(f"does not run on the {lane} lane")
-    if lane is Lane.GPU and len(gpus()) < ranks:
-        needed = "1 GPU" if ranks == 1 else f"{ranks} GPUs"
+    if lane is Lane.GPU and len(gpus()) < (on_each := ranks // nodes):
+        needed = "1 GPU" if on_each == 1 else f"{on_each} GPUs"
         raise Unsupported(f"needs {needed}, and this machine has {len(gpus())}")
     return lane
 

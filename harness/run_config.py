@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,6 +34,30 @@ class LaunchConfig:
     timeout: float = 300.0
     threads: int = 1
     warm: bool = True
+    nodes: int = 1
+
+
+LOCAL, SLURM = "local", "slurm"
+
+
+@dataclass
+class OnConfig:
+    """Where runs go; see ``configs/on/*.yaml``."""
+
+    where: str = LOCAL
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    time: int = 30
+    """Minutes that a task may take."""
+    cpus: int | None = None
+    gpus: int | None = None
+    most: int = 64
+    """Tasks that run at the same time."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch."""
+    stage: bool = False
+    """Whether a node copies an overlay to its own disk."""
 
 
 @dataclass
@@ -46,6 +71,7 @@ class Schema:
     jobs: int | None = None
     strict: bool = False
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    on: OnConfig = field(default_factory=OnConfig)
     scenario: Any = None
     pins: dict[str, str] = field(default_factory=dict)
 
@@ -70,6 +96,7 @@ class RunConfig:
     """How many scenarios run at the same time; None for as many as the machine has room for."""
     strict: bool = False
     """Whether an unsupported scenario among several is a failure."""
+    on: OnConfig = field(default_factory=OnConfig)
     installed: Interpreter | None = None
     """The interpreter whose packages are run instead of overlays, as ``check`` does."""
     together: tuple[str, ...] = ()
@@ -93,11 +120,13 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         raise UserError(f"runs={config.runs} is not a folder: set runs=DIR or HARNESS_RUNS=DIR")
     runs = Path(config.runs).absolute()
     machine.refuse_unless_on_a_path(runs, "runs")
+    on = _on(config, launch)
     default = catalog.scenario(scenario).pins
     refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
     variants = _variants(scenario, config.variant)
     pins = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
     _refuse_unread_pins(scenario, variants, pins)
+    _check_nodes(launch, on, scenario, variants)
     return RunConfig(
         scenario=scenario,
         params=_params(config),
@@ -110,7 +139,47 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         command=" ".join(["python -m harness run", *overrides]),
         jobs=config.jobs,
         strict=config.strict,
+        on=on,
     )
+
+
+def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
+    """Where runs go. On Slurm the lane is decided here, as this machine may have no GPU."""
+    on = OnConfig(**{f.name: config.on[f.name] for f in fields(OnConfig)})
+    on.extra = list(on.extra)
+    if on.where not in (LOCAL, SLURM):
+        raise UserError(catalog.unknown("place to run", on.where, (LOCAL, SLURM)))
+    for name, least in (("time", 1), ("most", 1), ("cpus", 1), ("gpus", 0)):
+        if (value := getattr(on, name)) is not None and value < least:
+            raise UserError(f"on.{name}={value}: choose {least} or more")
+    if on.where == SLURM and launch.lane == "auto":
+        launch.lane = "gpu" if on.gpus else "cpu"
+    return on
+
+
+def _check_nodes(
+    launch: LaunchConfig, on: OnConfig, scenario: str, variants: Sequence[str]
+) -> None:
+    """Several nodes must be there, and each gets the same number of ranks. They launch cold."""
+    nodes = launch.nodes
+    if nodes < 1:
+        raise UserError(f"launch.nodes={nodes}: choose 1 or more")
+    for variant in variants:
+        if (ranks := catalog.scenario(scenario).ranks_of(variant)) % nodes:
+            raise UserError(
+                f"launch.nodes={nodes} does not divide the number of ranks of variant '{variant}' "
+                f"of {scenario}, which is {ranks}"
+            )
+    if nodes == 1:
+        return
+    launch.warm = False
+    if on.where == LOCAL and "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            f"launch.nodes={nodes} needs an allocation of Slurm: use salloc or sbatch with "
+            f"--nodes={nodes}, or on=slurm"
+        )
+    if on.where == LOCAL and nodes > (has := int(os.environ.get("SLURM_JOB_NUM_NODES", nodes))):
+        raise UserError(f"launch.nodes={nodes} is more than the nodes of this allocation, {has}")
 
 
 def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:
@@ -134,6 +203,7 @@ def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]
         "": {f.name for f in fields(Schema)} | {"hydra"},
         "scenario.": set(params),
         "launch.": {f.name for f in fields(LaunchConfig)},
+        "on.": {f.name for f in fields(OnConfig)},
         "pins.": set(pins),
     }
     for parent, keys in expected.items():

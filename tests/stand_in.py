@@ -22,7 +22,7 @@ def stand_in(site: Path) -> None:
     for folder in [site / "torch", *(site / "torch").rglob("*")]:
         if folder.is_dir():
             (folder / "__init__.py").touch()
-    run = "def main(arguments):\n    exec(open('script.py').read(), {})\n"
+    run = "def main(arguments):\n    exec(open('script.py').read(), {'arguments': arguments})\n"
     (site / "torch" / "distributed" / "run.py").write_text(run)
     compiled(site)
 

@@ -75,8 +75,11 @@ torch.distributed.init_process_group = sleep_forever
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return faulty_cache(tmp_path_factory.mktemp("cache"))
+
+
+def faulty_cache(ours: Path) -> Path:
     """A cache with a copy of the user's overlay, in which FAULT makes ranks fail."""
-    ours = tmp_path_factory.mktemp("cache")
     with lent(SCENARIO, "buggy") as overlays:
         folder = copy(overlays["buggy"], ours)
     file = folder / overlay.SITE / "sitecustomize.py"

@@ -198,7 +198,7 @@ def test_only_processes_with_a_handler_are_signalled() -> None:
         for process in started:
             assert process.stdout
             process.stdout.readline()
-        assert [p.pid for p in handling(token, signal.SIGUSR1)] == [started[1].pid]
+        assert [p.pid for p in handling(members(token), signal.SIGUSR1)] == [started[1].pid]
     finally:
         for process in started:
             process.kill()

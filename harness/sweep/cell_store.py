@@ -44,6 +44,8 @@ def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
         "torch": here["torch"],
         "code": code(config.scenario),
     }
+    if config.launch.nodes > 1:
+        inputs["nodes"] = config.launch.nodes
     plain: dict[str, Any] = json.loads(json.dumps(inputs))
     return plain
 
@@ -52,7 +54,8 @@ def lane_of(config: RunConfig) -> Lane | None:
     """The lane that a run of this config takes here; None if none is supported."""
     scenario = catalog.scenario(config.scenario)
     try:
-        return machine.choose_lane(scenario, scenario.ranks_of("released"), config.launch.lane)
+        launch, ranks = config.launch, scenario.ranks_of("released")
+        return machine.choose_lane(scenario, ranks, launch.lane, launch.nodes)
     except Unsupported:
         return None
 

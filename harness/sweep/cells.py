@@ -18,7 +18,7 @@ from harness.installation import refuse_without_torch
 from harness.machine import cache_folder
 from harness.report import last_lines, terminal
 from harness.results import RunResult
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import RELEASED, Lane, Outcome
 from harness.sweep import cell, cell_store
 from harness.sweep.cell import STATUSES, Cell, Status
@@ -54,6 +54,11 @@ def find_all(
     forked from do their imports early. ``jobs`` runs go on at once, by default as many as the cores
     or GPUs have room for. Leaving early ends what still runs; finished cells are stored.
     """
+    if configs[0].on.where == SLURM:
+        from harness.sweep import cluster
+
+        yield from cluster.find_all(configs, again=again, failed=failed)
+        return
     stop, cache = threading.Event(), cache_folder()
     jobs = jobs or room(configs[0])
     with (
@@ -104,6 +109,8 @@ def _as_they_end(waiting: Mapping[Future[Cell | None], int]) -> Iterator[tuple[i
 def room(config: RunConfig) -> int:
     """How many runs of a scenario this machine has room for at once."""
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
+    if config.launch.nodes > 1:
+        return 1
     return machine.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
 
 
@@ -117,6 +124,14 @@ def overlays_made(configs: Sequence[RunConfig], *, again: bool = False) -> Itera
         for config in configs:
             makers.submit(_make_overlay, config, cache_folder(), again)
         yield
+
+
+def make_overlays(configs: Sequence[RunConfig], *, again: bool = False) -> None:
+    """Build the overlays of cells that are not stored, and wait for them."""
+    with overlay.makers() as makers:
+        made = [makers.submit(_make_overlay, config, cache_folder(), again) for config in configs]
+        for each in made:
+            each.result()
 
 
 def _make_overlay(config: RunConfig, cache: Path, again: bool) -> bool:
@@ -153,14 +168,15 @@ def find(
     except HarnessError as error:
         if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
             raise
-        return _not_run(config, error)
+        return not_run(config, error)
     found = _cell_of(config, result, folder)
     if _repeatable(found, folder):
         cell_store.store(cache, inputs, found)
     return found
 
 
-def _not_run(config: RunConfig, error: HarnessError) -> Cell:
+def not_run(config: RunConfig, error: HarnessError) -> Cell:
+    """The cell of a release that could not be run."""
     unsupported = error.exit_code == ExitCode.UNSUPPORTED
     here = machine.facts()
     return Cell(

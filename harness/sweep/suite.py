@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from harness.errors import ExitCode, HarnessError, Unsupported, UserError
 from harness.installation import refuse_without_torch
 from harness.report import count, summary, summary_row, terminal
 from harness.results import RunResult
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import Lane, Verdict
 from harness.text import complaint
 from harness.trial.prefetch import ahead, overlays_ahead
@@ -97,8 +97,7 @@ def run_all(configs: Sequence[RunConfig]) -> int:
 
 def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Done, None, None]:
     """Run as many at once as ``jobs`` or the GPUs allow; yields the scenarios as they end."""
-    jobs = _jobs(configs)
-    if jobs == 1:
+    if _jobs(configs) == 1 and configs[0].on.where != SLURM:
         yield from _one_by_one(_widest_first(configs), console)
         return
     with started(configs) as running:
@@ -124,6 +123,12 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
     A future's result is the output of the run and how it ended. Those with the most ranks start
     first, as many at once as ``jobs`` or the GPUs allow. Leaving the context ends running ones.
     """
+    if configs[0].on.where == SLURM:
+        from harness.sweep import cluster
+
+        with cluster.started(configs) as running:
+            yield running
+        return
     stop, jobs, ordered = threading.Event(), _jobs(configs), _widest_first(configs)
     with (
         Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
@@ -135,7 +140,7 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
         def run_(index: int) -> tuple[str, Done]:
             for following in ordered[index + jobs : index + jobs + 1]:
                 prepare(following)
-            return _run_in_block(ordered[index], stop, pool)
+            return run_in_block(ordered[index], stop, pool)
 
         try:
             yield {c.scenario: runners.submit(run_, index) for index, c in enumerate(ordered)}
@@ -146,7 +151,8 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
     """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
-    gpus = 0 if configs[0].launch.lane == Lane.CPU.value else len(machine.gpus())
+    one = configs[0].launch.lane == Lane.CPU.value or configs[0].launch.nodes > 1
+    gpus = 0 if one else len(machine.gpus())
     return configs[0].jobs or max(1, gpus)
 
 
@@ -161,23 +167,36 @@ def _width(config: RunConfig) -> int:
     return max(scenario.ranks_of(variant) for variant in config.variants)
 
 
-def _run_in_block(config: RunConfig, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
+def run_in_block(
+    config: RunConfig, stop: threading.Event | None = None, pool: Pool | None = None
+) -> tuple[str, Done]:
     """Run one scenario; returns its output as one block, to be printed when it has ended."""
     block = io.StringIO()
     done = _run_one(config, terminal(block), stop, pool)
     return block.getvalue(), done
 
 
-def _run_one(config: RunConfig, console: Console, stop: threading.Event, pool: Pool) -> Done:
+def _run_one(
+    config: RunConfig,
+    console: Console,
+    stop: threading.Event | None = None,
+    pool: Pool | None = None,
+) -> Done:
     started = time.monotonic()
     try:
         result, folder = run(config, console, stop, pool)
     except UserError:
         raise
     except Exception as error:  # a fault in one scenario must not end the others
-        why = str(error) if isinstance(error, HarnessError) else complaint(error)
-        console.print(f"{config.scenario}: {why}")
-        unsupported = isinstance(error, Unsupported)
-        verdict = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
-        result, folder = RunResult(config.scenario, verdict, (why,), ()), None
+        not_done = not_run(config.scenario, error)
+        console.print(f"{config.scenario}: {not_done.result.reasons[0]}")
+        return replace(not_done, seconds=time.monotonic() - started)
     return Done(result, time.monotonic() - started, folder)
+
+
+def not_run(scenario: str, error: Exception) -> Done:
+    """How a scenario ended that an error kept from being graded."""
+    why = str(error) if isinstance(error, HarnessError) else complaint(error)
+    unsupported = isinstance(error, Unsupported)
+    verdict = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
+    return Done(RunResult(scenario, verdict, (why,), ()), 0.0, None)

@@ -29,8 +29,9 @@ import psutil
 from harness.errors import Inconclusive
 from harness.files import ROOT
 from harness.spec import Lane
-from harness.trial import supervisor
-from harness.trial.processes import TOKEN, end_all, handling, new_token
+from harness.trial import nodes, supervisor
+from harness.trial.nodes import Step
+from harness.trial.processes import TOKEN, end_all, handling, members, new_token
 from harness.trial.records import Exit, Identity, write_exit
 from harness.trial.servers import ForkedLaunch, OverlayServer
 
@@ -55,6 +56,8 @@ REASON = re.compile(
     re.MULTILINE,
 )
 """A line of torchrun's log that says why it failed. A signal from outside is not a reason."""
+
+STATIC = ("--rdzv-backend=static", "--rdzv-id=harness")
 
 FEW_FILES = 256
 """Below this limit of open files, a failure message mentions the limit."""
@@ -87,6 +90,8 @@ class RankSettings:
     """The interpreter."""
     devices: tuple[str, ...] = ()
     """The numbers of the GPUs in PCI bus order; empty: all visible ones."""
+    nodes: int = 1
+    """The number of nodes of the Slurm job that the ranks are split over."""
 
 
 def launch(
@@ -101,19 +106,20 @@ def launch(
     """Run one launch of a trial to its end and write its exit.json.
 
     ``timeout`` is in seconds; ``tick`` is called about twenty times a second. The processes are
-    forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter. Raises
+    forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter, or in
+    one on each of several nodes. Raises
     KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
     cases after all processes have ended.
     """
     folder, token = run_folder / identity.variant / identity.launch, new_token()
     environment = {**rank_environment(settings), TOKEN: token}
-    arguments = torchrun_arguments(run_folder, identity, forked=server is not None)
+    arguments = torchrun_arguments(run_folder, identity, settings.nodes, forked=server is not None)
     started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            start = server.start if server else partial(start_cold, settings.python)
+            start = server.start if server else _cold_start(settings, identity.world_size)
             process = start(folder, environment, arguments, log)
         code = _wait(process, started + timeout, folder, identity.world_size, tick)
         ended = replace(
@@ -124,11 +130,17 @@ def launch(
             if isinstance(process, ForkedLaunch):
                 process.cancel()
                 ended = replace(ended, preloaded=process.seconds)
-            ended = _cleaned_up(ended, token, folder)
+            ended = _cleaned_up(ended, token, folder, process)
             ended = replace(ended, seconds=time.monotonic() - started)
             if folder.is_dir():
                 write_exit(folder, ended, identity)
     return ended
+
+
+def _cold_start(settings: RankSettings, ranks: int) -> Callable[..., Process]:
+    if settings.nodes == 1:
+        return partial(start_cold, settings.python)
+    return partial(nodes.start, settings.python, settings.nodes, ranks)
 
 
 def start_cold(
@@ -146,21 +158,24 @@ def start_cold(
     )
 
 
-def torchrun_arguments(run_folder: Path, identity: Identity, *, forked: bool = False) -> list[str]:
+def torchrun_arguments(
+    run_folder: Path, identity: Identity, nodes: int = 1, *, forked: bool = False
+) -> list[str]:
     """The arguments of torchrun for a launch.
 
     Forked ranks run our module as a function (``--run-path``); each rank of a cold launch is a new
-    interpreter.
+    interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Static:
+    otherwise torchrun orders the nodes by address and process id, and the ranks of a node by that.
     """
     logs = run_folder / identity.variant / identity.launch / "elastic"
     how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
+    one = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
+    where = [*one, f"--log-dir={logs}"] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]
     return [
-        "--standalone",
-        "--local-addr=127.0.0.1",  # the host may not know its own name
-        f"--nproc-per-node={identity.world_size}",
+        *where,
+        f"--nproc-per-node={identity.world_size // nodes}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
-        f"--log-dir={logs}",
         "--redirects=3",
         *how,
         str(run_folder),
@@ -169,15 +184,22 @@ def torchrun_arguments(run_folder: Path, identity: Identity, *, forked: bool = F
     ]
 
 
-def _cleaned_up(ended: Exit, token: str, folder: Path) -> Exit:
+def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) -> Exit:
     """Kill what is left of a launch, flatten its logs, and find the first failure."""
+    step = process if isinstance(process, Step) else None
     try:
         if ended.timed_out or ended.interrupted:
-            _dump_stacks(token, folder)
+            _dump_stacks(folder, step.dump_stacks if step else partial(_ask_for_stacks, token))
     finally:
-        survivors = end_all(token)
+        if step:
+            step.end()
+        survivors = end_all(token)  # srun too, if it hangs
+    left = step.finish() if step else ""
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
+    if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
+        reason = step.reason()
+    reason = left or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
@@ -249,14 +271,19 @@ def _signals_deferred() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _dump_stacks(token: str, folder: Path) -> None:
-    """Let every rank that has its handler dump its stack, and wait for that."""
+def _ask_for_stacks(token: str) -> None:
+    """Let every rank of this machine that has its handler dump its stack."""
+    for process in handling(members(token), signal.SIGUSR1):
+        with suppress(psutil.Error):  # it has ended
+            process.send_signal(signal.SIGUSR1)
+
+
+def _dump_stacks(folder: Path, ask: Callable[[], None]) -> None:
+    """Ask the ranks for their stacks, and wait for them."""
     waiting = set(folder.glob("stack_rank_*.txt"))
     if not waiting:
         return
-    for process in handling(token, signal.SIGUSR1):
-        with suppress(psutil.Error):  # it has ended
-            process.send_signal(signal.SIGUSR1)
+    ask()
     deadline = time.monotonic() + STACK_SECONDS
     while waiting and time.monotonic() < deadline:
         waiting = {path for path in waiting if not path.stat().st_size}

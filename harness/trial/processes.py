@@ -17,7 +17,7 @@ import ctypes
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -62,9 +62,9 @@ def members(token: str) -> list[psutil.Process]:
     return found
 
 
-def handling(token: str, number: int) -> Iterator[psutil.Process]:
-    """The processes with this token that have a handler for a signal; Linux only."""
-    for process in members(token):
+def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psutil.Process]:
+    """Those of these processes that have a handler for a signal; Linux only."""
+    for process in processes:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
         except OSError:

@@ -31,7 +31,7 @@ _VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
 ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION}
 """The facts of ``start`` that only the gpu lane has."""
 HARNESS_KINDS: Mapping[str, Kind] = {
-    BEGIN: Kind({**IDENTITY, "pid": COUNT, "host": alike(LINE)}),
+    BEGIN: Kind({**IDENTITY, "pid": COUNT, "host": LINE}),
     "start": Kind(
         {
             "python": _VERSION,

@@ -62,7 +62,7 @@ def resolve(job: Job) -> None:
     config, scenario = job.config, job.scenario
     most = max(scenario.ranks_of(v) for v in config.variants)
     try:
-        job.lane = machine.choose_lane(scenario, most, config.launch.lane)
+        job.lane = machine.choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
     except Unsupported as error:
         job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         job.refusals = {variant: str(error) for variant in config.variants}

@@ -21,7 +21,9 @@ from harness import catalog, machine
 from harness.errors import HarnessError, Inconclusive
 from harness.facts.shapes import (
     ANYTHING,
+    COUNT,
     FLAG,
+    SIZE,
     TEXT,
     WHOLE,
     by_name,
@@ -36,6 +38,15 @@ from harness.trial.records import digest
 from harness.upstream import locks, pins, shims
 from harness.upstream.overlay import INSTALLED, SITE
 
+LAUNCH = held(
+    {
+        "lane": TEXT,
+        "timeout": SIZE,
+        "threads": COUNT,
+        "warm": FLAG,
+        "nodes": optional(COUNT),  # before there was this setting: one
+    }
+)
 SHAPE = held(
     {
         "format": WHOLE,
@@ -48,7 +59,7 @@ SHAPE = held(
         "params": by_name(ANYTHING),
         "pins": by_name(TEXT),
         "installed": FLAG,
-        "launch": by_name(ANYTHING),
+        "launch": LAUNCH,
         "machine": by_name(ANYTHING),
         "environment": by_name(TEXT),
         "trials": by_name(by_name(ANYTHING)),

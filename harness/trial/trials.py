@@ -91,8 +91,11 @@ def run_all(job: Job) -> None:
 
 
 def number_at_once(job: Job) -> int:
-    """The number of trials that fit on the GPUs or the cores at once, by their ranks."""
-    if not job.runnable:
+    """The number of trials that fit on the GPUs or the cores at once, by their ranks.
+
+    Trials over several nodes run one after another: only this machine's GPUs can be leased.
+    """
+    if not job.runnable or job.config.launch.nodes > 1:
         return 1
     most = max(job.scenario.ranks_of(variant) for variant in job.runnable)
     return min(machine.room(job.lane, most, job.config.launch.threads), len(job.runnable))
@@ -108,8 +111,9 @@ def _run(job: Job, variant: str) -> TrialResult:
 
 @contextmanager
 def _devices(job: Job, variant: str) -> Iterator[list[str]]:
-    """The numbers of the GPUs that a trial has for itself; none on the cpu lane."""
-    if job.lane is Lane.CPU:
+    """The numbers of the GPUs that a trial has for itself; none on the cpu lane, and none on
+    several nodes, where it uses all that Slurm gave to the job."""
+    if job.lane is Lane.CPU or job.config.launch.nodes > 1:
         yield []
         return
 
@@ -146,9 +150,11 @@ def _settings(job: Job, variant: str) -> RankSettings:
     """
     overlay = job.overlays[variant]
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key
-    own = job.config.installed
+    own, config = job.config.installed, job.config.launch
     python = own.executable if own else sys.executable
-    return RankSettings(job.lane, overlay.site, extensions, job.config.launch.threads, python)
+    return RankSettings(
+        job.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
+    )
 
 
 def server(job: Job, variant: str) -> OverlayServer | None:

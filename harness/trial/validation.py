@@ -66,7 +66,7 @@ def _validated_launch(
     exits.append(read_exit(launch_folder, identity))
     _check_exit(exits[-1])
     records = read_records(launch_folder, identity.world_size)
-    _check_identities(records, identity)
+    _check_identities(records, identity, run["launch"].get("nodes", 1))
     _check_plans(
         records, {n: planned(run, identity.variant, identity.launch, n) for n in records.ranks}
     )
@@ -98,9 +98,10 @@ def _why(exit_: Exit) -> str:
     return f": {exit_.reason}" if exit_.reason else ""
 
 
-def _check_identities(records: Records, identity: Identity) -> None:
-    """Each rank's file is from this launch, and from a process of its own."""
-    ranks_by_process: dict[Any, int] = {}
+def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
+    """Each rank's file is from this launch, and from a process of its own on its node's host."""
+    ranks_by_process: dict[tuple[int, Any], int] = {}
+    ranks_by_node: dict[int, int] = {}
     for rank in records.ranks:
         first = records.by_rank[rank][0]
         if first["kind"] != BEGIN or wrong_facts(HARNESS_KINDS[BEGIN].facts_of(0), first):
@@ -108,7 +109,11 @@ def _check_identities(records: Records, identity: Identity) -> None:
         difference = identity.unlike(first)
         if difference:
             raise BrokenRecords(f"rank {rank}: its records are from {difference}")
-        other = ranks_by_process.setdefault(first["pid"], rank)
+        node = rank * nodes // identity.world_size
+        other = ranks_by_node.setdefault(node, rank)
+        if first["host"] != records.by_rank[other][0]["host"]:
+            raise BrokenRecords(f"{BEGIN}: host differs between ranks {other} and {rank}")
+        other = ranks_by_process.setdefault((node, first["pid"]), rank)
         if other != rank:
             raise BrokenRecords(f"ranks {other} and {rank} have the same process id")
 

@@ -20,9 +20,9 @@ group = {"group_by_length": True} if old else {"train_sampling_strategy": "group
 
 def order(folder: str, resume: str | None) -> list[int]:
     """The numbers of the rows in the order in which the Trainer takes them, 4 in each step."""
-    given = []
+    given: list[int] = []
 
-    def collate(batch: list) -> dict:
+    def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         given.extend(int(row["input_ids"][0]) for row in batch)
         return {k: pad_sequence([row[k] for row in batch], batch_first=True) for k in batch[0]}
 

@@ -1,0 +1,545 @@
+"""A trial over several nodes.
+
+Tests with the marker ``slurm`` need a running Slurm with two nodes on this host, which SLURM_CONF
+names. So they see the processes of both nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import harness.trial.launch as launching
+from harness import catalog, machine
+from harness.__main__ import main
+from harness.errors import ExitCode, Inconclusive, Unsupported
+from harness.spec import Lane, Outcome
+from harness.trial import nodes, run_schema
+from harness.trial.processes import end_all, members
+from harness.trial.records import EXIT_FILE, Identity
+from tests.recording import Recording
+from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, mid_run, outcome, within
+from tests.stand_in import settings
+from tests.stand_in import stand_in as make_stand_in
+from tests.test_faults import LONG, SLEEPS, faulty_cache
+
+SCENARIO = "sampler_shards"
+TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu", "launch.nodes=2")
+OF = Identity("run", "run_json", SCENARIO, "buggy", "", 0, "params", 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (("launch.nodes=0",), {}, "launch.nodes=0: choose 1 or more"),
+        (
+            ("launch.nodes=2",),
+            {},
+            "launch.nodes=2 needs an allocation of Slurm: use salloc or sbatch with --nodes=2, or "
+            "on=slurm",
+        ),
+        (
+            ("launch.nodes=3",),
+            {"SLURM_JOB_ID": "1"},
+            "launch.nodes=3 does not divide the number of ranks of variant 'buggy' of "
+            "sampler_shards, which is 2",
+        ),
+        (
+            ("launch.nodes=2",),
+            {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"},
+            "launch.nodes=2 is more than the nodes of this allocation, 1",
+        ),
+    ],
+)
+def test_a_mistake_about_nodes_is_reported_in_one_line(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    message: str,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", f"scenario={SCENARIO}", *arguments]) == ExitCode.USER_MISTAKE
+    assert capsys.readouterr().err == f"harness: {message}\n"
+    assert not runs.exists()
+
+
+def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> None:
+    assert launching.torchrun_arguments(tmp_path, OF) == [
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={tmp_path}/buggy/elastic",
+        "--nproc-per-node=4",
+        "--max-restarts=0",
+        "--monitor-interval=0.02",
+        "--redirects=3",
+        "-m",
+        "harness.trial.rank",
+        str(tmp_path),
+        "buggy",
+        "",
+    ]
+
+
+def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
+    arguments = launching.torchrun_arguments(tmp_path, OF, 2)
+    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= set(arguments)
+    assert not {"--standalone", "--local-addr=127.0.0.1"} & set(arguments)
+
+
+def test_srun_does_not_take_the_options_of_the_job_around_it() -> None:
+    names = ["SLURM_JOB_ID", "SLURM_CPU_BIND", "SLURM_NTASKS", "SRUN_CPUS_PER_TASK", "PMI_RANK"]
+    kept = ["SLURM_CONF", "PATH", "HARNESS_TRIAL", "NCCL_DEBUG"]
+    assert [n for n in names + kept if not nodes.NOT_FOR_SRUN.match(n)] == kept
+    assert nodes.srun_command("12", "name", 2)[:5] == [
+        "srun",
+        "--jobid=12",
+        "--job-name=name",
+        "--nodes=2",
+        "--ntasks=2",
+    ]
+
+
+LOG = """\
+srun: job step created
+1: a
+0: b
+1:   rank      : 1 (local_rank: 0)
+0: c
+1:   exitcode  : 3
+{error}0: 1: d
+"""
+ENDED = "srun: error: n2: task 1: Exited with exit code 1\n"
+SECOND = ["a\n", "  rank      : 1 (local_rank: 0)\n", "  exitcode  : 3\n"]
+FIRST = ["b\n", "c\n", "1: d\n"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("", [*FIRST, *SECOND]),
+        (ENDED, [ENDED, *FIRST, *SECOND]),
+        (ENDED.replace("n2: task 1", "n1: task 0"), [*SECOND, *FIRST]),
+    ],
+    ids=["nobody failed", "the second node", "the first node"],
+)
+def test_a_log_is_sorted_by_node_and_the_one_that_failed_first_is_last(
+    error: str, expected: list[str]
+) -> None:
+    lines = nodes.by_node(LOG.format(error=error)).splitlines(keepends=True)
+    assert lines[0] == "srun: job step created\n"
+    assert [line for line in lines if line in expected] == expected
+
+
+CANCELLED = "slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT noon DUE TO TIME LIMIT ***\n"
+NO_LAUNCH = "Task launch for StepId=9.0 failed on node n2: Communication connection failure"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (ENDED, "n2: task 1: Exited with exit code 1"),
+        (ENDED + CANCELLED, "STEP 9.0 ON n1 CANCELLED AT noon DUE TO TIME LIMIT"),
+        (f"srun: error: {NO_LAUNCH}\n{ENDED}{CANCELLED}", NO_LAUNCH),
+        ("srun: Job step aborted\n", ""),
+    ],
+    ids=["an agent failed", "Slurm ended the step", "an agent was not started", "no reason"],
+)
+def test_the_reason_of_a_failure_is_read_from_the_log_of_srun(log: str, reason: str) -> None:
+    assert nodes.why(log) == reason
+
+
+def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = (machine.Gpu("0", "GPU-a", "H100"), machine.Gpu("1", "GPU-b", "H100"))
+    monkeypatch.setattr(machine, "gpus", lambda: two)
+    four_ranks = catalog.scenario("tied_embedding_order")
+    assert machine.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
+    assert machine.choose_lane(four_ranks, 4, "auto") is Lane.CPU
+    with pytest.raises(Unsupported, match="needs 4 GPUs, and this machine has 2"):
+        machine.choose_lane(four_ranks, 4, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("launch", "wrong"),
+    [({}, ""), ({"nodes": 2}, ""), ({"nodes": "2"}, "nodes"), ({"hosts": 2}, "hosts")],
+)
+def test_a_run_without_nodes_is_a_run_on_one(launch: dict[str, Any], wrong: str) -> None:
+    plain = {"lane": "cpu", "timeout": 300.0, "threads": 1, "warm": True}
+    found = run_schema.LAUNCH({**plain, **launch})
+    assert (wrong in found) if wrong else not found
+
+
+@pytest.mark.parametrize(
+    ("launch", "second", "reason"),
+    [
+        ({"nodes": 2}, {"host": "elsewhere"}, ""),
+        ({"nodes": 2}, {"host": "elsewhere", "pid": "the same"}, ""),
+        ({"nodes": 1}, {"host": "elsewhere"}, "begin: host differs between ranks 0 and 1"),
+        ({}, {"host": "elsewhere"}, "begin: host differs between ranks 0 and 1"),
+        ({}, {"pid": "the same"}, "ranks 0 and 1 have the same process id"),
+    ],
+)
+def test_hosts_and_process_ids_are_compared_on_each_node(
+    recording: Recording, launch: dict[str, Any], second: dict[str, Any], reason: str
+) -> None:
+    with recording.run() as run:
+        run["launch"].update(launch)
+    with recording.record("buggy", "begin", 0) as begin:
+        pid = begin["pid"]
+    with recording.record("buggy", "begin", 1) as begin:
+        begin.update({name: pid if name == "pid" else value for name, value in second.items()})
+    found = recording.trial("buggy")
+    assert (found.reason if found.outcome is Outcome.INCONCLUSIVE else "") == reason
+
+
+TELLS = """
+import json, os, time
+from pathlib import Path
+node = arguments[0].removeprefix("--node-rank=")
+Path(f"arguments_{node}").write_text(json.dumps(arguments))
+Path(f"variables_{node}").write_text(json.dumps(dict(os.environ)))
+print(f"I am {node}", flush=True)
+"""
+SLEEPER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+node = arguments[0].removeprefix("--node-rank=")
+dump = Path(f"stack_rank_{node}.txt").open("w")
+signal.signal(signal.SIGUSR1, lambda *_: print("asleep", file=dump, flush=True))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+                         start_new_session=True)
+Path(f"asleep_{node}").write_text("now")
+time.sleep(1000)
+"""
+"""Sleeps on each node, and has a child in a session of its own, as torchrun's ranks are."""
+
+SECOND_FAILS = f"""
+if arguments[0].endswith("=1"):
+    print("OSError: no such thing", flush=True)
+    raise SystemExit(7)
+{SLEEPER}
+"""
+
+slurm = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def allocation() -> Iterator[str]:
+    """The id of a job with two nodes of the Slurm that SLURM_CONF names."""
+    if "SLURM_CONF" not in os.environ:
+        pytest.skip("no Slurm: SLURM_CONF is not set; make slurm starts one")
+    command = ["salloc", "--no-shell", "--nodes=2", "--job-name=test_nodes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    job = re.findall(r"job allocation (\d+)", done.stderr)[-1]
+    yield job
+    subprocess.run(["scancel", job], check=True)
+
+
+@dataclass
+class TwoNodes:
+    """Launches a script on each of two nodes instead of torchrun."""
+
+    folder: Path
+    site: Path
+    job: str
+    left: list[int] = field(default_factory=list)
+    """The processes that were there when the step had ended, before the harness looked for them."""
+    python: str = sys.executable
+
+    @property
+    def launched(self) -> Path:
+        return self.folder / "buggy"
+
+    def launch(
+        self, script: str, tick: Callable[[], None] = lambda: None, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
+        self.launched.mkdir()
+        (self.launched / "script.py").write_text(script)
+        of_nodes = replace(settings(self.site), nodes=2, python=self.python)
+        launching.launch(self.folder, OF, of_nodes, timeout=timeout, tick=tick)
+        return self.exit()
+
+    def exit(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.launched / EXIT_FILE).read_text())
+        return found
+
+    def asleep(self) -> bool:
+        return all((self.launched / f"asleep_{node}").exists() for node in (0, 1))
+
+    def assert_nobody_is_left(self) -> None:
+        """Nobody was left when the step had ended: on another node, nobody else would look."""
+        assert self.left == []
+        assert steps(self.job) == []
+
+
+def steps(job: str) -> list[str]:
+    """The steps of a job that Slurm still has."""
+    command = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.fixture
+def two_nodes(allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
+    make_stand_in(tmp_path / "site-packages")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    found = TwoNodes(runs, tmp_path / "site-packages", allocation)
+    monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    monkeypatch.setenv("SLURM_NTASKS", "7")  # an option of the allocation, not of our step
+
+    def look_and_end(token: str) -> tuple[int, ...]:
+        found.left += [process.pid for process in members(token)]
+        return end_all(token)
+
+    monkeypatch.setattr(launching, "end_all", look_and_end)
+    return found
+
+
+@slurm
+def test_an_agent_runs_on_each_node(two_nodes: TwoNodes) -> None:
+    done = two_nodes.launch(TELLS)
+    assert (done["code"], done["failure"], done["reason"]) == (0, None, "")
+    arguments = [json.loads((two_nodes.launched / f"arguments_{n}").read_text()) for n in (0, 1)]
+    endpoints = [next(a for a in each if a.startswith("--rdzv-endpoint")) for each in arguments]
+    assert endpoints[0] == endpoints[1]
+    assert "--rdzv-endpoint=127.0.0.1:" in endpoints[0]  # the NodeAddr of the first node
+    assert all("--nproc-per-node=2" in each for each in arguments)
+    for node in (0, 1):
+        variables = json.loads((two_nodes.launched / f"variables_{node}").read_text())
+        assert not [name for name in variables if name.startswith("SLURM")]
+    log = (two_nodes.launched / "torchrun.log").read_text()
+    assert re.findall("^I am.*", log, re.MULTILINE) == ["I am 0", "I am 1"]
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_a_deadline_ends_both_nodes_after_their_stacks(two_nodes: TwoNodes) -> None:
+    done = two_nodes.launch(SLEEPER, timeout=5)
+    assert (done["timed_out"], done["survivors"]) == (True, [])
+    for node in (0, 1):
+        assert (two_nodes.launched / f"stack_rank_{node}.txt").read_text() == "asleep\n"
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_ctrl_c_ends_both_nodes(two_nodes: TwoNodes) -> None:
+    def tick() -> None:
+        if two_nodes.asleep():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        two_nodes.launch(SLEEPER, tick)
+    assert two_nodes.exit()["interrupted"]
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_removing_the_folder_ends_both_nodes(two_nodes: TwoNodes) -> None:
+    def tick() -> None:
+        if two_nodes.asleep():
+            shutil.rmtree(two_nodes.folder)
+
+    with pytest.raises(Inconclusive, match="was removed while its trial ran"):
+        two_nodes.launch(SLEEPER, tick)
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_an_agent_that_fails_ends_the_other_node(two_nodes: TwoNodes) -> None:
+    done = two_nodes.launch(SECOND_FAILS)
+    assert not done["timed_out"]
+    assert done["code"] != 0
+    assert done["reason"] == "OSError: no such thing"
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> None:
+    python = two_nodes.folder / "python"
+    python.write_text(f'#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 9\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    two_nodes.python = str(python)
+    done = two_nodes.launch(SLEEPER)
+    assert not done["timed_out"]
+    assert done["code"] != 0
+    assert re.fullmatch(r"\S+: task 1: Exited with exit code 9", done["reason"])
+    two_nodes.assert_nobody_is_left()
+
+
+@slurm
+def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
+    """Slurm kills the agents of the step. What ranks started is left to its cgroups, where it has
+    them: here the harness ends it."""
+
+    def tick() -> None:
+        if two_nodes.asleep():
+            for process in psutil.Process().children():
+                if process.name() == "srun":
+                    process.kill()
+
+    done = two_nodes.launch(SLEEPER, tick)
+    assert done["code"] == -signal.SIGKILL
+    assert steps(two_nodes.job) == []
+    assert done["survivors"] == []
+
+
+HARNESS = """
+import sys
+from pathlib import Path
+import harness.trial.launch as launching
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from tests.stand_in import settings
+from tests.test_nodes import OF
+folder, site = map(Path, sys.argv[1:])
+launching.launch(folder, OF, replace(settings(site), nodes=2), timeout=1000)
+"""
+
+
+@slurm
+@pytest.mark.parametrize("asleep", [True, False], ids=["while it runs", "while it starts"])
+def test_killing_the_harness_ends_both_nodes(two_nodes: TwoNodes, asleep: bool) -> None:
+    two_nodes.launched.mkdir()
+    (two_nodes.launched / "script.py").write_text(SLEEPER)
+    mine = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(two_nodes.folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(two_nodes.folder), str(two_nodes.site)], env=mine
+    )
+
+    def living() -> list[psutil.Process]:
+        found = []
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                if each.environ().get("OF_THIS_TEST") == str(two_nodes.folder):
+                    found += [each] if each.status() != psutil.STATUS_ZOMBIE else []
+        return found
+
+    try:
+        within(PATIENCE, lambda: two_nodes.asleep() if asleep else len(living()) > 1, "its start")
+        process.kill()
+        process.wait()
+        within(PATIENCE, lambda: not living(), "the end of all its processes")
+        within(PATIENCE, lambda: not steps(two_nodes.job), "the end of its step")
+    finally:
+        for each in living():
+            each.kill()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with a copy of the user's overlay, in which FAULT makes ranks fail."""
+    return faulty_cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def sandbox(
+    allocation: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Sandbox]:
+    monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    sandbox = Sandbox.under(tmp_path, cache)
+    yield sandbox
+    sandbox.end()
+
+
+RAISES = """
+import torch.distributed
+def fail(*_, **__):
+    raise ValueError("wrong on this rank")
+torch.distributed.init_process_group = fail
+"""
+
+
+@slurm
+def test_a_rank_of_the_second_node_that_raises_is_named(sandbox: Sandbox, allocation: str) -> None:
+    done = sandbox.run(*TWO, FAULT=RAISES, FAULTY="1")
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert outcome(sandbox) == (
+        "inconclusive",
+        "rank 1 failed first: ValueError: wrong on this rank",
+    )
+    assert "wrong on this rank" in (sandbox.folder() / "buggy/logs/rank_1/stderr.log").read_text()
+    sandbox.assert_nothing_left()
+    assert steps(allocation) == []
+
+
+@slurm
+def test_a_killed_rank_of_the_second_node_is_named(sandbox: Sandbox, allocation: str) -> None:
+    process = sandbox.start(*TWO, LONG)
+    os.kill(mid_run(sandbox, process)[1], signal.SIGKILL)
+    assert ended(process).code == ExitCode.INCONCLUSIVE
+    assert outcome(sandbox) == ("inconclusive", "rank 1 failed first: was ended by SIGKILL")
+    sandbox.assert_nothing_left()
+    assert steps(allocation) == []
+
+
+@slurm
+def test_a_hanging_rank_of_the_second_node_leaves_its_stack(sandbox: Sandbox) -> None:
+    done = sandbox.run(*TWO, "launch.timeout=30", FAULT=SLEEPS, FAULTY="1")
+    assert done.code == ExitCode.INCONCLUSIVE
+    assert outcome(sandbox)[1].startswith("ended at its deadline after 3")
+    assert "sleep_forever" in (sandbox.folder() / "buggy" / "stack_rank_1.txt").read_text()
+    sandbox.assert_nothing_left()
+
+
+@slurm
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ending_the_harness_ends_the_ranks_of_both_nodes(
+    sandbox: Sandbox, allocation: str, number: signal.Signals
+) -> None:
+    process = sandbox.start(*TWO, LONG)
+    mid_run(sandbox, process)
+    process.send_signal(number)
+    ended(process)
+    within(PATIENCE, lambda: not sandbox.living(), "the end of all its processes")
+    within(PATIENCE, lambda: not steps(allocation), "the end of its step")
+
+
+@slurm
+def test_two_nodes_have_the_records_of_one(
+    allocation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof: four ranks, two on each node."""
+    monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    sandbox = Sandbox.under(tmp_path, machine.cache_folder())
+    command = ("run", "scenario=tied_embedding_order", "launch=cpu")
+    records = []
+    for arguments in (("launch.nodes=2",), ("launch.warm=false",)):
+        done = sandbox.run(*command, *arguments)
+        assert done.code == ExitCode.AS_EXPECTED, done.out + done.err
+        assert "tied_embedding_order: reproduced" in done.out
+        records.append(facts_of(sandbox.folder()))
+        sandbox.runs.rename(tmp_path / f"done_{len(records)}")
+    assert len(records[0]) == 8
+    assert records[0] == records[1]
+
+
+def facts_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What ranks recorded, without what differs between any two runs: ids and seconds."""
+    return {
+        str(file.relative_to(folder)): [
+            {
+                name: value
+                for name, value in json.loads(line).items()
+                if name not in ("run", "run_json", "pid", "seconds", "ended")
+            }
+            for line in file.read_text().splitlines()
+        ]
+        for file in folder.rglob("rank_*.jsonl")
+    }
