@@ -98,10 +98,10 @@ class Cluster:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    def stop(self, name: str) -> None:
-        """Kill one daemon alone."""
+    def stop(self, name: str, how: int = signal.SIGKILL) -> None:
+        """End one daemon alone. A killed slurmctld forgets the last seconds: let it terminate."""
         own = self.daemons.pop(name)
-        own.kill()
+        own.send_signal(how)
         own.wait()
 
     def _start(self, name: str, command: list[str], user: str | None = None) -> None:
@@ -148,7 +148,7 @@ class Cluster:
         self.ask("scancel", "--user=root" if os.getuid() == 0 else "--me")
         for name in [n for n in self.daemons if n != "munged"] + ["munged"]:
             if name in self.daemons:
-                self.stop(name)
+                self.stop(name, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
         for process in self._started_by():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
