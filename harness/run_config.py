@@ -56,7 +56,7 @@ class OnConfig:
     """Tasks that run at the same time."""
     array: int = 1000
     """Tasks in one job array."""
-    extra: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch."""
     overlays: str = HERE
     stage: bool = False
@@ -148,7 +148,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
     """Where runs go. On Slurm the lane is decided here, as this machine may have no GPU."""
     on = OnConfig(**{f.name: config.on[f.name] for f in fields(OnConfig)})
-    on.extra = list(on.extra)
+    on.extra = dict(on.extra)
     if on.where == LOCAL:
         for name in (f.name for f in fields(OnConfig) if getattr(on, f.name) != _HERE[f.name]):
             raise UserError(f"on.{name} has no effect on this machine: add on=slurm")

@@ -320,7 +320,7 @@ def test_a_node_that_does_not_see_the_cache_is_named(
     time.sleep(1)
     there.wait()
     try:
-        found = done(works(tmp_path, [0]), extra=["nodelist=n2"])
+        found = done(works(tmp_path, [0]), extra={"nodelist": "n2"})
     finally:
         there.stop("n2")
         there.node("n2")

@@ -156,8 +156,7 @@ class Batch:
 
     def _is_lost(self, task: _Task) -> bool:
         """Whether a task without a result will not give one."""
-        gone = 0.0 if task.gone is None else time.monotonic() - task.gone
-        if gone < SETTLE:
+        if task.gone is None or (gone := time.monotonic() - task.gone) < SETTLE:
             return False
         task.end = task.end or slurm.end_of(task.name)
         return task.end.by_slurm or gone >= GRACE

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import Inconclusive, Unsupported, UserError
 from harness.files import ROOT, writing
+from harness.installation import install
 from harness.machine import cache_folder
 from harness.run_config import OnConfig
 from harness.text import short
@@ -85,7 +86,7 @@ def submit(
         **{name: value for name in PLAIN if (value := getattr(on, name))},
         **({"gpus_per_node": shape.gpus} if shape.gpus else {}),
         **({"dependency": f"afterany:{after}"} if after else {}),
-        additional_parameters=OURS | _extra(on.extra),
+        additional_parameters=OURS | on.extra,
     )
     with redirect_stderr(io.StringIO()), writing(folder, "HARNESS_CACHE"):
         try:
@@ -110,9 +111,7 @@ def _submitit() -> Any:
     try:
         import submitit
     except ModuleNotFoundError:
-        raise Unsupported(
-            "on=slurm needs the package submitit: python -m pip install submitit"
-        ) from None
+        raise Unsupported(f"on=slurm needs the package submitit: {install('submitit')}") from None
     for command in ("sbatch", "srun"):
         if shutil.which(command) is None:
             raise _missing(command)
@@ -122,12 +121,6 @@ def _submitit() -> Any:
 
 def _missing(command: str) -> Unsupported:
     return Unsupported(f"on=slurm needs Slurm's commands, and {command} is not on the PATH")
-
-
-def _extra(options: Iterable[str]) -> dict[str, Any]:
-    """Further options of sbatch: ``qos=debug``, or ``exclusive`` without a value."""
-    pairs = [option.lstrip("-").partition("=") for option in options]
-    return {name: value if sign else True for name, sign, value in pairs}
 
 
 def _refused(message: str) -> UserError | Unreachable:

@@ -185,7 +185,11 @@ def _make(
             files = _with_edits(base, defects, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
         write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
-        aside.rename(_folder(cache, name))
+        try:
+            aside.rename(_folder(cache, name))
+        except OSError:
+            if not _is_there(cache, name):  # another machine was first, where locks do not work
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
