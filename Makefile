@@ -1,6 +1,7 @@
 # make run       set up, and run a first bug (the README's first command)
 # make test      set up, and pass the tests (the README's second command)
 # make scenarios every scenario, buggy and fixed, on the CPU
+# make slurm     the tests on a Slurm of two nodes, which they start here: needs slurmctld, slurmd, munge
 # make slow      the tests that take more than about 8 s each
 # make test-ci   what CI runs besides make test: see .ci/run
 # make test-all  hours: every variant, 50,000 damaged run folders, mutations, 200 faults
@@ -18,7 +19,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser fuzz test-ci test-all docker setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm fuzz test-ci test-all docker setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -31,7 +32,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(PYTEST) -m "not scenario and not browser and not cold and not slow"
+	$(PYTEST) -m "not scenario and not browser and not cold and not slow and not slurm"
 
 slow: $(READY)
 	$(PYTEST) -m "slow and not cold"
@@ -47,10 +48,13 @@ scenarios: $(READY)
 browser: $(READY)
 	$(BIN)/python -m pytest -m browser -rs
 
+slurm: $(READY)
+	$(BIN)/python -m pytest -m slurm -rs
+
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --count 2000
 
-test-ci: test slow scenarios browser fuzz
+test-ci: test slow scenarios browser slurm fuzz
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"

@@ -28,7 +28,17 @@ from harness import catalog
 from harness.errors import UserError
 from harness.installation import PROGRAM
 from harness.knobs import knobs, meaning
-from harness.run_config import ALL, AUTO, LANES, RunConfig, Schema, read, refuse_extras
+from harness.run_config import (
+    ALL,
+    AUTO,
+    LANES,
+    LOCAL,
+    SLURM,
+    RunConfig,
+    Schema,
+    read,
+    refuse_extras,
+)
 from harness.spec import RELEASED, Scenario
 from harness.text import complaint
 
@@ -256,14 +266,14 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def _options(group: str) -> Sequence[str]:
-    return [*catalog.names(), ALL] if group == "scenario" else LANES
+    return {"scenario": [*catalog.names(), ALL], "on": (LOCAL, SLURM)}.get(group, LANES)
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:
     """The keys that exist beside one that was not found, as they would be typed."""
     parent, _, _ = path.rpartition(".")
     # In a sweep, the first choice.
-    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|launch)=", a)]
+    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|launch|on)=", a)]
     with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
         config = hydra.compose("config", overrides=chosen)
     node = OmegaConf.select(config, parent) if parent else config

@@ -207,7 +207,7 @@ def own_folder(cache: Path, name: str) -> Path:
     It is in the cache, or among the user's temporary files if the cache is read-only. Raises
     Inconclusive if that temporary folder belongs to somebody else.
     """
-    return (cache if _writable(cache / name) else _temporary()) / name
+    return (cache if _writable(cache / name) else temporary_folder()) / name
 
 
 def _writable(folder: Path) -> bool:
@@ -216,7 +216,8 @@ def _writable(folder: Path) -> bool:
     return os.access(nearest, os.W_OK | os.X_OK)
 
 
-def _temporary() -> Path:
+def temporary_folder() -> Path:
+    """This user's folder among the temporary files. Raises Inconclusive if somebody else's."""
     folder = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
     with writing(folder, "HARNESS_CACHE"):
         folder.mkdir(mode=0o700, exist_ok=True)

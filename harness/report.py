@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import sys
@@ -30,6 +31,8 @@ COLOURS = {
     Verdict.UNJUDGED: "cyan",
 }
 
+TALLY_EVERY = 60.0
+"""Seconds between two lines of a tally that is not live."""
 LOG_LINES = 12
 LOG_BYTES = 64 * 1024
 """How much of the end of a log is read: a log can have gigabytes."""
@@ -74,6 +77,7 @@ class Progress:
         self._current = ""
         self._printed: set[str] = set()
         self._since = time.monotonic()
+        self._tallied = -math.inf
         self._spinner = Spinner("dots")
         self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
 
@@ -100,6 +104,14 @@ class Progress:
                 self.console.print(f"... {what}")
         seconds = time.monotonic() - self._since
         self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
+
+    def tally(self, what: str) -> None:
+        """Show how far something is, which changes often: a line that is not live comes at most
+        once a minute."""
+        if not self.console.is_terminal and time.monotonic() - self._tallied >= TALLY_EVERY:
+            self._tallied = time.monotonic()
+            self.console.print(f"... {what}")
+        self._spinner.update(text=Text(plain(what)))
 
 
 def print_header(console: Console, run: Mapping[str, Any]) -> None:

@@ -38,6 +38,8 @@ class LaunchConfig:
 
 
 LOCAL, SLURM = "local", "slurm"
+HERE, JOB = "here", "job"
+"""Who makes the overlays for Slurm: the machine that submits, or a first job."""
 
 
 @dataclass
@@ -54,8 +56,11 @@ class OnConfig:
     gpus: int | None = None
     most: int = 64
     """Tasks that run at the same time."""
-    extra: list[str] = field(default_factory=list)
+    array: int = 1000
+    """Tasks in one job array."""
+    extra: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch."""
+    overlays: str = HERE
     stage: bool = False
     """Whether a node copies an overlay to its own disk."""
 
@@ -146,15 +151,28 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
     """Where runs go. On Slurm the lane is decided here, as this machine may have no GPU."""
     on = OnConfig(**{f.name: config.on[f.name] for f in fields(OnConfig)})
-    on.extra = list(on.extra)
-    if on.where not in (LOCAL, SLURM):
+    on.extra = dict(on.extra)
+    if on.where == LOCAL:
+        for name in (f.name for f in fields(OnConfig) if getattr(on, f.name) != _HERE[f.name]):
+            raise UserError(f"on.{name} has no effect on this machine: add on=slurm")
+        return on
+    if on.where != SLURM:
         raise UserError(catalog.unknown("place to run", on.where, (LOCAL, SLURM)))
-    for name, least in (("time", 1), ("most", 1), ("cpus", 1), ("gpus", 0)):
+    if on.overlays not in (HERE, JOB):
+        raise UserError(catalog.unknown("maker of overlays", on.overlays, (HERE, JOB)))
+    for name, least in (("time", 1), ("most", 1), ("array", 1), ("cpus", 1), ("gpus", 1)):
         if (value := getattr(on, name)) is not None and value < least:
-            raise UserError(f"on.{name}={value}: choose {least} or more")
-    if on.where == SLURM and launch.lane == "auto":
+            raise UserError(f"on.{name}={value}: choose {least} or more, or omit it")
+    if config.jobs is not None:
+        raise UserError("jobs has no effect with on=slurm: on.most limits what runs at once")
+    if on.gpus and launch.lane == "cpu":
+        raise UserError("on.gpus has no effect with launch=cpu: leave one of them out")
+    if launch.lane == "auto":
         launch.lane = "gpu" if on.gpus else "cpu"
     return on
+
+
+_HERE = vars(OnConfig())
 
 
 def _check_nodes(

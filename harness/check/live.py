@@ -14,7 +14,7 @@ from harness.check.answers import RAN, Answer, Checked
 from harness.errors import HarnessError, Unsupported, UserError
 from harness.machine import cache_folder, release_of
 from harness.report import Progress, terminal
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import RELEASED
 from harness.stacks.environment import Environment
 from harness.sweep.cell import STATUSES, Status
@@ -52,6 +52,8 @@ def asked(
     with tempfile.TemporaryDirectory() as folder:
         composed = config.compose_each(names, [f"variant={RELEASED}", f"runs={folder}", *words])
         together = _together(names, own)
+        if composed[0].on.where == SLURM:
+            raise UserError("check --run tests the packages of this machine: leave on=slurm out")
         configs = [replace(each, installed=own, together=together) for each in composed]
         return _side_by_side(found, configs, own, progress)
 

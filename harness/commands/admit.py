@@ -21,10 +21,10 @@ from rich.console import Console
 from harness import catalog, config
 from harness.commands import Arguments
 from harness.commands._demands import checked
-from harness.errors import ExitCode, HarnessError, UserError
+from harness.errors import ExitCode, HarnessError, Inconclusive, UserError
 from harness.report import count, table, terminal
 from harness.results import RunResult, TrialResult
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import BUGGY, FIXED, Outcome, Verdict
 from harness.trial.grade import grade_trial, run_of
 from harness.trial.records import read_records
@@ -60,9 +60,8 @@ def admit(words: Sequence[str]) -> int:
     if unmet:
         _report(console, first.scenario, unmet)
         return ExitCode.NOT_AS_EXPECTED
-    with Pool() as pool:
-        runs = [run(each, console, pool=pool) for each in _repeats(first)]
-        other = run(_narrow(replace(first, seed=first.seed + 1)), console, pool=pool)[0]
+    other_seed = _narrow(replace(first, seed=first.seed + 1))
+    *runs, (other, _) = _runs([*_repeats(first), other_seed], console)
     repeats = [result for result, _ in runs]
     if repeats[0].verdict is Verdict.UNSUPPORTED:
         console.print(f"{first.scenario}: cannot run on this machine")
@@ -84,6 +83,21 @@ def _config(words: Sequence[str]) -> RunConfig:
     if missing:
         raise UserError(f"{composed.scenario} has no variant {' and '.join(sorted(missing))}")
     return composed
+
+
+def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResult, Path]]:
+    """The result and the folder of each run."""
+    if configs[0].on.where != SLURM:
+        with Pool() as pool:
+            return [run(each, console, pool=pool) for each in configs]
+    from harness.sweep import cluster
+
+    ended = dict(cluster.run_all(configs, console))
+    folders = [(ended[index].result, ended[index].folder) for index in range(len(configs))]
+    missing = next((result for result, folder in folders if folder is None), None)
+    if missing:
+        raise Inconclusive("; ".join(missing.reasons))
+    return [(result, folder) for result, folder in folders if folder]
 
 
 def _repeats(first: RunConfig) -> Iterator[RunConfig]:

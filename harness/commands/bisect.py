@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -22,10 +23,10 @@ from harness.errors import ExitCode, Fault, UserError
 from harness.installation import refuse_without_checkout
 from harness.machine import cache_folder
 from harness.report import Progress, count, terminal
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.sweep import affected
 from harness.sweep.cell import Cell, Status
-from harness.sweep.cells import find, overlays_made
+from harness.sweep.cells import find, find_all, overlays_made
 from harness.sweep.streak import FAULTS, Streak
 
 StatusOf = Callable[[int], Status]
@@ -153,7 +154,7 @@ def bisect(
     with Progress(console) as progress:
         status_of = _tester(sweep, cells, console, progress, again)
         search = Search(len(releases), status_of, apart)
-        with overlays_made([sweep.configs[index] for index in search.first], again=again):
+        with _ahead(sweep, search.first, cells, progress, again):
             found = search.run()
     _report(console, name, releases, cells, found)
     if record:
@@ -163,18 +164,39 @@ def bisect(
     return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
 
 
+@contextmanager
+def _ahead(
+    sweep: Sweep, first: Sequence[int], cells: dict[int, Cell], progress: Progress, again: bool
+) -> Iterator[None]:
+    """Prepare the releases that are tested in any case: their overlays, or on Slurm their cells."""
+    configs = [sweep.configs[index] for index in first]
+    if configs[0].on.where == SLURM:
+        for at, cell in find_all(configs, again=again, say=progress.tally):
+            cells[first[at]] = cell
+        yield
+        return
+    with overlays_made(configs, again=again):
+        yield
+
+
 def _tester(
     sweep: Sweep, cells: dict[int, Cell], console: Console, progress: Progress, again: bool
 ) -> StatusOf:
     (name,) = sweep.axes
     streak = Streak()
 
+    def found(config: RunConfig) -> Cell:
+        if config.on.where == SLURM:
+            ((_, cell),) = find_all([config], again=again, say=progress.tally)
+            return cell
+        return find(config, cache_folder(), again=again)
+
     def status_of(index: int) -> Status:
         config: RunConfig = sweep.configs[index]
         release = sweep.axes[name][index]
         if console.is_terminal:
             progress.say(f"testing {name} {release}")
-        cell = find(config, cache_folder(), again=again)
+        cell = cells[index] if index in cells else found(config)
         cells[index] = cell
         console.print(f"  {name} {release}: {describe(cell)}", style=STYLES[cell.status])
         if hint := streak.hint(cell):

@@ -162,7 +162,8 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
     with Progress(console) as progress:
         if console.is_terminal:
             progress.say("testing", clock.left())
-        for index, cell in find_all(sweep.configs, again=again, jobs=sweep.configs[0].jobs):
+        jobs = sweep.configs[0].jobs
+        for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
             found[index] = cell
             clock.tick(cell)
             console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])

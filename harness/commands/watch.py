@@ -6,8 +6,8 @@ r"""run every night: test new upstream releases, and run our own scenarios
     python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
         --history then.sqlite
 
-Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N. The exit code
-is 1 if something got worse.
+Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
+exit code is 1 if something got worse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from harness.run_config import ALL, RunConfig
 from harness.sweep.history import History, writing
 from harness.sweep.history_rows import Kind
 
-KEYS = ("scenario", "launch", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs")
+KEYS = (
+    "scenario",
+    "launch",
+    "launch.timeout",
+    "launch.threads",
+    "launch.warm",
+    "runs",
+    "jobs",
+    "on",
+)
 """The possible overrides. With others, nightlies could not be compared."""
 
 
@@ -120,7 +129,7 @@ def _configs(words: Sequence[str]) -> list[RunConfig]:
     named, others = None, []
     for word in words:
         key, _, value = word.partition("=")
-        if key not in KEYS:
+        if key not in KEYS and not key.startswith("on."):
             raise UserError(catalog.unknown("override of watch", key, KEYS))
         if key == "scenario":
             named = value

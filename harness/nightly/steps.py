@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from harness.nightly import selection
 from harness.nightly.selection import ReleaseTest
 from harness.report import Progress, terminal
 from harness.results import RunResult
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import Verdict
 from harness.sweep import baseline, changes
 from harness.sweep.cells import environment, find_all, room
@@ -194,7 +194,11 @@ def run_tests(watched: Watch) -> None:
     def failed(number: int, error: Exception) -> None:
         watched.failed.append(f"{_name(watched.tests[number])}: {error}")
 
-    with closing(find_all(configs, jobs=jobs, failed=failed)) as cells:
+    with ExitStack() as stack:
+        say = None
+        if configs[0].on.where == SLURM:
+            say = stack.enter_context(Progress(watched.console)).tally
+        cells = stack.enter_context(closing(find_all(configs, jobs=jobs, failed=failed, say=say)))
         for number, cell in cells:
             release, number_of_nightly = watched.tests[number].release, _nightly(watched).id
             result = ReleaseResult(number_of_nightly, release.package, release.version, cell)

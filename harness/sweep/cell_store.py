@@ -18,7 +18,7 @@ from typing import Any
 from harness import catalog, machine
 from harness.errors import Unsupported
 from harness.files import write_whole, writing
-from harness.run_config import RunConfig
+from harness.run_config import SLURM, RunConfig
 from harness.spec import Lane
 from harness.sweep.cell import Cell
 from harness.text import warn_once
@@ -51,8 +51,11 @@ def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
 
 
 def lane_of(config: RunConfig) -> Lane | None:
-    """The lane that a run of this config takes here; None if none is supported."""
+    """The lane that a run of this config takes here, or on a node; None if none is supported."""
     scenario = catalog.scenario(config.scenario)
+    if config.on.where == SLURM:  # this machine may have no GPU
+        lane = Lane(config.launch.lane)
+        return lane if lane in scenario.lanes else None
     try:
         launch, ranks = config.launch, scenario.ranks_of("released")
         return machine.choose_lane(scenario, ranks, launch.lane, launch.nodes)

@@ -44,6 +44,7 @@ def find_all(
     again: bool = False,
     jobs: int | None = None,
     failed: Failed | None = None,
+    say: Callable[[str], object] | None = None,
 ) -> Generator[tuple[int, Cell], None, None]:
     """Find the cells of many configs; yields the index of a config with its cell, as they end.
 
@@ -53,11 +54,13 @@ def find_all(
     Overlays are built in the background, ahead of the runs. The processes that the next ranks are
     forked from do their imports early. ``jobs`` runs go on at once, by default as many as the cores
     or GPUs have room for. Leaving early ends what still runs; finished cells are stored.
+
+    With ``on=slurm`` each is a task of Slurm instead, and ``say`` shows how far they are.
     """
     if configs[0].on.where == SLURM:
         from harness.sweep import cluster
 
-        yield from cluster.find_all(configs, again=again, failed=failed)
+        yield from cluster.find_all(configs, again=again, failed=failed, say=say)
         return
     stop, cache = threading.Event(), cache_folder()
     jobs = jobs or room(configs[0])
@@ -124,14 +127,6 @@ def overlays_made(configs: Sequence[RunConfig], *, again: bool = False) -> Itera
         for config in configs:
             makers.submit(_make_overlay, config, cache_folder(), again)
         yield
-
-
-def make_overlays(configs: Sequence[RunConfig], *, again: bool = False) -> None:
-    """Build the overlays of cells that are not stored, and wait for them."""
-    with overlay.makers() as makers:
-        made = [makers.submit(_make_overlay, config, cache_folder(), again) for config in configs]
-        for each in made:
-            each.result()
 
 
 def _make_overlay(config: RunConfig, cache: Path, again: bool) -> bool:

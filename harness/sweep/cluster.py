@@ -1,345 +1,217 @@
-"""Cells and runs as tasks of Slurm, for ``on=slurm``: submitted once, followed, and collected.
+"""Cells and runs as tasks of Slurm, for ``on=slurm``: what nodes get, and what comes back.
 
-A note in the shared cache names each task that is under way. A command that dies loses nothing: the
-same command finds the notes, and waits for what still runs instead of submitting it again.
+Overlays are made once, by this machine or by a first job; nodes only read them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-import threading
-import time
-import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, NoReturn
+
+from rich.console import Console
 
 from harness import catalog, machine
-from harness.errors import Fault, HarnessError, Inconclusive, UserError
-from harness.files import locked, write_whole, writing
+from harness.errors import Fault, HarnessError, UserError
 from harness.machine import cache_folder
-from harness.report import Progress, terminal
-from harness.run_config import RunConfig
-from harness.spec import Lane
-from harness.sweep import cell_store, cells, slurm, suite
+from harness.report import Progress
+from harness.run_config import JOB, RunConfig
+from harness.spec import RELEASED, Lane
+from harness.sweep import cell_store, cells, suite
+from harness.sweep.batch import Batch, Say, Work
 from harness.sweep.cell import Cell
-from harness.sweep.slurm import Submitted
+from harness.sweep.slurm import Shape
 from harness.sweep.suite import Done
 from harness.trial.job import stack_of
 from harness.trial.records import digest
+from harness.trial.run import make_overlay
 from harness.upstream import overlay
-
-TRIES = 2
-"""How often a task is submitted that Slurm loses."""
-POLL = 0.2
-"""Seconds between two looks for results, which are files."""
-
-
-class Lost(Inconclusive):
-    """Slurm lost a task, each time that it was submitted."""
-
-
-Result = Any
-"""The value of a task, or the HarnessError that ended it."""
 
 
 def find_all(
-    configs: Sequence[RunConfig], *, again: bool, failed: cells.Failed | None
+    configs: Sequence[RunConfig],
+    *,
+    again: bool = False,
+    failed: cells.Failed | None = None,
+    say: Say | None = None,
 ) -> Generator[tuple[int, Cell], None, None]:
     """The cells of many configs, as ``cells.find_all``: stored ones first, then tasks of Slurm."""
-    cache, missing = cache_folder(), []
+    missing = []
     for index, config in enumerate(configs):
-        stored = None if again else _stored(config, cache)
+        stored = None if again else _stored(config)
         if stored:
             yield index, stored
         else:
             missing.append(index)
-    if not missing:
-        return
+    keys = [_key(config, cell_task.__name__, again=again) for config in configs]
     wanted = [configs[index] for index in missing]
-    cells.make_overlays(wanted, again=again)
-    with Batch(wanted, cell_task, again) as batch:
-        for at, found in batch.results():
-            if isinstance(found, (UserError, Fault)) and failed:
-                failed(missing[at], found)
-            elif isinstance(found, UserError):
+    works = [Work(keys[index], configs[index], _shape(configs[index])) for index in missing]
+    do = partial(cell_task, again=again)
+    for at, found in _results(wanted, works, do, say or _silent, also=keys):
+        index = missing[at]
+        if isinstance(found, (UserError, Fault)) and failed:
+            failed(index, found)
+        elif isinstance(found, UserError):
+            raise found
+        elif isinstance(found, HarnessError):
+            yield index, cells.not_run(configs[index], found)
+        else:
+            yield index, found
+
+
+def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[int, Done]]:
+    """Run several configs; yields the index of each and how it ended, after printing its output.
+
+    Raises UserError for a mistake in the command that only a run finds.
+    """
+    works = [
+        # The same config may come several times: then each is a run of its own.
+        Work(_key(config, run_task.__name__, nth=index), config, _shape(config))
+        for index, config in enumerate(configs)
+    ]
+    with Progress(console) as progress:
+        for index, found in _results(configs, works, run_task, progress.tally):
+            if isinstance(found, UserError):
                 raise found
-            else:
-                yield missing[at], _cell(wanted[at], found)
+            if isinstance(found, HarnessError):
+                yield index, suite.not_run(configs[index].scenario, found, console)
+                continue
+            block, done = found
+            if done.folder and not done.folder.is_dir():
+                unseen = Fault(f"{done.folder} is not here: name runs=DIR that all nodes see")
+                yield index, suite.not_run(configs[index].scenario, unseen, console)
+                continue
+            console.print(block, end="")
+            yield index, done
 
 
-def _stored(config: RunConfig, cache: Path) -> Cell | None:
-    with suppress(HarnessError):  # the task meets the error again, and reports it
-        found = cell_store.read(cache, _inputs(config, cache))
-        return replace(found, stored=True) if found else None
-    return None
+def _results(
+    configs: Sequence[RunConfig],
+    works: Sequence[Work],
+    do: Callable[[RunConfig], Any],
+    say: Say,
+    also: Iterable[str] = (),
+) -> Iterator[tuple[int, Any]]:
+    """The index of each config with the value of its task, or with the error that ended it."""
+    if not configs:
+        return
+    on = configs[0].on
+    refused = {} if on.overlays == JOB else _make_overlays(configs, say)
+    yield from refused.items()
+    left = [index for index in range(len(works)) if index not in refused]
+    if not left:
+        return
+    first = None
+    if on.overlays == JOB:
+        key = digest(sorted(work.key for work in works))
+        first = (overlays_task, Work(key, list(configs), Shape(overlay.MAKERS, 0)))
+    ours = {work.key for work in works} | set(also)
+    with Batch([works[index] for index in left], do, on, say, ours, first) as batch:
+        for at, found in batch.results():
+            yield left[at], found
 
 
-def _inputs(config: RunConfig, cache: Path) -> dict[str, Any]:
-    return cell_store.inputs_of(config, stack_of(config, "released", cache))
+def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessError]:
+    """Make the overlays of configs. Returns those that cannot run, with the reason: a node, which
+    perhaps has no network, would give another one."""
+    cache, why = cache_folder(), {}
+    with overlay.makers() as makers:
+        made = [
+            [makers.submit(make_overlay, config, variant, cache) for variant in config.variants]
+            for config in configs
+            if config.params is not None
+        ]
+        sound = [index for index, config in enumerate(configs) if config.params is not None]
+        for number, (index, variants) in enumerate(zip(sound, made, strict=True)):
+            say(f"making overlays: {number} of {len(made)} done")
+            errors = [each.exception() for each in variants]
+            unexpected = next((e for e in errors if e and not isinstance(e, HarnessError)), None)
+            if unexpected:
+                raise unexpected
+            refusals = [error for error in errors if isinstance(error, HarnessError)]
+            if len(refusals) == len(errors):  # otherwise the other variants can run
+                why[index] = refusals[0]
+    return why
 
 
-def _cell(config: RunConfig, found: Cell | HarnessError) -> Cell:
-    return cells.not_run(config, found) if isinstance(found, HarnessError) else found
+def overlays_task(configs: Sequence[RunConfig]) -> None:
+    """What a node does before the others: it makes all overlays. A task meets an error again."""
+    _end_with_a_signal()
+    _make_overlays(configs, _silent)
 
 
-def cell_task(config: RunConfig) -> Cell | HarnessError:
+def cell_task(config: RunConfig, again: bool) -> Cell | HarnessError:
     """What a node does for a cell."""
-    _stage(config)
+    _end_with_a_signal()
     try:
-        return cells.find(config, cache_folder(), again=True, faults=True)
+        return cells.find(config, cache_folder(), again=again, faults=True)
     except HarnessError as error:
         return error
 
 
 def run_task(config: RunConfig) -> tuple[str, Done] | HarnessError:
     """What a node does for a run: returns what it prints, and how it ended."""
-    _stage(config)
-    return suite.run_in_block(config)
+    _end_with_a_signal()
+    try:
+        return suite.run_in_block(config)
+    except HarnessError as error:
+        return error
 
 
-def _stage(config: RunConfig) -> None:
-    """Let overlays be copied to the node's own disk, if that is wanted."""
-    if config.on.stage:
-        os.environ[overlay.STAGE] = tempfile.gettempdir()
+def _end_with_a_signal() -> None:
+    """Let Slurm's SIGTERM end a run with its ranks, as Ctrl-C does; submitit ignores it.
 
-
-@contextmanager
-def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
-    """Submit runs of several scenarios; yields a future for each, as ``suite.started`` does.
-
-    Leaving the context cancels those that have not ended.
+    Then the task has no result, and Slurm says why.
     """
-    futures: dict[str, Future[tuple[str, Done]]] = {c.scenario: Future() for c in configs}
-    stop = threading.Event()
-    with (
-        Batch(configs, run_task, again=False, stop=stop) as batch,
-        ThreadPoolExecutor(1) as follower,
-    ):
-
-        def follow() -> None:
-            try:
-                for at, found in batch.results():
-                    futures[configs[at].scenario].set_result(_done(configs[at], found))
-            except BaseException as error:
-                for future in futures.values():
-                    if not future.done():
-                        future.set_exception(error)
-
-        follower.submit(follow)
-        try:
-            yield futures
-        finally:
-            stop.set()
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
-def _done(config: RunConfig, found: tuple[str, Done] | HarnessError) -> tuple[str, Done]:
-    if not isinstance(found, HarnessError):
-        return found
-    return f"{config.scenario}: {found}\n", suite.not_run(config.scenario, found)
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
-@dataclass
-class _Task:
-    """One config under way."""
-
-    key: str
-    job: Submitted | None = None
-    tries: int = 0
-    owned: bool = True
-    """Whether this command submitted it, or took it over; otherwise another command waits for it
-    too, and it is not ours to cancel."""
+def _silent(_: str) -> None:
+    """Shows nothing."""
 
 
-class Batch:
-    """Tasks that belong to one command. Leaving its context cancels those that have not ended."""
+def _stored(config: RunConfig) -> Cell | None:
+    with suppress(HarnessError):  # making its overlay meets the error again
+        cache = cache_folder()
+        inputs = cell_store.inputs_of(config, stack_of(config, RELEASED, cache))
+        found = cell_store.read(cache, inputs)
+        return replace(found, stored=True) if found else None
+    return None
 
-    def __init__(
-        self,
-        configs: Sequence[RunConfig],
-        do: Callable[[RunConfig], Result],
-        again: bool,
-        stop: threading.Event | None = None,
-    ) -> None:
-        self.configs, self.do, self.on = configs, do, configs[0].on
-        self.stop = stop or threading.Event()
-        self.folder = machine.own_folder(cache_folder(), "slurm")
-        self.command = uuid.uuid4().hex
-        self.queue = slurm.Queue()
-        self.tasks = [_Task(_key(config, do, again)) for config in configs]
-        self.begun = time.monotonic()
-        self.resources = ExitStack()
 
-    def __enter__(self) -> Batch:
-        """Take over the tasks of a command that died, and submit the others."""
-        with writing(self.folder, "HARNESS_CACHE"):
-            (self.folder / "tasks").mkdir(parents=True, exist_ok=True)
-            self.resources.enter_context(locked(self._alive(self.command)))
-        try:
-            for task in self.tasks:
-                self._take_over(task)
-            self._submit([task for task in self.tasks if task.job is None])
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        left = [task for task in self.tasks if task.job and task.owned]
-        if left:
-            slurm.cancel(task.job for task in left if task.job)
-            for task in left:
-                self._note(task).unlink(missing_ok=True)
-        self.resources.close()
-
-    def _alive(self, command: str) -> Path:
-        """The file that a command holds locked as long as it lives."""
-        return self.folder / "commands" / f"{command}.lock"
-
-    def _note(self, task: _Task) -> Path:
-        return self.folder / "tasks" / f"{task.key}.json"
-
-    def _take_over(self, task: _Task) -> None:
-        """Use the task that an earlier command submitted for the same, if there is one."""
-        try:
-            note = json.loads(self._note(task).read_text())
-        except (OSError, ValueError):
-            return
-        job = Submitted(note["job"], Path(note["folder"]))
-        task.job, task.tries = job, note["tries"]
-        with locked(self._alive(note["command"]), wait=False) as is_dead:
-            task.owned = is_dead
-        if task.owned:
-            self._write(task, job)
-
-    def _write(self, task: _Task, job: Submitted) -> None:
-        content = {
-            "job": job.job,
-            "folder": str(job.folder),
-            "tries": task.tries,
-            "command": self.command,
+def _key(config: RunConfig, do: str, *, again: bool = False, nth: int = 0) -> str:
+    """Equal for tasks that do the same."""
+    sound = config.params is not None
+    return digest(
+        {
+            "do": [do, again, nth],
+            "scenario": config.scenario,
+            "variants": config.variants,
+            "pins": dict(config.pins),
+            "date": config.date,
+            "params": asdict(config.params) if sound else None,
+            "seed": config.seed,
+            "launch": asdict(config.launch),
+            "runs": str(config.runs),
+            "code": cell_store.code(config.scenario) if sound else None,
+            "python": [sys.executable, machine.release_of("torch")],
         }
-        with writing(self.folder, "HARNESS_CACHE"):
-            write_whole(self._note(task), json.dumps(content) + "\n")
-
-    def _submit(self, tasks: Sequence[_Task]) -> None:
-        if not tasks:
-            return
-        configs = [self.configs[self.tasks.index(task)] for task in tasks]
-        jobs = slurm.submit(
-            self.do,
-            configs,
-            self.on,
-            cores=max(map(_cores, configs)),
-            gpus=max(map(_gpus, configs)),
-            to=self.folder / "jobs" / self.command,
-        )
-        for task, job in zip(tasks, jobs, strict=True):
-            task.job, task.tries, task.owned = job, task.tries + 1, True
-            self._write(task, job)
-
-    def results(self) -> Iterator[tuple[int, Result]]:
-        """The index of each config with its result, as they end.
-
-        Raises KeyboardInterrupt once ``stop`` is set.
-        """
-        with Progress(terminal()) as progress:
-            while any(task.job for task in self.tasks):
-                for n, task in enumerate(self.tasks):
-                    if task.job and (found := self._result(task, task.job)) is not None:
-                        yield n, found
-                self._look(progress)
-                if self.stop.is_set():
-                    raise KeyboardInterrupt
-                time.sleep(POLL)
-
-    def _result(self, task: _Task, job: Submitted) -> Result | None:
-        """The result of a task, which is then forgotten; None while it goes on."""
-        found = job.result()
-        if found is None:
-            gone = job.gone_since
-            lost = gone is not None and time.monotonic() - gone > slurm.GRACE
-            return self._lost(task, job) if lost else None
-        success, value = found
-        if not success and ENDED_EARLY in str(value):
-            return self._lost(task, job)
-        self._forget(task)
-        return value if success else Inconclusive(f"the task failed: {_last_line(str(value))}")
-
-    def _lost(self, task: _Task, job: Submitted) -> Lost | None:
-        """Submit a lost task again; after TRIES times its result is Slurm's reason."""
-        why = slurm.reason(job)
-        if task.tries < TRIES:
-            self._submit([task])
-            return None
-        self._forget(task)
-        return Lost(f"lost {task.tries} times: {why}")
-
-    def _forget(self, task: _Task) -> None:
-        task.job = None
-        if task.owned:
-            self._note(task).unlink(missing_ok=True)
-
-    def _look(self, progress: Progress) -> None:
-        """Look at the queue, and show how far the tasks are."""
-        states = self.queue.look()
-        if states is None:
-            return
-        left = [task.job for task in self.tasks if task.job]
-        for job in left:
-            going_on = states.get(job.job) in slurm.GOING_ON
-            job.gone_since = None if going_on else job.gone_since or time.monotonic()
-        queued = sum(states.get(job.job) in slurm.QUEUED for job in left)
-        ended = len(self.tasks) - len(left)
-        elapsed = time.monotonic() - self.begun
-        rest = f", about {elapsed / ended * len(left) / 60:.0f} min left" if ended else ""
-        progress.say(f"{queued} queued, {len(left) - queued} running, {ended} ended{rest}")
+    )
 
 
-ENDED_EARLY = "UncompletedJobError"
-"""What submitit writes if Slurm announces the end of a task: out of time, or preempted."""
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
-
-
-def _key(config: RunConfig, do: Callable[..., Any], again: bool) -> str:
-    """Equal for tasks that do the same; new for each task that must be done again."""
-    if again or config.params is None:
-        return uuid.uuid4().hex
-    about = {
-        "do": do.__name__,
-        "command": config.command,
-        "scenario": config.scenario,
-        "variants": config.variants,
-        "pins": dict(config.pins),
-        "params": asdict(config.params),
-        "seed": config.seed,
-        "runs": str(config.runs),
-        "code": cell_store.code(config.scenario),
-    }
-    return digest(about)
-
-
-def _cores(config: RunConfig) -> int:
-    """The cores for a run: one for each thread of its ranks."""
-    return _ranks(config) * config.launch.threads
-
-
-def _gpus(config: RunConfig) -> int:
-    """The GPUs for a run: as chosen, otherwise one for each rank."""
-    if config.launch.lane != Lane.GPU.value:
-        return 0
-    return config.on.gpus or _ranks(config)
-
-
-def _ranks(config: RunConfig) -> int:
+def _shape(config: RunConfig) -> Shape:
+    """The cores for a run, one for each thread of its ranks, and its GPUs."""
     if config.params is None:  # a broken scenario
-        return 1
-    return max(catalog.scenario(config.scenario).ranks_of(v) for v in config.variants)
+        return Shape(1, 0)
+    scenario = catalog.scenario(config.scenario)
+    ranks = max(scenario.ranks_of(variant) for variant in config.variants)
+    gpus = (config.on.gpus or ranks) if config.launch.lane == Lane.GPU else 0
+    return Shape(config.on.cpus or ranks * config.launch.threads, gpus)

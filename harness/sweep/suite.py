@@ -57,7 +57,9 @@ class Done:
 def run_and_note(configs: list[RunConfig]) -> None:
     """Run the scenarios that one command line selects, and write the exit code for the command."""
     refuse_without_torch("a run")  # once, and not in the table of several
-    if len(configs) == 1:
+    if configs[0].on.where == SLURM and len(configs) == 1:
+        code = next(side_by_side(configs, terminal())).result.exit_code
+    elif len(configs) == 1:
         code = run(configs[0])[0].exit_code
     else:
         code = run_all(configs)
@@ -97,7 +99,14 @@ def run_all(configs: Sequence[RunConfig]) -> int:
 
 def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Done, None, None]:
     """Run as many at once as ``jobs`` or the GPUs allow; yields the scenarios as they end."""
-    if _jobs(configs) == 1 and configs[0].on.where != SLURM:
+    if configs[0].on.where == SLURM:
+        from harness.sweep import cluster
+
+        for _, done in cluster.run_all(configs, console):
+            yield done
+        return
+    jobs = _jobs(configs)
+    if jobs == 1:
         yield from _one_by_one(_widest_first(configs), console)
         return
     with started(configs) as running:
@@ -123,12 +132,6 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
     A future's result is the output of the run and how it ended. Those with the most ranks start
     first, as many at once as ``jobs`` or the GPUs allow. Leaving the context ends running ones.
     """
-    if configs[0].on.where == SLURM:
-        from harness.sweep import cluster
-
-        with cluster.started(configs) as running:
-            yield running
-        return
     stop, jobs, ordered = threading.Event(), _jobs(configs), _widest_first(configs)
     with (
         Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
@@ -188,15 +191,15 @@ def _run_one(
     except UserError:
         raise
     except Exception as error:  # a fault in one scenario must not end the others
-        not_done = not_run(config.scenario, error)
-        console.print(f"{config.scenario}: {not_done.result.reasons[0]}")
-        return replace(not_done, seconds=time.monotonic() - started)
+        done = not_run(config.scenario, error, console)
+        return replace(done, seconds=time.monotonic() - started)
     return Done(result, time.monotonic() - started, folder)
 
 
-def not_run(scenario: str, error: Exception) -> Done:
-    """How a scenario ended that an error kept from being graded."""
+def not_run(scenario: str, error: Exception, console: Console) -> Done:
+    """How a scenario ended that an error kept from being graded; prints the error."""
     why = str(error) if isinstance(error, HarnessError) else complaint(error)
+    console.print(f"{scenario}: {why}")
     unsupported = isinstance(error, Unsupported)
     verdict = Verdict.UNSUPPORTED if unsupported else Verdict.INCONCLUSIVE
     return Done(RunResult(scenario, verdict, (why,), ()), 0.0, None)

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from harness.installation import refuse_without_torch
 from harness.report import print_header, print_verdict, terminal
 from harness.results import RunResult
 from harness.run_config import RunConfig
-from harness.spec import Lane
+from harness.spec import Defect, Lane
 from harness.trial import leftovers, trials
 from harness.trial.grade import grade
 from harness.trial.job import Job, chosen_pins, job_of, stack_of
 from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, write_json
 from harness.trial.server_pool import Pool
-from harness.upstream import overlay, overlay_cache, pins
+from harness.upstream import overlay, overlay_cache, pins, stage
+from harness.upstream.overlay import Overlay
 
 
 def run(
@@ -100,10 +102,19 @@ def _borrow(job: Job, variants: Sequence[str]) -> None:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
                 fresh = made[variant].result()
-                held = job.resources.enter_context(overlay.borrowed(stack, defects, job.cache))
+                held = job.resources.enter_context(_borrowed(job, stack, defects))
                 job.overlays[variant] = replace(held, made=fresh)
             except Unsupported as error:
                 job.refusals[variant] = str(error)
+
+
+def _borrowed(
+    job: Job, stack: pins.Stack, defects: Sequence[Defect]
+) -> AbstractContextManager[Overlay]:
+    """An overlay in the cache, or a copy of it on the disk of a node."""
+    if job.config.on.stage:
+        return stage.borrowed(stack, defects, job.cache, machine.temporary_folder())
+    return overlay.borrowed(stack, defects, job.cache)
 
 
 def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:

@@ -145,25 +145,7 @@ def borrowed(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[O
     name = key(stack, defects)
     made = _make_if_absent(name, stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
-        yield _opened(_staged(cache, name), name, made)
-
-
-STAGE = "HARNESS_STAGE"
-"""The environment variable with a folder on a local disk: overlays are copied there before use."""
-
-
-def _staged(cache: Path, name: str) -> Path:
-    """The cache that an overlay is used from: ``cache``, or a copy of it on a local disk."""
-    stage = os.environ.get(STAGE)
-    if not stage:
-        return cache
-    local = Path(stage) / f"distributed-bugs-{os.getuid()}"
-    with writing(local, STAGE), locked(lock_file(local, name)):
-        if not _is_there(local, name):
-            aside = new_folder_beside(_folder(local, name))
-            shutil.copytree(_folder(cache, name), aside, dirs_exist_ok=True)
-            aside.rename(_folder(local, name))
-    return local
+        yield _opened(cache, name, made)
 
 
 def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:
@@ -203,7 +185,11 @@ def _make(
             files = _with_edits(base, defects, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
         write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
-        aside.rename(_folder(cache, name))
+        try:
+            aside.rename(_folder(cache, name))
+        except OSError:
+            if not _is_there(cache, name):  # another machine was first, where locks do not work
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

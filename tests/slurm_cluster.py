@@ -1,0 +1,223 @@
+"""A real Slurm of two nodes on this machine: in one folder, on loopback, ended by process id.
+
+python -m tests.slurm_cluster     # until Ctrl-C; prints the SLURM_CONF to use
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
+SBIN = "/usr/sbin"
+"""Debian's daemons are there, which is not on the path of every user."""
+PATH = f"{os.environ['PATH']}:{SBIN}"
+
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SwitchType=switch/none
+MpiDefault=none
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
+KillWait=2
+MessageTimeout=10
+SlurmdTimeout=6
+InactiveLimit=0
+{more}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} State=UNKNOWN
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Which of Slurm's programs are not installed; empty if all are."""
+    return ", ".join(name for name in NEEDED if shutil.which(name, path=PATH) is None)
+
+
+@dataclass
+class Cluster:
+    """The daemons of a cluster, and what a test does to them."""
+
+    folder: Path
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    def controller(self) -> None:
+        """Start slurmctld."""
+        self._start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
+
+    def node(self, name: str, hidden: Path | None = None) -> None:
+        """Start a node's slurmd, which sees an empty folder instead of ``hidden``."""
+        command = ["slurmd", "-D", "-N", name, "-f", str(self.conf)]
+        if hidden:
+            script = f"mount -t tmpfs none {shlex.quote(str(hidden))} && exec {shlex.join(command)}"
+            command = ["unshare", "--mount", "sh", "-c", script]
+        self._start(name, command)
+
+    def fail(self, name: str) -> None:
+        """Let a node fail: kill its slurmd and all that it started."""
+        tasks = self._started_by(name)
+        steps = {task.ppid() for task in tasks}
+        self.stop(name)
+        for process in [*map(psutil.Process, steps), *tasks]:
+            if process in tasks or process.name() == "slurmstepd":
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def stop(self, name: str, how: int = signal.SIGKILL) -> None:
+        """End one daemon alone. A killed slurmctld forgets the last seconds: let it terminate."""
+        own = self.daemons.pop(name)
+        own.send_signal(how)
+        own.wait()
+
+    def _start(self, name: str, command: list[str], user: str | None = None) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SLURM_CONF": str(self.conf), "PATH": PATH},
+                user=user,
+                start_new_session=True,  # Ctrl-C is ours
+            )
+
+    def _started_by(self, node: str | None = None) -> list[psutil.Process]:
+        """The processes of this cluster's tasks, on one node or on all."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                its = process.environ()
+                ours = its.get("SLURM_CONF") == str(self.conf) and "SLURM_JOB_ID" in its
+                if ours and node in (None, its.get("SLURMD_NODENAME")):
+                    found.append(process)
+        return found
+
+    def ask(self, *command: str) -> str:
+        """The output of a command of Slurm."""
+        env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+        return done.stdout
+
+    def wait(self, nodes: int = 2) -> None:
+        """Wait until so many nodes are idle; raises AssertionError after 30 s."""
+        seen = ""
+        for _ in range(150):
+            seen = self.ask("sinfo", "--noheader", "--Node", "--format=%N %t")
+            if sum(line.endswith(" idle") for line in seen.splitlines()) >= nodes:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"the cluster did not start: {seen}; see {self.folder}")
+
+    def down(self) -> None:
+        """End all of it."""
+        self.ask("scancel", "--user=root" if os.getuid() == 0 else "--me")
+        for name in [n for n in self.daemons if n != "munged"] + ["munged"]:
+            if name in self.daemons:
+                self.stop(name, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
+        for process in self._started_by():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
+def cluster(cores: int = 2, more: str = "") -> Iterator[Cluster]:
+    """A cluster of two nodes; ``more`` are further lines of its slurm.conf."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder.chmod(0o755)  # munged has a user of its own
+    made = Cluster(folder)
+    try:
+        _authentication(made)
+        ports = _free_ports(3)
+        user = "root" if os.getuid() == 0 else _name()
+        host = socket.gethostname()
+        text = CONF.format(host=host, ports=ports, user=user, folder=folder, cores=cores, more=more)
+        made.conf.write_text(text)
+        made.controller()
+        for name in ("n1", "n2"):
+            made.node(name)
+        made.wait()
+        yield made
+    finally:
+        made.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _authentication(made: Cluster) -> None:
+    """Start munged, as the user munge if we are root, otherwise as ourselves."""
+    own, user = made.folder / "munge", "munge" if os.getuid() == 0 else None
+    own.mkdir(mode=0o755)
+    key = own / "key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o400)
+    for path in (own, key):
+        if user:
+            shutil.chown(path, user)
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
+    options = [f"--{option}={own / name}" for option, name in files.items()]
+    made._start(
+        "munged", ["munged", "--foreground", f"--seed-file={own / 'seed'}", *options], user=user
+    )
+    for _ in range(100):
+        if (own / "socket").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"munged did not start: {(own / 'log').read_text()}")
+
+
+def _name() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+if __name__ == "__main__":
+    with cluster() as here, suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        print(f"export SLURM_CONF={here.conf}", flush=True)
+        signal.pause()

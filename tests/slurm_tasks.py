@@ -1,0 +1,111 @@
+"""Small tasks for a real Slurm, and a command that submits some:
+
+    python -m tests.slurm_tasks FOLDER COUNT SECONDS
+
+Each task writes a line into FOLDER when it begins and one when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.__main__ import _as_interrupt
+from harness.run_config import SLURM, OnConfig
+from harness.sweep import array as arrays
+from harness.sweep.batch import Batch, Work
+from harness.sweep.slurm import Shape
+
+
+def on(**changes: Any) -> OnConfig:
+    """The settings of a command."""
+    return OnConfig(where=SLURM, time=5, **changes)
+
+
+def nap(argument: tuple[str, str, float]) -> str:
+    """Sleep; returns the name of the task and of its node."""
+    folder, name, seconds = argument
+    node = os.environ["SLURMD_NODENAME"]
+    _note(folder, f"begin {name} {node} {time.time()}")
+    time.sleep(seconds)
+    _note(folder, f"end {name} {node} {time.time()}")
+    return f"{name} on {node}"
+
+
+def interruptible(argument: tuple[str, str, float]) -> str:
+    """The same, and SIGTERM ends it as it ends a run."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        return nap(argument)
+    except KeyboardInterrupt:
+        _note(argument[0], f"interrupted {argument[1]}")
+        raise
+
+
+def fail(argument: tuple[str, str, float]) -> str:
+    """An error that is no error of a run."""
+    raise ZeroDivisionError(argument[1])
+
+
+def large(argument: tuple[str, str, float]) -> bytes:
+    """A result of a megabyte."""
+    return os.urandom(1_000_000)
+
+
+def _note(folder: str, line: str) -> None:
+    with Path(folder, "notes").open("a") as file:
+        file.write(f"{line}\n")
+
+
+def notes(folder: Path, kind: str) -> list[list[str]]:
+    """The lines of a kind: ``begin``, ``end`` or ``interrupted``."""
+    with suppress(FileNotFoundError):
+        lines = [line.split() for line in (folder / "notes").read_text().splitlines()]
+        return [words[1:] for words in lines if words[0] == kind]
+    return []
+
+
+def works(folder: Path, seconds: Sequence[float], cores: int = 1) -> list[Work]:
+    """A task for each number of seconds."""
+    return [
+        Work(f"{folder.name}-{n}", (str(folder), str(n), each), Shape(cores, 0))
+        for n, each in enumerate(seconds)
+    ]
+
+
+def silent(_: str) -> None:
+    """Shows nothing."""
+
+
+def main() -> None:
+    folder, count, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    if dies := os.environ.get("DIES_AFTER_SBATCH"):
+        arrays.Array.write = _dying(int(dies))  # type: ignore[method-assign]
+    with Batch(works(folder, [seconds] * count), interruptible, on(), print) as tasks:
+        print("submitted", flush=True)
+        for index, value in tasks.results():
+            print(f"result {index}: {value}", flush=True)
+
+
+def _dying(times: int) -> Any:
+    """A writer of notes that kills the process instead of writing for the ``times``-th time."""
+    write, left = arrays.Array.write, [times]
+
+    def dying(array: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(array)
+
+    return dying
+
+
+if __name__ == "__main__":
+    main()

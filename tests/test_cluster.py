@@ -1,0 +1,592 @@
+"""Tasks for Slurm without a Slurm: what is sent, what comes back, notes, and what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import config, machine
+from harness.__main__ import main
+from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.files import ROOT
+from harness.report import terminal
+from harness.run_config import RunConfig
+from harness.spec import Lane
+from harness.sweep import array, batch, cell_store, cluster, slurm, suite
+from harness.sweep.batch import Batch, Lost, Work
+from harness.sweep.cell import Status
+from harness.sweep.slurm import End, Shape, Waiting
+from tests.made_up import Upstream
+from tests.slurm_tasks import on, silent
+
+Capture = pytest.CaptureFixture[str]
+SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38", "on=slurm")
+ON_SLURM = config.compose(["scenario=rope_zero_init", "variant=released", "on=slurm"])
+
+
+# What Slurm's commands print.
+
+
+def test_the_queue_is_read_from_squeue() -> None:
+    text = (
+        "12_0 RUNNING None\n12_3 PENDING Nodes required for job are DOWN\n\nnonsense\n7 PENDING\n"
+    )
+    assert slurm.tasks_of(text) == {
+        "12_0": Waiting("RUNNING", "None"),
+        "12_3": Waiting("PENDING", "Nodes required for job are DOWN"),
+        "7": Waiting("PENDING", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "by_slurm"),
+    [
+        (
+            "JobId=5 JobName=a b JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15 NodeList=n1",
+            End("TIMEOUT", "TIMEOUT, TimeLimit, signal 15, on n1"),
+            True,
+        ),
+        (
+            "JobState=CANCELLED Reason=None ExitCode=0:0 NodeList=(null)",
+            End("CANCELLED", "CANCELLED"),
+            True,
+        ),
+        (
+            "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0 NodeList=n2",
+            End("FAILED", "FAILED, NonZeroExitCode, exit code 1, on n2"),
+            False,  # it may have left a result
+        ),
+        ("", End("", "Slurm does not know it any more"), False),
+    ],
+)
+def test_the_reason_is_read_from_scontrol(text: str, end: End, by_slurm: bool) -> None:
+    assert (slurm.end_in(text), slurm.end_in(text).by_slurm) == (end, by_slurm)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("sbatch: error: invalid partition specified: nowhere", UserError),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", slurm.Unreachable),
+        ("sbatch: error: Socket timed out on send/recv operation", slurm.Unreachable),
+    ],
+)
+def test_a_refusal_is_a_mistake_unless_the_controller_is_away(
+    message: str, kind: type[HarnessError]
+) -> None:
+    refused = slurm._refused(message)
+    assert type(refused) is kind
+    assert "\n" not in str(refused)
+
+
+def test_looks_at_the_queue_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "_queued", lambda names: ({}, ""))
+    queue = slurm.Queue(_begun=now[0])
+    for _ in range(36_000):
+        queue.look(["a"])
+        now[0] += 0.1
+    assert 240 < queue.looks < 300  # of an hour
+
+
+def test_a_controller_that_is_away_for_long_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "_queued", lambda names: (None, "connect failure"))
+    queue = slurm.Queue(_answered=now[0])
+    assert queue.look(["a"]) is None
+    now[0] += slurm.SILENT + 20
+    with pytest.raises(slurm.Unreachable, match="connect failure"):
+        queue.look(["a"])
+
+
+# Notes.
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of arrays that were cancelled; nothing is in the queue."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "cancel", _noting(cancelled))
+    monkeypatch.setattr(slurm, "is_queued", lambda name: False)
+    return cancelled
+
+
+def _noting(names: list[str]) -> Callable[[str], bool]:
+    def note(name: str) -> bool:
+        names.append(name)
+        return True
+
+    return note
+
+
+def noted(*keys: str, job: str = "12") -> array.Array:
+    """An array whose command has died."""
+    made = array.new(array.home(), [(key, 1) for key in keys], at_once=1)
+    made.job = job
+    made.write()
+    made.leave()
+    return made
+
+
+def test_a_note_is_found_by_the_key_of_its_task(cache: Path, commands: list[str]) -> None:
+    noted("a", "b")
+    noted("c")
+    (found,) = array.found(array.home(), {"b"}, ())
+    assert (found.tasks, found.task(1)) == ([("a", 1), ("b", 1)], "12_1")
+    assert array.found(array.home(), {"b"}, {found.folder.name}) == []
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"job": "12"}',
+        '{"job": "", "tasks": [["a", 1]]}',
+        '{"job": 12, "tasks": [["a", 1]]}',
+        '{"job": "12; rm", "tasks": [["a", 1]]}',
+        '{"job": "12", "tasks": []}',
+        '{"job": "12", "tasks": [["a"]]}',
+        '{"job": "12", "tasks": [["a", "often"]]}',
+        "\udcff",
+    ],
+)
+def test_an_array_with_a_damaged_note_is_cancelled_and_removed(
+    cache: Path, commands: list[str], text: str
+) -> None:
+    made = noted("a")
+    (made.folder / array.NOTE).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert array.found(array.home(), {"a"}, ()) == []
+    assert commands == [made.name]
+    assert not made.folder.exists()
+
+
+def test_the_array_of_a_living_command_is_left_alone(cache: Path, commands: list[str]) -> None:
+    living = array.new(array.home(), [("a", 1)], at_once=1)
+    (living.folder / array.NOTE).write_text("damaged")
+    assert array.found(array.home(), {"a"}, ()) == []
+    assert commands == []
+    assert living.folder.exists()
+
+
+def test_results_that_nobody_collects_are_removed_after_a_week(
+    cache: Path, commands: list[str]
+) -> None:
+    old, young, used = noted("a"), noted("b"), noted("c")
+    used.use(own=False)
+    past = time.time() - array.KEPT - 60
+    for each in (old, used):
+        os.utime(each.folder, (past, past))
+    array.found(array.home(), {"others"}, ())
+    assert [each.folder.exists() for each in (old, young, used)] == [False, True, True]
+    assert commands == []
+
+
+def test_the_folder_of_notes_is_private_as_results_are_unpickled(cache: Path) -> None:
+    folder = array.home()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(Fault, match="is not private"):
+        array.home()
+
+
+def test_a_cache_that_cannot_be_written_is_refused(cache: Path) -> None:
+    cache.write_text("a file")
+    with pytest.raises(HarnessError, match="is not a folder"):
+        array.home()
+
+
+def _count(folder: Path, times: int) -> None:
+    for _ in range(times):
+        with array.alone(folder):
+            number = int((folder / "number").read_text())
+            time.sleep(0.001)
+            (folder / "number").write_text(str(number + 1))
+
+
+def test_two_processes_never_submit_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "number").write_text("0")
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_count, args=(tmp_path, 50)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "number").read_text() == "100"
+
+
+# A batch, with a Slurm in this process.
+
+
+class Slurm:
+    """Stands in for Slurm: what was submitted, and what is in the queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.submitted: list[tuple[str, list[Any], Shape, int]] = []
+        self.queued: dict[str, Waiting] = {}
+        self.cancelled: list[str] = []
+        self.allowed: list[tuple[str, int]] = []
+        self.largest = 1001
+        self.lose: set[Any] = set()
+        """The arguments of tasks that Slurm loses."""
+        monkeypatch.setattr(slurm, "submit", self.submit)
+        monkeypatch.setattr(slurm, "largest_array", lambda: self.largest)
+        monkeypatch.setattr(slurm, "_queued", lambda names: (dict(self.queued), ""))
+        monkeypatch.setattr(slurm, "is_queued", lambda name: False)
+        monkeypatch.setattr(slurm, "cancel", _noting(self.cancelled))
+        monkeypatch.setattr(slurm, "allow", lambda job, n: self.allowed.append((job, n)))
+        monkeypatch.setattr(slurm, "end_of", lambda task: End("NODE_FAIL", f"NODE_FAIL, {task}"))
+        for name, value in (("POLL", 0.0), ("SETTLE", 0.0)):
+            monkeypatch.setattr(batch, name, value)
+        monkeypatch.setattr(slurm, "SOON", 0.0)
+
+    def submit(
+        self,
+        do: Callable[[Any], Any],
+        arguments: Sequence[Any],
+        on: object,
+        shape: Shape,
+        *,
+        folder: Path,
+        at_once: int,
+        **_: object,
+    ) -> str:
+        import pickle
+
+        job = str(len(self.submitted) + 1)
+        self.submitted.append((job, list(arguments), shape, at_once))
+        for number, argument in enumerate(arguments):
+            name = f"{job}_{number}" if len(arguments) > 1 else job
+            if argument not in self.lose:
+                content = pickle.dumps(("success", do(argument)))
+                (folder / slurm.result_file(name)).write_bytes(content)
+        return job
+
+
+@pytest.fixture
+def pretended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    return Slurm(monkeypatch)
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def tasks(*numbers: int, cores: int = 1) -> list[Work]:
+    return [Work(f"key {n}", n, Shape(cores, 0)) for n in numbers]
+
+
+def done(works: Sequence[Work], **changes: Any) -> dict[int, Any]:
+    with Batch(works, double, on(**changes), silent) as submitted:
+        return dict(submitted.results())
+
+
+def test_each_task_gives_its_value(pretended: Slurm) -> None:
+    assert done(tasks(3, 4, 5)) == {0: 6, 1: 8, 2: 10}
+    assert [arguments for _, arguments, _, _ in pretended.submitted] == [[3, 4, 5]]
+    assert [path.name for path in array.home().iterdir()] == ["lock"]
+    assert pretended.cancelled == []
+
+
+def test_arrays_have_one_shape_and_are_no_larger_than_slurm_accepts(pretended: Slurm) -> None:
+    pretended.largest = 3
+    done([*tasks(1, 2, 3, 4), *tasks(5, 6, cores=4)], most=100)
+    submitted = [(arguments, shape.cores) for _, arguments, shape, _ in pretended.submitted]
+    assert submitted == [([5, 6], 4), ([1, 2, 3], 1), ([4], 1)]
+
+
+def test_a_lost_task_is_submitted_once_more_and_then_lost(pretended: Slurm) -> None:
+    pretended.lose = {2}
+    found = done(tasks(1, 2))
+    assert found[0] == 2
+    assert isinstance(found[1], Lost)
+    assert str(found[1]).startswith("lost 2 times: Slurm task 2: NODE_FAIL, 2; it wrote no log")
+    assert [arguments for _, arguments, _, _ in pretended.submitted] == [[1, 2], [2]]
+
+
+def test_half_a_result_is_no_result_yet(pretended: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, looks = slurm.result, []
+
+    def slowly(file: Path) -> tuple[bool, Any] | None:
+        looks.append(file)
+        if len(looks) < 3:
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            half = read(file)
+            file.write_bytes(whole)
+            return half
+        return read(file)
+
+    monkeypatch.setattr(slurm, "result", slowly)
+    pretended.queued = {"1": Waiting("RUNNING", "")}
+    assert done(tasks(4)) == {0: 8}
+    assert len(looks) == 3
+
+
+def test_leaving_early_cancels_what_has_not_ended(pretended: Slurm) -> None:
+    pretended.lose = {2}
+    pretended.queued = {"1_1": Waiting("RUNNING", "")}
+    with Batch(tasks(1, 2), double, on(), silent) as submitted:
+        assert next(submitted.results()) == (0, 2)
+        (folder,) = [path for path in array.home().iterdir() if path.is_dir()]
+    assert pretended.cancelled == [f"distributed-bugs-{folder.name}"]
+    assert not folder.exists()
+
+
+def test_what_cannot_be_cancelled_is_named_and_kept(
+    pretended: Slurm, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pretended.lose = {2}
+    monkeypatch.setattr(slurm, "cancel", lambda name: False)
+    with Batch(tasks(1, 2), double, on(), silent):
+        (folder,) = [path for path in array.home().iterdir() if path.is_dir()]
+    assert (
+        f"not cancelled: scancel --name=distributed-bugs-{folder.name}" in capsys.readouterr().err
+    )
+    assert folder.exists()
+
+
+def test_the_progress_says_how_many_and_why_they_wait(pretended: Slurm) -> None:
+    pretended.lose = {2, 3}
+    pretended.queued = {
+        "1_1": Waiting("PENDING", "Priority"),
+        "1_2": Waiting("PENDING", "Resources"),
+    }
+    said: list[str] = []
+    with Batch(tasks(1, 2, 3), double, on(), said.append) as submitted:
+        next(submitted.results())
+        for state in ("RUNNING", "PENDING"):
+            pretended.queued["1_1"] = Waiting(state, "Resources")
+            submitted.queue._next = 0.0
+            submitted._look()
+    assert said[0].startswith("1 queued, 1 running, 1 ended")
+    assert said[1].startswith("2 queued (Resources), 0 running, 1 ended")
+
+
+# Cells and runs.
+
+
+def together(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[RunConfig, Any], Any] = lambda _, v: v
+) -> list[str]:
+    """Let tasks run in this process; returns the releases that were submitted."""
+    sent: list[str] = []
+
+    class InThisProcess:
+        def __init__(self, works: Sequence[Work], do: Any, *_: object) -> None:
+            self.works, self.do = works, do
+
+        def __enter__(self) -> InThisProcess:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def results(self) -> Iterator[tuple[int, Any]]:
+            for index, work in enumerate(self.works):
+                sent.append(work.argument.pins.get("transformers", work.argument.scenario))
+                yield index, change(work.argument, self.do(work.argument))
+
+    monkeypatch.setattr(cluster, "Batch", InThisProcess)
+    monkeypatch.setattr(cluster, "make_overlay", lambda *_: None)
+    monkeypatch.setattr(cluster, "_end_with_a_signal", lambda: None)
+    return sent
+
+
+def test_a_matrix_sends_only_cells_that_are_not_stored(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    sent = together(monkeypatch)
+    assert main([*SWEEP[:2], "pins.transformers=4.37.0,4.38.0"]) == 0
+    assert main([*SWEEP]) == 0
+    assert sorted(sent) == ["4.36.2", "4.37.2", "4.38.2"]
+    assert "5 cells: 3 affected, 2 not affected (2 stored)" in capsys.readouterr().out
+    assert main([*SWEEP, "--again"]) == 0
+    assert len(sent) == 8
+
+
+def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
+    together(monkeypatch, lose)
+    monkeypatch.setattr(cell_store, "store", lambda *_: None)
+    assert main([*SWEEP]) == 3
+    out = capsys.readouterr().out
+    assert "5 cells: 5 inconclusive" in out
+    assert "Slurm task 3: NODE_FAIL" in out
+    assert "affected  [" not in out
+
+
+def test_what_has_no_overlay_is_not_sent_as_a_node_would_give_another_reason(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = together(monkeypatch)
+
+    def no_wheel(config: RunConfig, *_: object) -> None:
+        if config.pins["transformers"] == "4.37.0":
+            raise Unsupported("no wheel")
+
+    monkeypatch.setattr(cluster, "make_overlay", no_wheel)
+    configs = [replace(ON_SLURM, pins={"transformers": r}) for r in ("4.37.0", "4.38.0")]
+    found = dict(cluster.find_all(configs))
+    assert (found[0].status, found[0].reason) == (Status.UNSUPPORTED, "no wheel")
+    assert found[1].status is Status.NOT_AFFECTED
+    assert sent == ["4.38.0"]
+
+
+@pytest.mark.parametrize("error", [Fault("full"), Lost("gone"), UserError("no such release")])
+def test_faults_are_reported_instead_of_a_cell_if_the_caller_wants_them(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, error: HarnessError
+) -> None:
+    together(monkeypatch, lambda *_: error)
+    failed: list[Any] = []
+    note = lambda *found: failed.append(found)  # noqa: E731
+    assert list(cluster.find_all([ON_SLURM], failed=note)) == []
+    assert failed == [(0, error)]
+
+
+def test_a_mistake_that_only_a_run_finds_ends_the_command(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    upstream.error = UserError("pins.transformers=4.37: write 4.37.0")
+    together(monkeypatch)
+    assert main([*SWEEP]) == 2
+    assert "write 4.37.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("apart", [[], ["--apart", "1"]])
+def test_bisect_tests_every_nth_release_together(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture, apart: list[str]
+) -> None:
+    sent = together(monkeypatch)
+    assert main(["bisect", *SWEEP[1:], *apart]) == 0
+    assert (
+        "flips from affected to not affected between 4.37.2 and 4.38.0" in capsys.readouterr().out
+    )
+    assert len(sent) == len(set(sent)), "a release was sent twice"
+
+
+def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    together(monkeypatch)
+    base = config.compose(["scenario=bf16_clip", "on=slurm"])
+    broken = replace(base, scenario="broken", params=None, pins={})
+
+    def run_in_block(config: RunConfig) -> tuple[str, suite.Done]:
+        done = suite.not_run(config.scenario, Unsupported("because"), terminal())
+        return f"the block of {config.scenario}\n", done
+
+    monkeypatch.setattr(suite, "run_in_block", run_in_block)
+    done = list(suite.side_by_side([base, broken], terminal()))
+    assert [each.result.scenario for each in done] == ["bf16_clip", "broken"]
+    assert "the block of bf16_clip" in capsys.readouterr().out
+
+
+def test_a_run_folder_that_is_not_here_is_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    base = config.compose(["scenario=bf16_clip", "on=slurm"])
+    ended = replace(suite.not_run("bf16_clip", Inconclusive(""), terminal()), folder=gone)
+    together(monkeypatch)
+    monkeypatch.setattr(suite, "run_in_block", lambda config: ("", ended))
+    ((_, found),) = cluster.run_all([base], terminal())
+    assert "is not here: name runs=DIR that all nodes see" in found.result.reasons[0]
+
+
+def test_the_same_config_is_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster._key(ON_SLURM, "run", nth=0) != cluster._key(ON_SLURM, "run", nth=1)
+    assert cluster._key(ON_SLURM, "cell") == cluster._key(ON_SLURM, "cell")
+    others = [replace(ON_SLURM, seed=1), replace(ON_SLURM, pins={"transformers": "4.38.0"})]
+    assert len({cluster._key(each, "cell") for each in [ON_SLURM, *others]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "shape", "lane"),
+    [
+        ([], Shape(2, 0), Lane.CPU),
+        (["launch.threads=3"], Shape(6, 0), Lane.CPU),
+        (["launch=gpu"], Shape(2, 2), Lane.GPU),
+        (["on.gpus=4"], Shape(2, 4), Lane.GPU),
+        (["on.cpus=9"], Shape(9, 0), Lane.CPU),
+    ],
+)
+def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
+    words: list[str], shape: Shape, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, and nodes have
+    composed = config.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
+    assert (cluster._shape(composed), cell_store.lane_of(composed)) == (shape, lane)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["on=slrum"], "did you mean slurm"),
+        (["on.partition=gpu"], "on.partition has no effect on this machine: add on=slurm"),
+        (["on=slurm", "jobs=2"], "jobs has no effect with on=slurm: on.most limits"),
+        (["on=slurm", "on.most=0"], "on.most=0: choose 1 or more"),
+        (["on=slurm", "on.overlays=there"], "no maker of overlays 'there'"),
+        (["on=slurm", "on.gpus=2", "launch=cpu"], "on.gpus has no effect with launch=cpu"),
+        (["on=slurm", "+on.nodes=2"], "on.nodes"),
+    ],
+)
+def test_a_setting_that_is_wrong_or_has_no_effect_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        config.compose(["scenario=bf16_clip", *words])
+
+
+def test_settings_reach_sbatch(cache: Path) -> None:
+    words = [
+        "on=slurm",
+        "on.partition=gpu",
+        "+on.extra.qos=debug",
+        "+on.extra.exclusive=true",
+        "on.most=3",
+    ]
+    chosen = config.compose(["scenario=bf16_clip", *words]).on
+    assert (chosen.partition, chosen.most) == ("gpu", 3)
+    assert chosen.extra == {"qos": "debug", "exclusive": True}
+
+
+def test_without_slurm_one_line_says_what_is_missing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unsupported, match=r"is not on the PATH|needs the package submitit"):
+        slurm.submit(double, [1], on(), Shape(1, 0), name="a", folder=tmp_path, at_once=1)
+
+
+def test_submitit_is_imported_only_to_submit() -> None:
+    """``on=slurm`` is an extra: without it no command may need it."""
+    commands = sorted(path.stem for path in (ROOT / "harness" / "commands").glob("[a-z]*.py"))
+    script = (
+        f"import importlib, sys\nfor name in {commands}:\n"
+        "    importlib.import_module(f'harness.commands.{name}')\n"
+        "print([name for name in sys.modules if 'submitit' in name or 'slurm' in name])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

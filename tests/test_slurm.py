@@ -1,0 +1,401 @@
+"""Tasks on a real Slurm of two nodes: what is submitted once, what is lost, and what is cancelled.
+
+Needs Debian's slurmctld, slurmd, slurm-client and munge: ``make slurm``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import Fault, UserError
+from harness.files import ROOT
+from harness.sweep import array, batch, slurm
+from harness.sweep.batch import Batch, Lost, Work
+from harness.sweep.slurm import Shape
+from tests import slurm_cluster, slurm_tasks
+from tests.slurm_cluster import Cluster, cluster
+from tests.slurm_tasks import notes, on, silent, works
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed"),
+]
+if not slurm_cluster.missing():
+    pytest.importorskip("submitit")
+
+
+@pytest.fixture(scope="module")
+def one_cluster() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def there(one_cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The cluster, idle, with an empty cache."""
+    monkeypatch.setenv("SLURM_CONF", str(one_cluster.conf))
+    monkeypatch.setenv("HARNESS_CACHE", str(shared / "cache"))
+    monkeypatch.setenv("PATH", slurm_cluster.PATH)
+    monkeypatch.setattr(batch, "GRACE", 4.0)
+    monkeypatch.setattr(slurm, "SOON", 0.5)
+    one_cluster.wait()
+    yield one_cluster
+    one_cluster.ask("scancel", "--me")
+
+
+def done(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> dict[int, Any]:
+    """The results of tasks, by index."""
+    with Batch(tasks, do, on(**changes), silent) as submitted:
+        return dict(submitted.results())
+
+
+def until(true: Any, seconds: float = 60) -> None:
+    for _ in range(int(seconds * 10)):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def queue(of: Cluster) -> list[str]:
+    """The names of the jobs in the queue."""
+    return of.ask("squeue", "--noheader", "--format=%j").split()
+
+
+def arrays_left() -> list[Path]:
+    return [path for path in array.home().iterdir() if path.is_dir()]
+
+
+def command(folder: Path, count: int, seconds: float, **env: str) -> subprocess.Popen[str]:
+    """A command with some tasks, in a process of its own."""
+    words = [sys.executable, "-m", "tests.slurm_tasks", str(folder), str(count), str(seconds)]
+    return subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
+    )
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def test_tasks_run_on_both_nodes_and_leave_nothing_behind(there: Cluster, tmp_path: Path) -> None:
+    found = done(works(tmp_path, [1] * 6))
+    assert sorted(found) == list(range(6))
+    assert {value.split()[-1] for value in found.values()} == {"n1", "n2"}
+    assert arrays_left() == []
+
+
+def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
+    there: Cluster, tmp_path: Path
+) -> None:
+    tasks = [*works(tmp_path, [1] * 5), Work("wide", (str(tmp_path), "wide", 1), Shape(2, 0))]
+    assert len(done(tasks, array=2, most=2)) == 6
+    at_once = [
+        sum(float(b[2]) <= float(end[2]) for b in notes(tmp_path, "begin"))
+        - sum(float(e[2]) < float(end[2]) for e in notes(tmp_path, "end"))
+        for end in notes(tmp_path, "end")
+    ]
+    assert max(at_once) == 2, at_once
+    assert notes(tmp_path, "begin")[0][0] == "wide", "those with the most cores come first"
+
+
+def test_a_killed_command_that_is_started_again_submits_nothing_twice(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with command(tmp_path, 6, 2) as first:
+        until(lambda: notes(tmp_path, "end"))
+        killed(first)
+    with command(tmp_path, 6, 2) as again:
+        out, _ = again.communicate(timeout=100)
+    assert again.returncode == 0
+    assert sorted(line for line in out.splitlines() if "result" in line) == [
+        f"result {n}: {n} on {node}" for n, node, _ in sorted(notes(tmp_path, "end"))
+    ]
+    assert len(notes(tmp_path, "begin")) == 6, "a task ran twice"
+    assert "6 tasks of an earlier command" in out
+    assert arrays_left() == []
+
+
+@pytest.mark.parametrize(("write", "when"), [(1, "before sbatch"), (2, "after sbatch")])
+def test_a_command_that_dies_around_sbatch_leaves_tasks_that_the_next_one_cancels(
+    there: Cluster, tmp_path: Path, write: int, when: str
+) -> None:
+    with command(tmp_path, 2, 1, DIES_AFTER_SBATCH=str(write)) as first:
+        first.communicate(timeout=60)
+    assert first.returncode == -signal.SIGKILL
+    orphans = queue(there)
+    assert bool(orphans) == (when == "after sbatch")
+    assert len(done(works(tmp_path, [1, 1]), slurm_tasks.interruptible)) == 2
+    until(lambda: queue(there) == [])
+    assert arrays_left() == []
+
+
+def test_an_interrupted_command_cancels_its_tasks_and_no_others(
+    there: Cluster, tmp_path: Path
+) -> None:
+    there.ask("sbatch", "--output=/dev/null", "--job-name=other", "--wrap", "sleep 60")
+    other = tmp_path / "other"
+    other.mkdir()
+    with command(other, 1, 60) as neighbour, command(tmp_path, 3, 60) as ours:
+        until(lambda: notes(tmp_path, "begin") and notes(other, "begin"))
+        ours.send_signal(signal.SIGINT)
+        ours.communicate(timeout=60)
+        until(lambda: len(queue(there)) == 2)
+        assert "other" in queue(there)
+        # The task ended its processes itself, and not Slurm with SIGKILL.
+        until(lambda: notes(tmp_path, "interrupted"))
+        assert len(arrays_left()) == 1
+        neighbour.send_signal(signal.SIGTERM)
+        neighbour.communicate(timeout=60)
+    until(lambda: queue(there) == ["other"])
+    assert arrays_left() == []
+
+
+def test_the_same_command_at_the_same_time_waits_for_the_same_tasks(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with command(tmp_path, 3, 3) as first:
+        until(lambda: notes(tmp_path, "begin"))
+        found = done(works(tmp_path, [3] * 3), slurm_tasks.interruptible)
+        first.communicate(timeout=60)
+    assert (len(found), first.returncode) == (3, 0)
+    assert len(notes(tmp_path, "begin")) == 3
+    assert arrays_left() == []
+
+
+def test_if_the_other_command_is_interrupted_its_tasks_are_submitted_again(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with command(tmp_path, 2, 4) as first:
+        until(lambda: notes(tmp_path, "begin"))
+        with Batch(works(tmp_path, [4] * 2), slurm_tasks.nap, on(), silent) as second:
+            first.send_signal(signal.SIGINT)
+            first.communicate(timeout=60)
+            assert len(dict(second.results())) == 2
+    assert arrays_left() == []
+
+
+def test_tasks_of_a_larger_command_that_died_are_not_ours_to_cancel(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with command(tmp_path, 3, 5) as larger:
+        until(lambda: notes(tmp_path, "begin"))
+        killed(larger)
+    assert len(done(works(tmp_path, [5]), slurm_tasks.interruptible)) == 1
+    assert len(arrays_left()) == 1, "the results of the others are still wanted"
+    assert len(done(works(tmp_path, [5] * 3), slurm_tasks.interruptible)) == 3
+    assert len(notes(tmp_path, "begin")) == 3
+    assert arrays_left() == []
+
+
+def test_a_cancelled_task_is_submitted_once_more(there: Cluster, tmp_path: Path) -> None:
+    with Batch(works(tmp_path, [5]), slurm_tasks.interruptible, on(), silent) as tasks:
+        until(lambda: notes(tmp_path, "begin"))
+        there.ask("scancel", "--name", queue(there)[0])
+        assert [value for _, value in tasks.results()] == ["0 on n1"]
+    assert len(notes(tmp_path, "begin")) == 2
+
+
+def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with Batch(works(tmp_path, [60]), slurm_tasks.interruptible, on(), silent) as tasks:
+        results = tasks.results()
+        until(lambda: notes(tmp_path, "begin"))
+        there.ask("scancel", "--me")
+        monitor = subprocess.Popen(
+            ["sh", "-c", f"until [ $(grep -c begin {tmp_path}/notes) = 2 ]; do sleep 0.2; done; "
+             "scancel --me"]
+        )  # fmt: skip
+        ((_, lost),) = results
+        monitor.wait()
+    assert isinstance(lost, Lost)
+    assert "lost 2 times: Slurm task" in str(lost)
+    assert "CANCELLED" in str(lost)
+
+
+def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
+    there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "TRIES", 1)
+    settings = on()
+    settings.time = 1
+    with Batch(works(tmp_path, [300]), slurm_tasks.interruptible, settings, silent) as tasks:
+        ((_, lost),) = tasks.results()
+    assert isinstance(lost, Lost)
+    assert "TIMEOUT, TimeLimit" in str(lost)
+    assert len(notes(tmp_path, "interrupted")) == 1
+
+
+def test_a_killed_slurmd_loses_no_task_if_it_comes_back(there: Cluster, tmp_path: Path) -> None:
+    with Batch(works(tmp_path, [6] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
+        until(lambda: len(notes(tmp_path, "begin")) == 2)
+        there.stop("n1")
+        time.sleep(1)
+        there.node("n1")
+        assert len(dict(tasks.results())) == 2
+    assert len(notes(tmp_path, "begin")) == 2
+
+
+def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
+    there: Cluster, tmp_path: Path
+) -> None:
+    with Batch(works(tmp_path, [8] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
+        until(lambda: len(notes(tmp_path, "begin")) == 2)
+        there.fail("n1")
+        found = dict(tasks.results())
+        there.node("n1")
+    assert [value.split()[-1] for value in found.values()] == ["n2", "n2"]
+    assert len(notes(tmp_path, "begin")) == 3
+    there.wait()
+
+
+def test_a_restarted_controller_loses_nothing(there: Cluster, tmp_path: Path) -> None:
+    with Batch(works(tmp_path, [4] * 6), slurm_tasks.nap, on(), silent) as tasks:
+        until(lambda: notes(tmp_path, "begin"))
+        there.stop("slurmctld", signal.SIGTERM)
+        results = tasks.results()
+        first, _ = next(results)
+        there.controller()
+        found = [first, *(index for index, _ in results)]
+    assert sorted(found) == list(range(6))
+    assert len(notes(tmp_path, "begin")) == 6
+
+
+def test_a_controller_that_does_not_answer_is_reported_in_one_line(
+    there: Cluster, tmp_path: Path
+) -> None:
+    there.stop("slurmctld", signal.SIGTERM)
+    with pytest.raises(slurm.Unreachable, match="controller does not answer"):
+        done(works(tmp_path, [1]))
+    there.controller()
+    assert arrays_left() == []
+
+
+@pytest.fixture
+def mounting(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a disk of 2 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    tmp_path.chmod(0o755)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user cannot mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_shared_folder_is_named(
+    there: Cluster, mounting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(mounting))
+    try:
+        found = list(done(works(tmp_path, [0] * 4), slurm_tasks.large).values())
+    except Fault as error:  # it was full before a task could be submitted again
+        found = [error]
+    faults = [str(value) for value in found if isinstance(value, Fault)]
+    assert faults
+    assert all("No space left" in fault or "no room on the disk" in fault for fault in faults)
+
+
+def test_a_node_that_does_not_see_the_cache_is_named(
+    there: Cluster, tmp_path: Path, shared: Path
+) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot hide a folder from a node")
+    array.home()
+    there.stop("n2")
+    there.node("n2", hidden=shared)
+    time.sleep(1)
+    there.wait()
+    try:
+        found = done(works(tmp_path, [0]), extra={"nodelist": "n2"})
+    finally:
+        there.stop("n2")
+        there.node("n2")
+        there.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert isinstance(found[0], Lost)
+    assert "do all nodes see" in str(found[0])
+
+
+def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(there: Cluster, tmp_path: Path) -> None:
+    (found,) = done(works(tmp_path, [0]), slurm_tasks.fail).values()
+    assert str(found) == "the task failed on its node: ZeroDivisionError: 0"
+    assert type(found) is Fault
+
+
+def test_what_sbatch_refuses_is_a_mistake_in_one_line(there: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sbatch refused the tasks: .*invalid partition"):
+        done(works(tmp_path, [0]), partition="nowhere")
+    assert arrays_left() == []
+
+
+def test_the_first_job_ends_before_the_others_begin(there: Cluster, tmp_path: Path) -> None:
+    first = Work("first", (str(tmp_path), "first", 3), Shape(1, 0))
+    tasks = works(tmp_path, [0] * 3)
+    with Batch(tasks, slurm_tasks.nap, on(), silent, (), (slurm_tasks.nap, first)) as submitted:
+        assert len(dict(submitted.results())) == 3
+    assert notes(tmp_path, "begin")[0][0] == "first"
+    ended = next(float(at) for name, _, at in notes(tmp_path, "end") if name == "first")
+    assert all(float(at) > ended for name, _, at in notes(tmp_path, "begin") if name != "first")
+    assert arrays_left() == []
+
+
+MATRIX = ("matrix", "scenario=sampler_shards", "pins.accelerate=0.29.3,0.30.0,0.30.1")
+
+
+@pytest.fixture
+def harness(there: Cluster, shared: Path) -> Callable[..., tuple[int, str]]:
+    """Runs a command of the harness; returns its exit code and its output."""
+
+    def run(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *words],
+            cwd=ROOT,
+            env={**os.environ, "HARNESS_RUNS": str(shared / "runs")},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_a_matrix_has_the_same_table_and_stored_cells_as_on_this_machine(
+    harness: Callable[..., tuple[int, str]], shared: Path
+) -> None:
+    code, out = harness(*MATRIX, "on=slurm", "on.stage=true")
+    assert (code, "3 cells: 1 affected, 2 not affected" in out) == (0, True), out
+    assert harness(*MATRIX, "on=slurm")[1].endswith("2 not affected (3 stored)\n")
+    assert harness(*MATRIX)[1].endswith("2 not affected (3 stored)\n")
+    (run,) = list((shared / "runs").glob("*-sampler_shards-*"))[:1]
+    record = json.loads((run / "run.json").read_text())
+    assert record["trials"]["released"]["ranks"] == 2
+
+
+def test_a_run_prints_the_verdict_and_has_its_exit_code(
+    harness: Callable[..., tuple[int, str]],
+) -> None:
+    code, out = harness("run", "scenario=sampler_shards", "on=slurm", "on.overlays=job")
+    assert code == 0, out
+    assert "sampler_shards: reproduced" in out
+    code, out = harness("run", "scenario=sampler_shards", "variant=fixed", "on=slurm", "launch=gpu")
+    assert code in (3, 4), out  # no node here has a GPU
+
+
+def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
+    words = ("scenario=sampler_shards", "pins.accelerate=0.29.1:0.30.1")
+    code, out = harness("bisect", *words, "on=slurm")
+    assert code == 0, out
+    assert "flips from affected to not affected between 0.29.3 and 0.30.0 (neighbours)" in out
