@@ -1,7 +1,7 @@
 """A trial over several nodes.
 
-Tests with the marker ``slurm`` need a running Slurm with two nodes on this host, which SLURM_CONF
-names. So they see the processes of both nodes.
+Tests with the marker ``slurm`` start a Slurm with two nodes on this host. So they see the processes
+of both nodes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from harness.spec import Lane, Outcome
 from harness.trial import nodes, run_schema
 from harness.trial.processes import end_all, members
 from harness.trial.records import EXIT_FILE, Identity
+from tests import slurm_cluster
 from tests.recording import Recording
 from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, mid_run, outcome, within
+from tests.slurm_cluster import cluster
 from tests.stand_in import settings
 from tests.stand_in import stand_in as make_stand_in
 from tests.test_faults import LONG, SLEEPS, faulty_cache
@@ -242,14 +244,16 @@ slurm = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def allocation() -> Iterator[str]:
-    """The id of a job with two nodes of the Slurm that SLURM_CONF names."""
-    if "SLURM_CONF" not in os.environ:
-        pytest.skip("no Slurm: SLURM_CONF is not set; make slurm starts one")
+    """The id of a job with both nodes of a Slurm."""
+    if slurm_cluster.missing():
+        pytest.skip(f"Slurm is not installed: no {slurm_cluster.missing()}")
     command = ["salloc", "--no-shell", "--nodes=2", "--job-name=test_nodes"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    job = re.findall(r"job allocation (\d+)", done.stderr)[-1]
-    yield job
-    subprocess.run(["scancel", job], check=True)
+    with cluster() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(made.conf))
+        patch.setenv("PATH", slurm_cluster.PATH)
+        made.wait()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        yield re.findall(r"job allocation (\d+)", done.stderr)[-1]
 
 
 @dataclass
@@ -406,6 +410,7 @@ from pathlib import Path
 import harness.trial.launch as launching
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from tests.slurm_cluster import cluster
 from tests.stand_in import settings
 from tests.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])

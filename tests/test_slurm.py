@@ -399,3 +399,12 @@ def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
     code, out = harness("bisect", *words, "on=slurm")
     assert code == 0, out
     assert "flips from affected to not affected between 0.29.3 and 0.30.0 (neighbours)" in out
+
+
+def test_a_run_over_two_nodes_gets_a_job_with_two_nodes(
+    harness: Callable[..., tuple[int, str]],
+) -> None:
+    words = ["scenario=tied_embedding_order", "launch=cpu", "launch.nodes=2", "on=slurm"]
+    code, output = harness("run", *words, "on.time=10")
+    assert code == 0, output
+    assert "tied_embedding_order: reproduced" in output

@@ -208,10 +208,11 @@ def _key(config: RunConfig, do: str, *, again: bool = False, nth: int = 0) -> st
 
 
 def _shape(config: RunConfig) -> Shape:
-    """The cores for a run, one for each thread of its ranks, and its GPUs."""
+    """The cores for a run on each of its nodes, one for each thread of its ranks, and its GPUs."""
     if config.params is None:  # a broken scenario
         return Shape(1, 0)
     scenario = catalog.scenario(config.scenario)
-    ranks = max(scenario.ranks_of(variant) for variant in config.variants)
+    most, nodes = max(map(scenario.ranks_of, config.variants)), config.launch.nodes
+    ranks = -(-most // nodes)
     gpus = (config.on.gpus or ranks) if config.launch.lane == Lane.GPU else 0
-    return Shape(config.on.cpus or ranks * config.launch.threads, gpus)
+    return Shape(config.on.cpus or ranks * config.launch.threads, gpus, nodes)

@@ -48,10 +48,12 @@ class Unreachable(Inconclusive):
 
 
 class Shape(NamedTuple):
-    """What a task needs of a node. The tasks of an array have one shape."""
+    """What a task needs. The tasks of an array have one shape."""
 
     cores: int
+    """On each node."""
     gpus: int
+    nodes: int = 1
 
 
 def submit(
@@ -77,6 +79,8 @@ def submit(
         time=on.time,
         array_parallelism=at_once,
         cpus_per_task=on.cpus or shape.cores,
+        nodes=shape.nodes,
+        ntasks_per_node=1,  # the task runs on the first node, and starts steps on all of them
         stderr_to_stdout=True,
         use_srun=False,  # a step gets one core, and cannot start steps of its own
         setup=[
