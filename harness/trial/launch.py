@@ -73,6 +73,19 @@ class Process(Protocol):
     def wait(self, timeout: float) -> int: ...
 
 
+Start = Callable[[Path, Mapping[str, str], Sequence[str], TextIO], Process]
+"""Starts torchrun in a folder, with an environment, its arguments and a log."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank of a launch runs."""
+
+    name: str
+    """A module; for forked ranks the path of a file."""
+    arguments: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class RankSettings:
     """What the ranks of a launch use of the machine."""
@@ -105,17 +118,46 @@ def launch(
     KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
     cases after all processes have ended.
     """
-    folder, token = run_folder / identity.variant / identity.launch, new_token()
-    environment = {**rank_environment(settings), TOKEN: token}
-    arguments = torchrun_arguments(run_folder, identity, forked=server is not None)
+    folder = run_folder / identity.variant / identity.launch
+    forked = server is not None
+    script = RANK if forked else RANK_MODULE
+    program = Program(str(script), (str(run_folder), identity.variant, identity.launch))
+    return supervise(
+        folder,
+        torchrun_arguments(folder, identity.world_size, program, forked=forked),
+        rank_environment(settings),
+        server.start if server else partial(start_cold, settings.python),
+        ranks=identity.world_size,
+        timeout=timeout,
+        tick=tick,
+        keep=lambda ended: write_exit(folder, ended, identity),
+    )
+
+
+def supervise(
+    folder: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    start: Start,
+    *,
+    ranks: int,
+    timeout: float,
+    tick: Callable[[], None] = lambda: None,
+    keep: Callable[[Exit], None] = lambda _: None,
+) -> Exit:
+    """Run torchrun, or another agent, to its end or the deadline, and leave no process behind.
+
+    ``keep`` gets the result even if this is interrupted, unless the folder has disappeared. Raises
+    what ``launch`` raises.
+    """
+    token = new_token()
     started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            start = server.start if server else partial(start_cold, settings.python)
-            process = start(folder, environment, arguments, log)
-        code = _wait(process, started + timeout, folder, identity.world_size, tick)
+            process = start(folder, {**environment, TOKEN: token}, arguments, log)
+        code = _wait(process, started + timeout, folder, ranks, tick)
         ended = replace(
             ended, interrupted=False, timed_out=code is None, code=-9 if code is None else code
         )
@@ -127,7 +169,7 @@ def launch(
             ended = _cleaned_up(ended, token, folder)
             ended = replace(ended, seconds=time.monotonic() - started)
             if folder.is_dir():
-                write_exit(folder, ended, identity)
+                keep(ended)
     return ended
 
 
@@ -146,26 +188,23 @@ def start_cold(
     )
 
 
-def torchrun_arguments(run_folder: Path, identity: Identity, *, forked: bool = False) -> list[str]:
-    """The arguments of torchrun for a launch.
+def torchrun_arguments(folder: Path, ranks: int, program: Program, *, forked: bool) -> list[str]:
+    """The arguments of torchrun for a launch in ``folder``.
 
     Forked ranks run our module as a function (``--run-path``); each rank of a cold launch is a new
     interpreter.
     """
-    logs = run_folder / identity.variant / identity.launch / "elastic"
-    how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     return [
         "--standalone",
         "--local-addr=127.0.0.1",  # the host may not know its own name
-        f"--nproc-per-node={identity.world_size}",
+        f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
-        f"--log-dir={logs}",
+        f"--log-dir={folder / 'elastic'}",
         "--redirects=3",
-        *how,
-        str(run_folder),
-        identity.variant,
-        identity.launch,
+        *(["--start-method=fork", "--run-path"] if forked else ["-m"]),
+        program.name,
+        *program.arguments,
     ]
 
 
