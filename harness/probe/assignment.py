@@ -14,6 +14,8 @@ class Assignment:
     module: bool
     arguments: list[str]
     cwd: str
+    imports: str
+    """The module with what the script imports."""
     steps: int
     """Optimizer steps to take."""
     keep: list[int]

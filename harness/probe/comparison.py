@@ -11,6 +11,9 @@ from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
 from harness.probe.runs import Run
 
+LOG_LINES = 12
+"""How much of the log of a failed rank is shown."""
+
 
 @dataclass
 class Compared:
@@ -87,4 +90,6 @@ def _measure(at: Moment, worst: dict[str, float]) -> None:
 def refuse_unusable(reference: Run) -> None:
     """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
     if reference.failure:
-        raise Inconclusive(f"the reference, 1 rank, gives no answer: it {reference.failure}")
+        lines = reference.log.strip().splitlines()[-LOG_LINES:]
+        why = f"the reference, 1 rank, gives no answer: {reference.failure}"
+        raise Inconclusive("\n    | ".join([why, *lines]))

@@ -142,6 +142,8 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
+    if shims := right.steps[0]["shims"]:
+        yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:

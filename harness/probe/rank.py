@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -23,6 +24,7 @@ def main(folder: Path) -> None:
     told = Assignment(**json.loads((folder / "assignment.json").read_text()))
     os.chdir(told.cwd)
     _set_up_process()
+    importlib.import_module(told.imports)  # unless this process was forked with it
     watch = Watch(told, lambda steps: _leave(folder, steps))
     watch.install()
     _run(told)

@@ -9,11 +9,10 @@ from xml.etree import ElementTree
 
 from harness.errors import ExitCode
 from harness.facts.numbers import named
-from harness.probe.comparison import Compared
+from harness.probe.comparison import LOG_LINES, Compared
 from harness.probe.questions import Answers
 
 WIDTH = 26
-LOG_LINES = 12
 
 
 def exit_code(answers: Answers) -> int:

@@ -21,6 +21,7 @@ from harness.files import ROOT, write_whole, writing
 from harness.machine import cores
 from harness.probe.assignment import Assignment
 from harness.probe.layouts import Layout, Settings
+from harness.probe.shims import SHIMMED
 from harness.probe.target import Target
 from harness.spec import Lane
 from harness.trial.launch import RankSettings, rank_environment, supervise
@@ -34,6 +35,13 @@ MOST_AT_ONCE = 4
 
 EARLY = (AGENT, "harness.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
+
+LATE = {
+    "accelerate": ("datasets",),
+    "transformers": ("accelerate", "datasets"),
+    "deepspeed": ("torch._dynamo.testing", "torch._inductor.codecache"),
+}
+"""What packages import only while they train, and takes a second."""
 
 ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "true",
@@ -132,6 +140,7 @@ class Runner:
             self.target.module,
             self.target.filled(values, layout.more),
             os.getcwd(),
+            self._imports,
             layout.steps,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
@@ -159,10 +168,15 @@ class Runner:
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
         process imports it, and all ranks are forked from that."""
-        source, lines = _source(self.target), [""]
+        source, beside = _source(self.target), {"__future__"}
+        script = source.read_text(errors="replace") if source else ""
         if source is not None:
-            beside = {"__future__", *(path.stem for path in source.parent.iterdir())}
-            lines = list(imports(source.read_text(errors="replace"), beside))
+            beside |= {path.stem for path in source.parent.iterdir()}
+        words = " ".join([script, *self.target.arguments])
+        named = [name for name in SHIMMED if name in words]
+        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{Lane.CPU}')"]
+        late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
+        lines += imports("\n".join([script, *late]), beside)
         text = "\n".join(lines) + "\n"
         name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         with writing(self.extensions, "HARNESS_CACHE"):

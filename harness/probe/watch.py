@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from harness.probe import shims
 from harness.probe.assignment import Assignment
 from harness.probe.samples import digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, full, is_deepspeed, local, plain
@@ -274,7 +275,7 @@ class Watch:
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
         if not self.steps:
-            self.now["unlike"] = unlike_by_design(self.root)
+            self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
         self.steps.append(self.now)
         self._begin()
         if not self.told.saves:
