@@ -16,16 +16,19 @@ parser.add_argument("--clip", type=float, default=1.0)
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
+parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
 options = parser.parse_args()
 
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
     cpu=True,
     step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
-    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=not options.device_specific),
 )
-set_seed(options.seed)
-data = TensorDataset(torch.randn(144, 16), torch.randint(0, 8, (144,)))
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(144, 16, generator=generator)
+data = TensorDataset(inputs, torch.randint(0, 8, (144,), generator=generator))
+set_seed(options.seed, device_specific=options.device_specific)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
