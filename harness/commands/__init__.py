@@ -17,7 +17,19 @@ from typing import NoReturn
 from harness.errors import UserError
 from harness.installation import PROGRAM, as_typed
 
-USERS = ("run", "list", "show", "check", "matrix", "bisect", "watch", "site", "advisories", "grade")
+USERS = (
+    "run",
+    "list",
+    "show",
+    "check",
+    "probe",
+    "matrix",
+    "bisect",
+    "watch",
+    "site",
+    "advisories",
+    "grade",
+)
 """The commands that people use who only want to know about bugs; the others are for maintainers."""
 
 IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")

@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.trial import agent, imports, supervisor
+from harness.trial import imports, supervisor
 from harness.trial.processes import set_token
 from harness.upstream import bytecode, loaded, rebase
 
@@ -290,7 +290,7 @@ def _become_agent(request: dict[str, Any], log: int) -> NoReturn:
     os.environ.update(request["environment"])
     code = 1
     try:
-        agent.main(request["arguments"])
+        importlib.import_module(request["agent"]).main(request["arguments"])
         code = 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)

@@ -76,6 +76,19 @@ class Process(Protocol):
     def wait(self, timeout: float) -> int: ...
 
 
+Start = Callable[[Path, Mapping[str, str], Sequence[str], TextIO], Process]
+"""Starts torchrun in a folder, with an environment, its arguments and a log."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank of a launch runs."""
+
+    name: str
+    """A module; for forked ranks the path of a file."""
+    arguments: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class RankSettings:
     """What the ranks of a launch use of the machine."""
@@ -111,17 +124,46 @@ def launch(
     KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
     cases after all processes have ended.
     """
-    folder, token = run_folder / identity.variant / identity.launch, new_token()
-    environment = {**rank_environment(settings), TOKEN: token}
-    arguments = torchrun_arguments(run_folder, identity, settings.nodes, forked=server is not None)
+    folder = run_folder / identity.variant / identity.launch
+    forked = server is not None
+    script = RANK if forked else RANK_MODULE
+    program = Program(str(script), (str(run_folder), identity.variant, identity.launch))
+    return supervise(
+        folder,
+        torchrun_arguments(folder, identity.world_size, program, settings.nodes, forked=forked),
+        rank_environment(settings),
+        server.start if server else _cold_start(settings, identity.world_size),
+        ranks=identity.world_size,
+        timeout=timeout,
+        tick=tick,
+        keep=lambda ended: write_exit(folder, ended, identity),
+    )
+
+
+def supervise(
+    folder: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    start: Start,
+    *,
+    ranks: int,
+    timeout: float,
+    tick: Callable[[], None] = lambda: None,
+    keep: Callable[[Exit], None] = lambda _: None,
+) -> Exit:
+    """Run torchrun, or another agent, to its end or the deadline, and leave no process behind.
+
+    ``keep`` gets the result even if this is interrupted, unless the folder has disappeared. Raises
+    what ``launch`` raises.
+    """
+    token = new_token()
     started = time.monotonic()
     ended = Exit(code=-signal.SIGKILL, seconds=0.0, interrupted=True)
     process: Process | None = None
     try:
         with (folder / "torchrun.log").open("w") as log:
-            start = server.start if server else _cold_start(settings, identity.world_size)
-            process = start(folder, environment, arguments, log)
-        code = _wait(process, started + timeout, folder, identity.world_size, tick)
+            process = start(folder, {**environment, TOKEN: token}, arguments, log)
+        code = _wait(process, started + timeout, folder, ranks, tick)
         ended = replace(
             ended, interrupted=False, timed_out=code is None, code=-9 if code is None else code
         )
@@ -133,7 +175,7 @@ def launch(
             ended = _cleaned_up(ended, token, folder, process)
             ended = replace(ended, seconds=time.monotonic() - started)
             if folder.is_dir():
-                write_exit(folder, ended, identity)
+                keep(ended)
     return ended
 
 
@@ -159,28 +201,25 @@ def start_cold(
 
 
 def torchrun_arguments(
-    run_folder: Path, identity: Identity, nodes: int = 1, *, forked: bool = False
+    folder: Path, ranks: int, program: Program, nodes: int = 1, *, forked: bool = False
 ) -> list[str]:
-    """The arguments of torchrun for a launch.
+    """The arguments of torchrun for a launch in ``folder``.
 
     Forked ranks run our module as a function (``--run-path``); each rank of a cold launch is a new
     interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Static:
     otherwise torchrun orders the nodes by address and process id, and the ranks of a node by that.
     """
-    logs = run_folder / identity.variant / identity.launch / "elastic"
-    how = ["--start-method=fork", "--run-path", str(RANK)] if forked else ["-m", RANK_MODULE]
     one = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
-    where = [*one, f"--log-dir={logs}"] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]
+    log = f"--log-dir={folder / 'elastic'}"
     return [
-        *where,
-        f"--nproc-per-node={identity.world_size // nodes}",
+        *([*one, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
+        f"--nproc-per-node={ranks // nodes}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
         "--redirects=3",
-        *how,
-        str(run_folder),
-        identity.variant,
-        identity.launch,
+        *(["--start-method=fork", "--run-path"] if forked else ["-m"]),
+        program.name,
+        *program.arguments,
     ]
 
 

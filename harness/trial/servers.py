@@ -33,6 +33,9 @@ from harness.trial.processes import NO_TOKEN, TOKEN
 LOST_AFTER = 5.0
 """Seconds after which a rank counts as lost, if it is gone and torchrun still waits for it."""
 
+AGENT = "harness.trial.agent"
+"""The module that runs torchrun."""
+
 SHUTDOWN = 5.0
 """Seconds that a server has to end by itself."""
 
@@ -160,12 +163,21 @@ class OverlayServer:
         return b""
 
     def start(
-        self, folder: Path, environment: Mapping[str, str], arguments: Sequence[str], log: TextIO
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        arguments: Sequence[str],
+        log: TextIO,
+        agent: str = AGENT,
     ) -> ForkedLaunch:
-        """Fork torchrun with these arguments, in ``folder``, with its output in ``log``."""
+        """Fork torchrun with these arguments, in ``folder``, with its output in ``log``.
+
+        ``agent`` is the module whose ``main`` starts the ranks.
+        """
         reports, theirs = os.pipe()
         request = {
             "folder": str(folder),
+            "agent": agent,
             "arguments": list(arguments),
             "token": environment[TOKEN],
             "environment": changes(environment, self.wanted.environment),

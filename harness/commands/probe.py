@@ -1,0 +1,127 @@
+"""run your own training script in several layouts, and compare what it does
+
+    python -m harness probe train.py --batch-size {rows} --accum {k}
+    python -m harness probe --save "--save {dir} --save-at {at}" --resume "--resume {dir}" \\
+        train.py --batch-size {rows} --accum {k}
+    python -m harness probe torchrun --nproc-per-node 8 train.py --batch-size {rows}
+    python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
+
+The script runs unchanged on the CPU: on 1 rank (the reference), on several ranks, with several
+micro-batches, with both, and stopped and resumed. Options before the script are ours, those after
+it are the script's. In those, {rows} is the size of a micro-batch on one rank, {k} the number of
+micro-batches of a step, {dir} a folder for checkpoints, and {at} the step to save at.
+
+exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
+3 no answer. docs/probe.md explains the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness.commands import Arguments
+from harness.errors import UserError
+from harness.files import write_whole, writing
+from harness.installation import refuse_without_torch
+from harness.machine import cache_folder, own_folder
+from harness.probe.layouts import LAYOUTS, Settings
+from harness.probe.questions import Answers, probe
+from harness.probe.report import as_json, as_junit, exit_code, text
+from harness.probe.runs import Runner
+from harness.probe.target import Target, target
+from harness.report import Progress, terminal
+from harness.trial.server_pool import Pool
+
+STANDARD_OUTPUT = "-"
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    words = ["-m", *options.script] if options.m else options.script
+    chosen, settings = target(words), _settings(options)
+    _refuse_blind(chosen, settings)
+    refuse_without_torch("probe")
+    began = time.monotonic()
+    answers = _answers(chosen, settings, options)
+    _write(answers, time.monotonic() - began, options)
+    return exit_code(answers)
+
+
+def _parser() -> Arguments:
+    parser, usual = Arguments(__name__), Settings()
+    number = parser.add_argument
+    number("--rows", type=int, default=usual.rows, help="rows of a step (default: %(default)s)")
+    number("--ranks", type=int, default=usual.ranks, help="(default: %(default)s)")
+    number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
+    number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
+    number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
+    number("--save", default="", metavar="ARGS", help="arguments with which the script saves")
+    number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
+    number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    parser.add_argument(
+        "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
+    )
+    number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
+    number("--timeout", type=float, default=120.0, help="seconds of a layout (default: 120)")
+    number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
+    number("--junitxml", type=Path, metavar="FILE", help="write a test case for each layout")
+    parser.add_argument("-m", action="store_true", help="the script is a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        options.rows,
+        options.ranks,
+        options.k,
+        options.steps,
+        options.at,
+        options.save,
+        options.resume,
+        options.same_rows,
+        tuple(filter(None, options.layouts.split(","))),
+    )
+
+
+def _refuse_blind(chosen: Target, settings: Settings) -> None:
+    """Refuse arguments that are the same in all layouts: such runs could not be compared."""
+    given = " ".join([*chosen.arguments, settings.save, settings.resume])
+    if "{rows}" not in given and not settings.same_rows:
+        raise UserError(
+            "the script must be given {rows}, the size of a micro-batch on one rank: for example "
+            "train.py --batch-size {rows} --accum {k}"
+        )
+
+
+def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
+    console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder, Progress(console) as progress:
+        progress.say(f"probing {chosen.script}")
+        key = hashlib.sha256(options.python.encode()).hexdigest()[:12]
+        extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
+        with Pool() as pool:
+            where = Path(folder), extensions, options.python
+            with Runner(chosen, settings, *where, options.timeout, pool) as runner:
+                return probe(runner, settings)
+
+
+def _write(answers: Answers, seconds: float, options: argparse.Namespace) -> None:
+    console = terminal()
+    if options.json == STANDARD_OUTPUT:
+        console.print(json.dumps(as_json(answers, seconds), indent=1))
+    else:
+        for line in text(answers, seconds):
+            console.print(line)
+    if options.json and options.json != STANDARD_OUTPUT:
+        with writing(Path(options.json), "--json"):
+            write_whole(Path(options.json), json.dumps(as_json(answers, seconds), indent=1) + "\n")
+    if options.junitxml:
+        with writing(options.junitxml, "--junitxml"):
+            write_whole(options.junitxml, as_junit(answers, seconds))

@@ -1,0 +1,95 @@
+"""A layout beside the reference: the first step at which something is not as it is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.errors import Inconclusive
+from harness.probe import numbers
+from harness.probe.layouts import Layout
+from harness.probe.reference import Moment, Reference
+from harness.probe.relations import Broken, broken, several
+from harness.probe.runs import Run
+
+LOG_LINES = 12
+"""How much of the log of a failed rank is shown."""
+
+
+@dataclass
+class Compared:
+    """What the comparison of a layout showed."""
+
+    layout: Layout
+    seconds: float = 0.0
+    step: int | None = None
+    """The first step at which a relation is broken, from 1."""
+    broken: list[Broken] = field(default_factory=list)
+    """In the order of cause and effect."""
+    notes: list[str] = field(default_factory=list)
+    no_answer: str = ""
+    log: str = ""
+    worst: dict[str, float] = field(default_factory=dict)
+    """The largest distances from the reference, in units of the spread of rounding."""
+
+    @property
+    def as_reference(self) -> bool:
+        return not (self.broken or self.no_answer)
+
+
+def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
+    """Compare all steps of a run until one is unlike the reference's."""
+    found = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    if run.failure:
+        return found
+    first = run.layout.first
+    for step in range(min(run.steps, len(reference.steps) - first)):
+        here = [steps[step] for steps in run.ranks]
+        moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
+        if why := _incomparable(moment):
+            found.no_answer = why
+            return found
+        _measure(moment, found.worst)
+        found.broken = broken(moment)
+        if found.broken:
+            found.step = first + step + 1
+            return found
+    if run.steps < len(reference.steps) - first:
+        text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
+        found.broken = [Broken("steps", text)]
+    return found
+
+
+def _incomparable(at: Moment) -> str:
+    """Why a step cannot be compared: the optimizer has shards that nobody can put together."""
+    for one in at.here:
+        for name, gradient in at.right["grad"].items():
+            other = one["grad"].get(name)
+            if other is not None and other.shape != gradient.shape:
+                shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
+                return f"{name} has the shape {shapes}: shards that probe cannot put together"
+        if not set(one["grad"]) & set(at.right["grad"]):
+            names = several(one["grad"]), several(at.right["grad"])
+            return f"the optimizer has {names[0]}; that of the reference has {names[1]}"
+    return ""
+
+
+def _measure(at: Moment, worst: dict[str, float]) -> None:
+    """Note the largest distances: how near to an alarm a right loop comes."""
+    keep = at.reference.certain(at.number)
+    for one in at.here:
+        update = numbers.masked(one["update"], keep)
+        right = numbers.masked(at.right["update"], keep)
+        found = {
+            "gradient": numbers.worst(one["grad"], at.right["grad"], at.spread("grad")),
+            "update": numbers.worst(update, right, at.spread("update")),
+        }
+        for what, times in found.items():
+            worst[what] = max(worst.get(what, 0.0), times)
+
+
+def refuse_unusable(reference: Run) -> None:
+    """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
+    if reference.failure:
+        lines = reference.log.strip().splitlines()[-LOG_LINES:]
+        why = f"the reference, 1 rank, gives no answer: {reference.failure}"
+        raise Inconclusive("\n    | ".join([why, *lines]))

@@ -1,0 +1,124 @@
+"""The layouts that a script is run in, and the further runs that their comparison needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from harness.errors import UserError
+
+RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
+LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME)
+
+SEEDS = (1, 2)
+"""The seeds of the perturbed reference runs: their spread is what rounding does."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose."""
+
+    rows: int = 12
+    """Rows of a step on all ranks; 12 has 2, 3, 4 and 6 as divisors."""
+    ranks: int = 2
+    k: int = 3
+    """Micro-batches of a step. It differs from ``ranks``, so that no two ratios are equal."""
+    steps: int = 4
+    at: int = 2
+    """The step to save at. Two steps follow it: a schedule that is lost shows in the second."""
+    save: str = ""
+    resume: str = ""
+    same_rows: bool = False
+    """Whether all ranks see the same rows, as in tensor parallelism."""
+    layouts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = (1 if self.same_rows else self.ranks) * self.k
+        if self.rows % parts:
+            raise UserError(f"--rows {self.rows} must be a multiple of {parts} (ranks times k)")
+        if not 0 < self.at < self.steps:
+            raise UserError(f"--at {self.at} must be below --steps {self.steps}, and at least 1")
+        if self.ranks < 2 or self.k < 2:
+            raise UserError("--ranks and --k must be at least 2")
+        if unknown := set(self.layouts) - set(LAYOUTS):
+            raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
+        if RESUME in self.layouts and not (self.save and self.resume):
+            raise UserError("the layout resume needs --save and --resume")
+        if bool(self.save) != bool(self.resume):
+            raise UserError("--save and --resume are needed together")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to run the script."""
+
+    name: str
+    kind: str = ""
+    """The layout that the user chooses; empty for the reference and its further runs."""
+    world: int = 1
+    k: int = 1
+    perturb: int | None = None
+    steps: int = 0
+    first: int = 0
+    """The number of steps that the reference took before its first step."""
+    more: str = ""
+    """Further arguments of the script."""
+    after: str = ""
+    """The layout that must have ended before this one starts."""
+    saves: bool = False
+    one_order: bool = False
+    shift: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def resumed(self) -> bool:
+        return self.first > 0
+
+
+SAVING = "saving"
+
+
+def reference(settings: Settings) -> Layout:
+    return Layout("1 rank", steps=settings.steps)
+
+
+def rounding(of: Layout) -> list[Layout]:
+    """Further runs of a layout, in which everything is an ulp away."""
+    from dataclasses import replace
+
+    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n) for n in SEEDS]
+
+
+def compared(settings: Settings) -> list[Layout]:
+    """The layouts that are compared with the reference."""
+    makers = {
+        RANKS: partial(_divided, settings, RANKS, settings.ranks, 1),
+        ACCUMULATION: partial(_divided, settings, ACCUMULATION, 1, settings.k),
+        BOTH: partial(_divided, settings, BOTH, settings.ranks, settings.k),
+        RESUME: partial(_resumed, settings),
+    }
+    return [layout for kind in _chosen(settings) for layout in makers[kind]()]
+
+
+def _chosen(settings: Settings) -> Sequence[str]:
+    wanted = settings.layouts or LAYOUTS
+    return [kind for kind in LAYOUTS if kind in wanted and (kind != RESUME or settings.resume)]
+
+
+def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layout]:
+    ranks = f"{world} ranks" if world > 1 else ""
+    micro = f"{k} micro-batches" if k > 1 else ""
+    name = " x ".join(filter(None, (ranks, micro)))
+    yield Layout(name, kind, world, k, steps=settings.steps)
+
+
+def _resumed(settings: Settings) -> Iterator[Layout]:
+    yield Layout(SAVING, steps=settings.at, more=settings.save, saves=True)
+    yield Layout(
+        "stop and resume",
+        RESUME,
+        steps=settings.steps - settings.at,
+        first=settings.at,
+        more=settings.resume,
+        after=SAVING,
+    )

@@ -1,0 +1,113 @@
+"""Named tensors as vectors: how much of one is in another, and how far rounding moves them.
+
+Rounding is measured, not assumed: the reference runs twice more, with every leaf output, every
+gradient and all weights moved by one ulp of their own type. What is further from the reference than
+``SAFE`` times that spread is another result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Named = Mapping[str, "Tensor"]
+Spread = Mapping[str, float]
+
+SAFE = 16.0
+"""How many times the spread of rounding a result may be from the reference. In 180 runs of loops
+that are right, of nine kinds, the worst was 3.8 times."""
+
+LEAST = 6e-8
+"""The least spread of a tensor, as a part of its norm: half an ulp of fp32."""
+
+LEAST_OF_ALL = 1e-9
+"""The same, as a part of the norm of all tensors: a gradient that is 0 without rounding."""
+
+CERTAIN = 30.0
+"""How many times its spread a value's gradient must be, for its update to be compared: Adam makes
+a whole step of a gradient that is only rounding."""
+
+ELSEWHERE = 0.02
+"""A part of a gradient in another direction that is too large for a mere factor."""
+
+
+class Share(NamedTuple):
+    """How much of a reference is in something."""
+
+    ratio: float
+    aside: float
+    """The part (0 to 1) of it that has another direction than the reference."""
+
+    @property
+    def is_factor(self) -> bool:
+        return self.aside < ELSEWHERE
+
+
+def flat(named: Named, names: Iterable[str], like: Named) -> Tensor:
+    """The tensors of these names in one vector; zeros for those that are missing."""
+    import torch
+
+    found = [named.get(name, torch.zeros_like(like[name])) for name in names]
+    return torch.cat([tensor.double().flatten() for tensor in found])
+
+
+def share(got: Named, right: Named, names: Iterable[str] | None = None) -> Share:
+    """How much of ``right`` is in ``got``, for all tensors of ``right`` or those of ``names``."""
+    chosen = list(right if names is None else names)
+    g, r = flat(got, chosen, right), flat(right, chosen, right)
+    square = float(r @ r)
+    ratio = float(g @ r) / square if square else float("nan")
+    rest = float((g - ratio * r).norm() / g.norm()) if square and bool(g.any()) else 0.0
+    return Share(ratio, rest)
+
+
+def norm(named: Named) -> float:
+    return float(sum(float(tensor.double().norm()) ** 2 for tensor in named.values()) ** 0.5)
+
+
+def distances(got: Named, right: Named) -> dict[str, float]:
+    """By name, how far apart two tensors are; a missing one counts as zeros."""
+    return {
+        name: float((got[name].double() - tensor.double() if name in got else tensor).norm())
+        for name, tensor in right.items()
+    }
+
+
+def spread(perturbed: Sequence[Named], right: Named) -> dict[str, float]:
+    """By name, how far rounding alone moves a tensor."""
+    whole = LEAST_OF_ALL * norm(right)
+    found = [distances(each, right) for each in perturbed]
+    return {
+        name: max([far[name] for far in found] + [LEAST * float(tensor.norm()), whole])
+        for name, tensor in right.items()
+    }
+
+
+def astray(got: Named, right: Named, rounding: Spread) -> dict[str, float]:
+    """By name, how many times the spread a tensor is away, of those that are too far."""
+    far = {n: d / rounding[n] if rounding[n] else float(d > 0) * float("inf")
+           for n, d in distances(got, right).items()}  # fmt: skip
+    return {name: times for name, times in far.items() if not times <= SAFE}
+
+
+def worst(got: Named, right: Named, rounding: Spread) -> float:
+    """The largest distance of all tensors, in units of the spread."""
+    return max(
+        (d / rounding[n] for n, d in distances(got, right).items() if rounding[n]), default=0
+    )
+
+
+def masked(named: Named, keep: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors with zeros where nothing is certain."""
+    return {n: t * keep[n] if n in keep else t for n, t in named.items()}
+
+
+def certain(gradient: Named, rounding: Spread) -> dict[str, Tensor]:
+    """Which values of a gradient are clearly more than rounding."""
+    return {
+        name: tensor.abs() > CERTAIN * rounding[name] / max(tensor.numel(), 1) ** 0.5
+        for name, tensor in gradient.items()
+    }

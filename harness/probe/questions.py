@@ -1,0 +1,181 @@
+"""The order of a probe: run the reference and all layouts, compare them, and add notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from harness.probe.comparison import Compared, compare, refuse_unusable
+from harness.probe.layouts import (
+    ACCUMULATION,
+    BOTH,
+    RANKS,
+    RESUME,
+    Layout,
+    Settings,
+    compared,
+    reference,
+    rounding,
+)
+from harness.probe.reference import Reference
+from harness.probe.relations import Broken
+from harness.probe.runs import Run, Runner
+
+SAMPLES = "samples"
+
+
+@dataclass
+class Answers:
+    """What a probe of a script has found."""
+
+    about: str
+    """The reference, in a line."""
+    layouts: list[Compared] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of each run."""
+    decided: float = 1.0
+    """The share of the values whose updates were compared at the last step."""
+
+
+def probe(runner: Runner, settings: Settings) -> Answers:
+    """Run everything and compare it. Raises Inconclusive if the reference gives no answer."""
+    base = reference(settings)
+    wanted = compared(settings)
+    for layout in (base, *rounding(base), *wanted):
+        runner.start(layout)
+    first = runner.start(base).result()
+    refuse_unusable(first)
+    perturbed = [runner.start(each).result() for each in rounding(base)]
+    right = Reference.of(first, perturbed)
+    answers = Answers(_about(first), decided=right.decided(len(right.steps) - 1))
+    for layout in wanted:
+        run = runner.start(layout).result()
+        answers.seconds[layout.name] = run.seconds
+        if layout.kind:
+            answers.layouts.append(_compared(runner, settings, run, right))
+            answers.notes += _notes(run, right)
+    answers.notes += _notes_on(right, perturbed)
+    answers.not_tested = list(_not_tested(settings, right, answers))
+    return answers
+
+
+def _about(run: Run) -> str:
+    first = run.ranks[0][0]
+    rows, steps = sum(map(len, first["rows"])), len(run.ranks[0])
+    given = f"{rows} rows" if rows else "rows that probe did not see"
+    return f"{steps} steps of {given}, {first['optimizer']}, {len(first['grad'])} parameters"
+
+
+def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) -> Compared:
+    """Compare a layout; once more with every sampler in one order, if it only has another order."""
+    found = compare(run, right, settings.same_rows)
+    if run.layout.resumed or not found.broken or found.broken[0].relation != SAMPLES:
+        return found
+    if again := _again(run, right):
+        first = found.broken[0]
+        found.broken[0] = replace(first, details=(f"in {len(right.steps)} steps {again}",))
+        return found
+    ordered = _in_one_order(runner, settings, run.layout)
+    if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
+        return found
+    ordered.layout = run.layout
+    ordered.notes.append(
+        f"draws another order than the reference ({found.broken[0].text}); none comes twice. It "
+        "was compared again, with every sampler in one order"
+    )
+    return ordered
+
+
+def _begins_with_samples(broken: list[Broken]) -> bool:
+    return bool(broken) and broken[0].relation == SAMPLES
+
+
+def _again(run: Run, right: Reference) -> str:
+    """How many rows come twice, until the reference has seen its first one twice; empty for none.
+
+    The last step before that is left out: at the end of an epoch samplers repeat rows on purpose.
+    """
+    steps = _steps_of_one_epoch(right)
+    seen = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
+    twice = len(seen) - len(set(seen))
+    return f"{twice} of {len(seen)} rows come again" if twice else ""
+
+
+def _steps_of_one_epoch(right: Reference) -> int:
+    known: set[str] = set()
+    for number, step in enumerate(right.steps):
+        rows = [row for micro in step["rows"] for row in micro]
+        if known & set(rows) or len(set(rows)) < len(rows):
+            return max(number - 1, 0)
+        known |= set(rows)
+    return len(right.steps)
+
+
+def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
+    """The layout compared with a reference, both with samplers that draw the same order."""
+    base = _ordered(reference(settings))
+    runs = [runner.start(each) for each in (base, *rounding(base), _ordered(layout))]
+    first, *perturbed, run = (each.result() for each in runs)
+    if first.failure:
+        return None
+    return compare(run, Reference.of(first, perturbed), settings.same_rows)
+
+
+def _ordered(layout: Layout) -> Layout:
+    return replace(layout, name=f"{layout.name}, in one order", one_order=True)
+
+
+def _notes(run: Run, right: Reference) -> Iterator[str]:
+    """What is worth a look, and is not wrong by itself."""
+    if run.failure:
+        return
+    drops = [steps[0]["drops"] for steps in run.ranks]
+    if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
+        yield f"{run.layout.name}: dropout draws the same numbers on all ranks, for unlike rows"
+    if run.layout.resumed and run.layout.first < len(right.steps):
+        before = right.steps[run.layout.first]["drops"]
+        if before and drops[0] != before:
+            yield "after the resume, dropout draws other numbers than without the stop"
+
+
+def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
+    yield from right.steps[0]["unlike"]
+    if shims := right.steps[0]["shims"]:
+        yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
+    if any(run.failure for run in perturbed):
+        yield "a perturbed reference run gave no answer: tolerances may be too small"
+    if right.steps[0]["stale"]:
+        yield "the reference begins with gradients: something was differentiated before its loop"
+    if any(step["stale"] for step in right.steps[1:]):
+        yield "the reference itself has gradients left from the step before: is zero_grad missing?"
+
+
+ALWAYS = (
+    "faults that every layout has, as all are compared with the reference",
+    "dropout (switched off while probing), evaluation, and collectives of GPUs",
+)
+
+
+def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Iterator[str]:
+    """What the answers say nothing about."""
+    kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
+    names = {
+        RANKS: "several ranks",
+        ACCUMULATION: "accumulated micro-batches",
+        BOTH: "ranks together with micro-batches",
+        RESUME: "stop and resume",
+    }
+    for kind, name in names.items():
+        if kind not in kinds:
+            how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
+            yield name + how
+    if not any(right.steps[0]["rows"]):
+        yield "samples: no module with parameters was called with them"
+    if answers.decided < 0.99:
+        yield (
+            f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
+            "than rounding"
+        )
+    yield from ALWAYS

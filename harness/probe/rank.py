@@ -1,0 +1,75 @@
+"""A rank of a layout: runs the user's script as it is, with a ``Watch`` that records its steps."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+from harness.probe.assignment import Assignment
+from harness.probe.watch import Watch
+from harness.trial import supervisor
+
+PEER_GRACE = 20
+"""Seconds that a rank which has taken its steps waits for the others to take theirs."""
+
+
+def main(folder: Path) -> None:
+    """Run the script until it has taken its steps, or has ended."""
+    told = Assignment(**json.loads((folder / "assignment.json").read_text()))
+    os.chdir(told.cwd)
+    _set_up_process()
+    importlib.import_module(told.imports)  # unless this process was forked with it
+    watch = Watch(told, lambda steps: _leave(folder, steps))
+    watch.install()
+    _run(told)
+    _leave(folder, watch.steps)
+
+
+def _set_up_process() -> None:
+    """Undo what a forked process has inherited: signals end a rank at once."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    supervisor.end_with_parent()
+    supervisor.set_name(f"rank {os.environ['RANK']}")
+
+
+def _run(told: Assignment) -> None:
+    """Run the script or the module, as Python itself would."""
+    sys.argv = [told.script, *told.arguments]
+    try:
+        if told.module:
+            sys.path.insert(0, told.cwd)
+            runpy.run_module(told.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(told.script).resolve().parent))
+            runpy.run_path(told.script, run_name="__main__")
+    except SystemExit as left:
+        if left.code:
+            raise
+
+
+def _leave(folder: Path, steps: list[dict[str, object]]) -> None:
+    """Write the steps down and end, when all ranks have got here: no teardown is needed."""
+    import torch
+
+    file = folder / f"rank{os.environ['RANK']}.pt"
+    torch.save(steps, file.with_suffix(".part"))
+    file.with_suffix(".part").rename(file)
+    deadline = time.monotonic() + PEER_GRACE
+    while time.monotonic() < deadline:
+        if len(list(folder.glob("rank*.pt"))) >= int(os.environ["WORLD_SIZE"]):
+            break
+        time.sleep(0.005)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,241 @@
+"""The relations that hold between a right loop's layouts, each defined once.
+
+``RELATIONS`` has them in the order of cause and effect: the first that is broken at the first step
+where any is broken is what a report names, as the others follow from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.facts.numbers import near
+from harness.probe import numbers
+from harness.probe.numbers import Named, Share
+from harness.probe.parts import made_of
+from harness.probe.ratios import meaning, times
+from harness.probe.reference import Moment
+
+RATE_SHARE = 1e-6
+"""How far (as a fraction) a learning rate may be from the reference's."""
+
+SHOWN = 3
+"""Names that a message lists."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A relation that does not hold at a step."""
+
+    relation: str
+    text: str
+    ratio: float | None = None
+    """How much of the reference there is, where that is one number."""
+    meaning: str = ""
+    """What the ratio says."""
+    parameters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    details: tuple[str, ...] = field(default=())
+
+
+def weights(at: Moment) -> Broken | None:
+    """Every rank begins with the reference's weights; after a resume, with those of that step."""
+    if not at.first:
+        return None
+    right, rounding = at.right["before"], at.spread("before")
+    off = {r: numbers.astray(one["before"], right, rounding) for r, one in enumerate(at.here)}
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    names = tuple(dict.fromkeys(name for found in off.values() for name in found))
+    begins = "goes on with" if at.layout.resumed else "begins with"
+    text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
+    return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def optimizer(at: Moment) -> Broken | None:
+    """After a resume, the optimizer has the state that it had."""
+    right = at.right.get("state")
+    if not (at.first and at.layout.resumed and right):
+        return None
+    rounding = at.spread("state")
+    off = numbers.astray(at.here[0]["state"], right, rounding)
+    if not off:
+        return None
+    lost = [name for name in right if name not in at.here[0]["state"]]
+    how = "has no state" if len(lost) == len(right) else f"has another state: {several(off)}"
+    return Broken("optimizer", f"the optimizer {how}", parameters=tuple(off))
+
+
+def samples(at: Moment) -> Broken | None:
+    """All ranks and micro-batches together see the rows of the reference's step."""
+    ranks = at.here[:1] if at.same_rows else at.here
+    seen = [row for one in ranks for micro in one["rows"] for row in micro]
+    want = [row for micro in at.right["rows"] for row in micro]
+    missing = Counter(want) - Counter(seen)
+    if Counter(seen) == Counter(want):
+        return None
+    text = (
+        f"{len(seen)} rows, {len(set(seen))} of them distinct; the reference has {len(want)}, and "
+        f"{sum(missing.values())} of its rows are missing"
+    )
+    return Broken("samples", text)
+
+
+def stale(at: Moment) -> Broken | None:
+    """A step begins without gradients."""
+    ranks = tuple(rank for rank, one in enumerate(at.here) if one["stale"])
+    if not ranks:
+        return None
+    size = max(one["stale"] for one in at.here)
+    text = (
+        f"gradients of norm {size:.3g} were there before the first backward of a step: zero_grad "
+        "is missing or comes too late"
+    )
+    return Broken("stale gradients", text, ranks=ranks)
+
+
+def loss(at: Moment) -> Broken | None:
+    """The mean of the ranks' losses is the reference's."""
+    right = at.reference.loss(at.number)
+    found = sum(sum(one["losses"]) for one in at.here) / len(at.here)
+    if near(found, right, within=numbers.SAFE * at.reference.loss_spread(at.number)):
+        return None
+    ratio = found / right if right else float("nan")
+    text = f"{found:.6g}; the reference has {right:.6g}: {_times(at, ratio)}"
+    return Broken("loss", text, ratio, meaning(ratio, at.layout.world, at.layout.k))
+
+
+def gradient(at: Moment) -> Broken | None:
+    """Every rank has the reference's gradient, before clipping if there is any."""
+    return _gradient(at, "raw" if at.clipping else "grad", "gradient")
+
+
+def clipped(at: Moment) -> Broken | None:
+    """What the optimizer gets after clipping is what it gets in the reference."""
+    return _gradient(at, "grad", "clipped gradient") if at.clipping else None
+
+
+def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
+    right, rounding = at.right[what], at.spread(what)
+    off = {rank: numbers.astray(one[what], right, rounding) for rank, one in enumerate(at.here)}
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    rank, names = next(iter(off.items()))
+    got = at.here[rank][what]
+    found = numbers.share(got, right)
+    details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
+    if what == "grad" and not at.clipping and not any(details):
+        details.append(made_of(at, rank))
+    if at.right["clips"] or at.here[0]["clips"]:
+        details.append(_clips(at))
+    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    return Broken(
+        relation,
+        f"{several_ranks(off)}: {_described(at, found)} the reference's",
+        found.ratio,
+        said,
+        tuple(names),
+        tuple(off),
+        tuple(filter(None, details)),
+    )
+
+
+def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: Share) -> str:
+    """Which parameters are wrong, if others are right."""
+    off = list(off)
+    if len(off) == len(right) or whole.aside < 1e-3:
+        return ""
+    each = [f"{n} {_described(at, numbers.share(got, right, [n]))}" for n in off[:SHOWN]]
+    more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
+
+
+def _unlike_ranks(at: Moment, what: str) -> str:
+    """Whether the ranks have gradients of their own, and what their mean is."""
+    if at.layout.world == 1:
+        return ""
+    right, rounding = at.right[what], at.spread(what)
+    first, *others = (one[what] for one in at.here)
+    if not any(numbers.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
+               for other in others):  # fmt: skip
+        return ""
+    total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
+    mean = numbers.share({n: t / at.layout.world for n, t in total.items()}, right)
+    told = "the ranks have unlike gradients"
+    if mean.is_factor:
+        told += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
+    return told
+
+
+def _clips(at: Moment) -> str:
+    here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
+    there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
+    counts = len(at.here[0]["clips"]), len(at.right["clips"])
+    told = f"clipping saw the norm {here} (by rank), in the reference {there}"
+    return told if counts[0] == counts[1] else f"{told}; {counts[0]} times a step, not {counts[1]}"
+
+
+def rate(at: Moment) -> Broken | None:
+    """The learning rate is the reference's."""
+    right = at.right["lr"]
+    for rank, one in enumerate(at.here):
+        pairs = list(zip(one["lr"], right, strict=False))
+        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(one["lr"]) == len(right):
+            continue
+        got, want = next(((a, b) for a, b in pairs if a != b), (one["lr"], right))
+        return Broken("learning rate", f"{got}; the reference has {want}", ranks=(rank,))
+    return None
+
+
+def update(at: Moment) -> Broken | None:
+    """Every rank's weights go as far as the reference's, where that is more than rounding."""
+    keep = at.reference.certain(at.number)
+    right, rounding = numbers.masked(at.right["update"], keep), at.spread("update")
+    off = {
+        rank: numbers.astray(numbers.masked(one["update"], keep), right, rounding)
+        for rank, one in enumerate(at.here)
+    }
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    rank, names = next(iter(off.items()))
+    found = numbers.share(at.here[rank]["update"], at.right["update"])
+    text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
+    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    return Broken("update", text, found.ratio, said, tuple(names), tuple(off))
+
+
+RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+
+
+def broken(at: Moment) -> list[Broken]:
+    """The relations that do not hold at a step.
+
+    How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
+    """
+    found = [one for relation in RELATIONS if (one := relation(at)) is not None]
+    return [] if [one.relation for one in found] == ["loss"] else found
+
+
+def _described(at: Moment, found: Share) -> str:
+    if found.is_factor:
+        return _times(at, found.ratio)
+    return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
+
+
+def _times(at: Moment, ratio: float) -> str:
+    return times(ratio, at.layout.world, at.layout.k)
+
+
+def several(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def several_ranks(ranks: Iterable[int]) -> str:
+    ranks = list(ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

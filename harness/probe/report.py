@@ -1,0 +1,127 @@
+"""The answers of a probe as text, JSON and JUnit's XML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from harness.errors import ExitCode
+from harness.facts.numbers import named
+from harness.probe.comparison import LOG_LINES, Compared
+from harness.probe.questions import Answers
+
+WIDTH = 26
+
+
+def exit_code(answers: Answers) -> int:
+    """1 if a relation is broken, otherwise 3 if a layout gave no answer; 0 only if all did."""
+    if any(found.broken for found in answers.layouts):
+        return ExitCode.NOT_AS_EXPECTED
+    unclear = not answers.layouts or any(found.no_answer for found in answers.layouts)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
+
+
+def text(answers: Answers, seconds: float) -> Iterator[str]:
+    """The lines of the report."""
+    yield f"{'reference: 1 rank':{WIDTH}}  {answers.about}"
+    told: set[tuple[str, ...]] = set()
+    for found in answers.layouts:
+        yield from _layout(found, told)
+    for note in answers.notes:
+        yield f"note: {note}"
+    yield "not tested:"
+    yield from (f"    {what}" for what in answers.not_tested)
+    yield f"{seconds:.1f} s"
+
+
+def _layout(found: Compared, told: set[tuple[str, ...]]) -> Iterator[str]:
+    """The lines about a layout; shorter if an earlier one has the same fault."""
+    name = f"{found.layout.name:{WIDTH}}"
+    if found.no_answer:
+        yield f"{name}  NO ANSWER: {found.no_answer}"
+        yield from (f"    | {line}" for line in found.log.strip().splitlines()[-LOG_LINES:])
+    elif not found.broken:
+        yield f"{name}  as the reference  ({found.seconds:.1f} s)"
+    else:
+        first, *others = found.broken
+        step = f" at step {found.step}" if found.step else ""
+        yield f"{name}  BROKEN{step}: {first.relation}  ({found.seconds:.1f} s)"
+        fault = (first.relation, first.meaning, *first.parameters)
+        yield f"    {first.text}" + (", as above" if fault in told else "")
+        if fault not in told:
+            yield from (f"    {detail}" for detail in first.details)
+        told.add(fault)
+        if others:
+            yield f"    and as a result: {', '.join(each.relation for each in others)}"
+    yield from (f"    note: {note}" for note in found.notes)
+
+
+def as_json(answers: Answers, seconds: float) -> dict[str, Any]:
+    """The answers for programs; docs/probe.md describes the keys."""
+    return {
+        "exit_code": exit_code(answers),
+        "reference": answers.about,
+        "layouts": [_layout_json(found) for found in answers.layouts],
+        "notes": answers.notes,
+        "not_tested": answers.not_tested,
+        "updates_compared": answers.decided,
+        "seconds": round(seconds, 2),
+    }
+
+
+def _layout_json(found: Compared) -> dict[str, Any]:
+    broken = [{**asdict(one), "ratio": _number(one.ratio)} for one in found.broken]
+    return {
+        "name": found.layout.name,
+        "kind": found.layout.kind,
+        "ranks": found.layout.world,
+        "micro_batches": found.layout.k,
+        "status": status(found),
+        "step": found.step,
+        "broken": broken,
+        "notes": found.notes,
+        "no_answer": found.no_answer or None,
+        "spreads": {what: _number(times) for what, times in found.worst.items()},
+        "seconds": round(found.seconds, 2),
+    }
+
+
+def status(found: Compared) -> str:
+    if found.no_answer:
+        return "no answer"
+    return "broken" if found.broken else "as the reference"
+
+
+def _number(value: float | None) -> float | str | None:
+    return None if value is None else named(value)
+
+
+def as_junit(answers: Answers, seconds: float) -> str:
+    """A test case for each layout: a broken relation fails it, no answer is an error."""
+    states = [status(found) for found in answers.layouts]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="probe",
+        tests=str(len(states)),
+        failures=str(states.count("broken")),
+        errors=str(states.count("no answer")),
+        time=f"{seconds:.2f}",
+    )
+    for found in answers.layouts:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="probe",
+            name=found.layout.name,
+            time=f"{found.seconds:.2f}",
+        )
+        if found.no_answer:
+            ElementTree.SubElement(case, "error", message=found.no_answer).text = found.log
+        elif found.broken:
+            first = found.broken[0]
+            message = f"{first.relation} at step {found.step}: {first.text}"
+            lines = (f"{one.relation}: {one.text}" for one in found.broken)
+            ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

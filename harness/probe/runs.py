@@ -1,0 +1,250 @@
+"""Runs a script in a layout: forked ranks under a deadline, and the steps that they recorded."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Container, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from harness.files import ROOT, write_whole, writing
+from harness.machine import cores
+from harness.probe.assignment import Assignment
+from harness.probe.layouts import Layout, Settings
+from harness.probe.shims import SHIMMED
+from harness.probe.target import Target
+from harness.spec import Lane
+from harness.trial.launch import RankSettings, rank_environment, supervise
+from harness.trial.records import Exit
+from harness.trial.server_pool import Pool
+from harness.trial.servers import OverlayServer, Wanted
+
+AGENT = "harness.probe.agent"
+MOST_AT_ONCE = 4
+"""Layouts that run side by side: each rank has its own copy of the model."""
+
+EARLY = (AGENT, "harness.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
+"""What ranks import whatever the script is."""
+
+LATE = {
+    "accelerate": ("datasets",),
+    "transformers": ("accelerate", "datasets"),
+    "deepspeed": ("torch._dynamo.testing", "torch._inductor.codecache"),
+}
+"""What packages import only while they train, and takes a second."""
+
+ENVIRONMENT = {
+    "ACCELERATE_USE_CPU": "true",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
+    "TOKENIZERS_PARALLELISM": "false",  # tokenizers warn in every forked process
+    "WANDB_MODE": "disabled",
+}
+
+Step = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """What a layout did."""
+
+    layout: Layout
+    ranks: list[list[Step]]
+    """The steps of each rank; empty without an answer."""
+    seconds: float = 0.0
+    failure: str = ""
+    """Why there is no answer."""
+    log: str = ""
+    """The end of what the failing rank wrote."""
+
+    @property
+    def steps(self) -> int:
+        """The steps that every rank took."""
+        return min(map(len, self.ranks), default=0)
+
+
+@dataclass
+class Runner:
+    """Runs layouts of one script, several at once. A context: at its end no process is left."""
+
+    target: Target
+    settings: Settings
+    folder: Path
+    """For everything that is recorded; temporary."""
+    extensions: Path
+    python: str
+    timeout: float
+    """Seconds for one layout."""
+    pool: Pool
+    """The server with the script's imports."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _runs: dict[str, Future[Run]] = field(default_factory=dict)
+
+    def __enter__(self) -> Runner:
+        self._workers = ThreadPoolExecutor(min(cores(), MOST_AT_ONCE), "probe")
+        self._imports = self._write_imports()
+        self._server()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._workers.shutdown(cancel_futures=True)
+
+    def start(self, layout: Layout) -> Future[Run]:
+        """Begin to run a layout, or find the run that has the same name."""
+        if layout.name not in self._runs:
+            before = self._runs.get(layout.after)
+            self._runs[layout.name] = self._workers.submit(self._run, layout, before)
+        return self._runs[layout.name]
+
+    def _run(self, layout: Layout, before: Future[Run] | None) -> Run:
+        if before is not None and (failed := before.result()).failure:
+            return Run(layout, [], failure=f"{failed.layout.name}: {failed.failure}")
+        folder = self.folder / layout.name.replace(" ", "_").replace(",", "")
+        folder.mkdir()
+        self._assign(layout, folder)
+        ended = supervise(
+            folder,
+            [str(folder), str(layout.world)],
+            self._environment,
+            partial(self._server().start, agent=AGENT),
+            ranks=layout.world,
+            timeout=self.timeout,
+            tick=self._tick,
+        )
+        return self._read(layout, folder, ended)
+
+    def _assign(self, layout: Layout, folder: Path) -> None:
+        """Write down what the ranks are to do."""
+        import torch
+
+        settings, shift = self.settings, ""
+        if layout.shift:
+            shift = str(folder / "shift.pt")
+            torch.save(dict(layout.shift), shift)
+        own = self.folder / "checkpoint" if layout.saves or layout.resumed else folder / "files"
+        own.mkdir(exist_ok=True)
+        divided = layout.k * (1 if settings.same_rows else layout.world)
+        values = {"rows": settings.rows // divided, "k": layout.k, "dir": own, "at": settings.at}
+        told = Assignment(
+            self.target.script,
+            self.target.module,
+            self.target.filled(values, layout.more),
+            os.getcwd(),
+            self._imports,
+            layout.steps,
+            keep=[0] if layout.resumed or layout.saves else [0, settings.at],
+            saves=layout.saves,
+            perturb=layout.perturb,
+            one_order=layout.one_order,
+            shift=shift,
+        )
+        (folder / "assignment.json").write_text(json.dumps(asdict(told)))
+
+    def _tick(self) -> None:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+
+    def _server(self) -> OverlayServer:
+        wanted = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)
+        return self.pool.server(wanted)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """That of ranks, with the user's own path for imports."""
+        ours = rank_environment(RankSettings(Lane.CPU, ROOT, self.extensions, 1, self.python))
+        path = ours["PYTHONPATH"], os.environ.get("PYTHONPATH", ""), str(self.extensions)
+        return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+    def _write_imports(self) -> str:
+        """Write a module with what the script imports from packages, and return its name: one
+        process imports it, and all ranks are forked from that."""
+        source, beside = _source(self.target), {"__future__"}
+        script = source.read_text(errors="replace") if source else ""
+        if source is not None:
+            beside |= {path.stem for path in source.parent.iterdir()}
+        words = " ".join([script, *self.target.arguments])
+        named = [name for name in SHIMMED if name in words]
+        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{Lane.CPU}')"]
+        late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
+        lines += imports("\n".join([script, *late]), beside)
+        text = "\n".join(lines) + "\n"
+        name = f"imports_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        with writing(self.extensions, "HARNESS_CACHE"):
+            self.extensions.mkdir(parents=True, exist_ok=True)
+            write_whole(self.extensions / f"{name}.py", text)
+        return name
+
+    def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
+        """What the ranks of a launch have recorded."""
+        import torch
+
+        failure, log = _failure(ended, self.timeout), ""
+        ranks = []
+        if failure:
+            for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
+                lock.unlink(missing_ok=True)
+            log = _log(folder, ended)
+        else:
+            files = [folder / f"rank{n}.pt" for n in range(layout.world)]
+            ranks = [torch.load(file, weights_only=True) for file in files]
+            if not min(map(len, ranks)):
+                failure, log = "took no step of an optimizer of torch", _log(folder, ended)
+                ranks = []
+        if not layout.saves and not failure:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Run(layout, ranks, ended.seconds, failure, log)
+
+
+def _failure(ended: Exit, timeout: float) -> str:
+    if ended.timed_out:
+        return f"did not end within {timeout:.0f} s, and was ended"
+    if ended.failure:
+        return f"rank {ended.failure['rank']}: {ended.failure['message']}"
+    return f"ended with exit code {ended.code}" if ended.code else ""
+
+
+def _log(folder: Path, ended: Exit) -> str:
+    """The end of the log of the rank that failed."""
+    rank = (ended.failure or {}).get("rank", 0)
+    with suppress(OSError):
+        return (folder / "logs" / f"rank_{rank}" / "stderr.log").read_text(errors="replace")[-3000:]
+    return ""
+
+
+def _source(target: Target) -> Path | None:
+    """The file of a script, or of a module that can be found."""
+    if not target.module:
+        return Path(target.script)
+    with suppress(ImportError, ValueError):
+        found = find_spec(target.script)
+        if found is not None and found.origin:
+            return Path(found.origin)
+    return None
+
+
+def imports(source: str, without: Container[str]) -> Iterator[str]:
+    """The imports at the top level of a script, each of which may fail; not those elsewhere, which
+    may never happen, and not those of modules in ``without``."""
+    try:
+        nodes = ast.parse(source).body
+    except SyntaxError:
+        return  # the reference will say so
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        if not any(name.partition(".")[0] in without for name in names):
+            yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"

@@ -1,0 +1,79 @@
+"""Which samples a model was given, told by their content; and one order for all samplers."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
+"""Where code that draws the order of a dataset is."""
+
+
+def digest(tensor: Any) -> str:
+    """A short name for the content of a tensor."""
+    return hashlib.md5(tensor.numpy().tobytes(), usedforsecurity=False).hexdigest()[:10]
+
+
+def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
+    """A digest of each row of a batch, without its padding.
+
+    Text is told by its ``input_ids``, anything else by the tensor with the most numbers in a row.
+    Rows that are packed into one are taken apart where ``position_ids`` begin again.
+    """
+    tensors = dict(_tensors(arguments, named))
+    if not tensors:
+        return []
+    ids = tensors.get("input_ids")
+    if ids is None or not ids.dim():
+        found = max(tensors.values(), key=lambda t: t[0].numel() if len(t) else 0)
+        return [digest(_unpadded(row)) for row in found]
+    mask, positions = tensors.get("attention_mask"), tensors.get("position_ids")
+    if mask is not None and mask.shape == ids.shape:
+        return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
+    if positions is not None and positions.shape == ids.shape and len(ids) == 1:
+        starts = (positions[0] == 0).nonzero().flatten().tolist()
+        return [digest(part) for part in ids[0].tensor_split(starts)[1:]]
+    return [digest(_unpadded(row)) for row in ids]
+
+
+def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors of a call, by name where they have one, on the CPU and readable by numpy."""
+    import torch
+
+    for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *named.items()]:
+        if isinstance(value, torch.Tensor) and value.dim():
+            value = value.detach().cpu()
+            yield name, value.float() if value.is_floating_point() else value
+        elif isinstance(value, Mapping):
+            yield from _tensors((), value)
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value, {})
+
+
+def _unpadded(row: Any) -> Any:
+    """The row without a run of equal whole numbers at either end, of which one is left."""
+    row = row.flatten()
+    if row.is_floating_point() or not len(row):
+        return row.contiguous()
+    for _ in range(2):
+        other = (row != row[-1]).nonzero()
+        row = row[: int(other[-1]) + 2 if len(other) else 1].flip(0)
+    return row.contiguous()
+
+
+def draw_one_order() -> None:
+    """Have every sampler draw the same order, whatever its generator: one for each epoch."""
+    import torch
+
+    randperm, epochs = torch.randperm, dict[int, int]()
+
+    def drawn(count: int, *arguments: Any, **named: Any) -> Any:
+        file = sys._getframe(1).f_code.co_filename
+        if not any(part in file for part in SAMPLERS):
+            return randperm(count, *arguments, **named)
+        epochs[count] = epochs.get(count, -1) + 1
+        return randperm(count, generator=torch.Generator().manual_seed(epochs[count]))
+
+    torch.randperm = drawn  # type: ignore[assignment]

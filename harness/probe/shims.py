@@ -1,0 +1,30 @@
+"""The harness's shims for the packages that a script uses: DeepSpeed needs some to run on a CPU.
+
+Imported by ranks, and by the process that they are forked from.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from harness.spec import Lane
+from harness.upstream import shims
+
+SHIMMED = ("deepspeed",)
+"""The packages whose shims a probe uses; those of others are about scenarios."""
+
+installed: list[str] = []
+"""The shims of this process."""
+
+
+def install(packages: list[str], lane: str) -> None:
+    """Install the shims that the installed releases of these packages need."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    shims.install(points)
+    installed.extend(points)

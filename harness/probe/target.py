@@ -1,0 +1,99 @@
+"""The user's command line: taken apart into a script and its arguments, and filled in.
+
+What starts ranks (torchrun, accelerate launch, deepspeed) is left out, as each layout has its own
+number of ranks.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UserError
+
+PLACEHOLDERS = ("rows", "k", "dir", "at")
+
+FLAGS = {
+    "torchrun": {
+        "standalone", "no-python", "run-path", "virtual-local-rank", "no_python", "run_path",
+    },
+    "accelerate": {
+        "cpu", "multi_gpu", "multi-gpu", "tpu", "use_deepspeed", "use-deepspeed", "use_fsdp",
+        "use-fsdp", "use_megatron_lm", "debug", "quiet", "no_python", "use_xpu", "ipex", "m",
+        "module", "same_network",
+    },
+    "deepspeed": {"no_python", "no_local_rank", "no_ssh", "force_multi", "enable_each_rank_log"},
+    "python": {"u", "O", "B", "E", "I", "s", "S", "v", "q"},
+}  # fmt: skip
+"""The options of each launcher that take no value."""
+
+IGNORED = {"use_deepspeed", "use_fsdp", "config_file", "use_megatron_lm", "dynamo_backend"}
+"""Options of ``accelerate launch`` that change what a script does, and that a probe cannot obey."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A script, or a module, and its arguments with placeholders."""
+
+    script: str
+    arguments: tuple[str, ...]
+    module: bool = False
+
+    def filled(self, values: Mapping[str, object], more: str = "") -> list[str]:
+        """The arguments, and ``more`` ones, without placeholders. Other braces are left alone."""
+        return [_filled(word, values) for word in (*self.arguments, *shlex.split(more))]
+
+
+def _filled(word: str, values: Mapping[str, object]) -> str:
+    for name in PLACEHOLDERS:
+        word = word.replace(f"{{{name}}}", str(values[name]))
+    return word
+
+
+def target(words: Sequence[str]) -> Target:
+    """The script and its arguments; raises UserError if there is none, or it does not exist."""
+    words, launcher = _without_launcher(list(words))
+    words, module = _without_options(words, launcher)
+    if not words:
+        raise UserError("name a script: python -m harness probe train.py --batch-size {rows}")
+    script, *arguments = words
+    if not module and not Path(script).is_file():
+        raise UserError(f"there is no script {script}")
+    return Target(script, tuple(arguments), module)
+
+
+def _without_launcher(words: list[str]) -> tuple[list[str], str]:
+    """The words after the launcher, and its name; ``python`` if there is none."""
+    name = Path(words[0]).name if words else ""
+    if words[:1] == ["accelerate"] and words[1:2] == ["launch"]:
+        return words[2:], "accelerate"
+    if name in ("torchrun", "deepspeed"):
+        return words[1:], name
+    if name.startswith("python") and not name.endswith(".py"):
+        if words[1:3] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
+            return words[3:], "torchrun"
+        if words[1:3] == ["-m", "accelerate.commands.launch"]:
+            return words[3:], "accelerate"
+        return words[1:], "python"
+    return words, "python"
+
+
+def _without_options(words: list[str], launcher: str) -> tuple[list[str], bool]:
+    """The words from the script on, and whether it is a module."""
+    module = False
+    while words and words[0].startswith("-"):
+        name, given, _ = words.pop(0).lstrip("-").partition("=")
+        if name in ("m", "module"):
+            module = True
+            if launcher == "python":
+                break
+        elif launcher == "accelerate" and name in IGNORED:
+            raise UserError(
+                f"--{name} of accelerate launch changes what the script does, and is not obeyed: "
+                "configure that in the script for the test"
+            )
+        elif not given and name not in FLAGS[launcher]:
+            words[:1] = []
+    return words, module

@@ -1,0 +1,109 @@
+"""The parameters of a model as one process would have them, whatever holds them in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What wrappers add to the names of parameters."""
+
+
+def full(tensor: Any) -> Any:
+    """A copy of the complete tensor on the CPU, in fp32 or fp64; a collective for a DTensor."""
+    import torch
+
+    tensor = tensor.detach()
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    dtype = torch.float64 if whole.dtype == torch.float64 else torch.float32
+    return whole.to("cpu", dtype, copy=True)
+
+
+def local(tensor: Any) -> Any:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def plain(name: str) -> str:
+    """The name of a parameter without those of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def is_deepspeed(module: Any) -> bool:
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
+
+
+class Optimized:
+    """What an optimizer of torch updates, by the names that the model has for it."""
+
+    def __init__(self, optimizer: Any, names: dict[int, str]) -> None:
+        self.groups = optimizer.param_groups
+        self.kind = type(optimizer).__name__
+        self._optimizer, self._names = optimizer, names
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        parameters = (p for group in self.groups for p in group["params"])
+        for number, parameter in enumerate(parameters):
+            yield self._names.get(id(parameter), f"parameter {number}"), parameter
+
+    def gradients(self) -> dict[str, Any]:
+        return {name: full(p.grad) for name, p in self._named() if p.grad is not None}
+
+    def weights(self) -> dict[str, Any]:
+        return {name: full(p) for name, p in self._named()}
+
+    def state(self) -> dict[str, Any]:
+        """The tensors of the optimizer's state: moments and counts of steps."""
+        import torch
+
+        return {
+            f"{name} {key}": full(value)
+            for name, parameter in self._named()
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, torch.Tensor)
+        }
+
+    def eps(self) -> dict[str, float]:
+        """One ulp of 1 in the type of each parameter."""
+        import torch
+
+        return {name: torch.finfo(p.dtype).eps for name, p in self._named()}
+
+
+class Engine:
+    """The same for DeepSpeed's engine, whose optimizers have flat shards."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.groups = engine.optimizer.param_groups
+        self.kind = type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._engine.module.named_parameters():
+            if parameter.requires_grad:
+                yield plain(name), parameter
+
+    def gradients(self) -> dict[str, Any]:
+        found = {name: self._gradient(p) for name, p in self._named()}
+        return {name: full(gradient) for name, gradient in found.items() if gradient is not None}
+
+    def _gradient(self, parameter: Any) -> Any:
+        from deepspeed.utils import safe_get_full_grad
+
+        if hasattr(parameter, "_hp_mapping"):
+            return parameter.get_full_hp_grad()
+        return safe_get_full_grad(parameter)
+
+    def weights(self) -> dict[str, Any]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        whole = {name: (safe_get_full_fp32_param(p), p) for name, p in self._named()}
+        return {name: full(p if master is None else master) for name, (master, p) in whole.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def eps(self) -> dict[str, float]:
+        import torch
+
+        return {name: torch.finfo(torch.float32).eps for name, _ in self._named()}

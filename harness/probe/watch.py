@@ -1,0 +1,295 @@
+"""In a rank of a probed training: records what each step does, without a line in the script.
+
+All of it goes through hooks that are torch's own, or global: the optimizer's step, the call of a
+module, ``Tensor.backward``, clipping and dropout. Dropout is switched off, but still draws its
+random numbers: otherwise no two layouts could be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from harness.probe import shims
+from harness.probe.assignment import Assignment
+from harness.probe.samples import digest, draw_one_order, rows
+from harness.probe.tensors import Engine, Optimized, full, is_deepspeed, local, plain
+from harness.probe.unlike import unlike_by_design
+
+Step = dict[str, Any]
+
+PARTS_UP_TO = 2_000_000
+"""Parameters of the largest model of which each micro-batch's own gradient is kept."""
+
+
+class Watch:
+    """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
+
+    def __init__(self, told: Assignment, done: Callable[[list[Step]], None]) -> None:
+        import torch
+
+        self.told, self.done = told, done
+        self.steps: list[Step] = []
+        self.root: Any = None
+        self.names: dict[int, str] = {}
+        self.engine: Engine | None = None
+        self.noise: Any = None
+        if told.perturb is not None:
+            self.noise = torch.Generator().manual_seed(told.perturb)
+        self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to record a step."""
+        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0}
+        self.now |= {"clips": [], "raw": None, "drops": [], "rng": None}
+
+    # -- hooks --
+
+    def install(self) -> None:
+        """Put the hooks in place, before anything of the script runs."""
+        import torch
+        from torch.nn import functional
+        from torch.optim import optimizer
+
+        called = torch.nn.Module.__call__
+
+        @functools.wraps(called)
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            return self._call(called, module, arguments, named)
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
+        _replace(torch.nn.utils.clip_grad_norm_, self._clip)
+        _replace(functional.dropout, self._dropout)
+        _replace(functional.scaled_dot_product_attention, self._attention)
+        if self.told.one_order:
+            draw_one_order()
+
+    def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
+        """A module's call. The first module with parameters that is not called by another one, in
+        a training step, is the model."""
+        import torch
+
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            if outermost and torch.is_grad_enabled() and module.training:
+                self._given(module, arguments, named)
+            output = called(module, *arguments, **named)
+        finally:
+            self._depth -= 1
+        if self.noise is None or next(module.children(), None) is not None:
+            return output
+        return self._nudged(output)
+
+    def _nudged(self, output: Any) -> Any:
+        """The output of a leaf, and the gradient that comes back to it, each an ulp away."""
+        import torch
+
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return output
+        if hasattr(output, "full_tensor"):
+            return output
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient + self._ulp(gradient))
+        return output + self._ulp(output)
+
+    def _ulp(self, tensor: Any) -> Any:
+        """For each value an ulp of it, up, down, or none."""
+        import torch
+
+        signs = torch.randint(-1, 2, tensor.shape, generator=self.noise)
+        eps = torch.finfo(tensor.dtype).eps
+        return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
+
+    def _given(self, module: Any, arguments: Any, named: Any) -> None:
+        """The model is given a micro-batch."""
+        import torch
+
+        if self.root is None and next(module.parameters(), None) is not None:
+            self.root = module
+            self._meet()
+        if module is not self.root:
+            return
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in self.names:
+                self._follow(plain(name), parameter)
+        self.now["rows"].append(rows(arguments, named))
+        self.now["rng"] = self.now["rng"] or digest(torch.get_rng_state())
+
+    def _meet(self) -> None:
+        """The model is seen for the first time: move its weights, where that is asked for."""
+        import torch
+
+        if is_deepspeed(self.root):
+            self._watch_engine()
+        shift = torch.load(self.told.shift) if self.told.shift else {}
+        with torch.no_grad():
+            for name, parameter in self.root.named_parameters():
+                mine = local(parameter)
+                if self.noise is not None and mine.is_floating_point():
+                    mine.add_(self._ulp(mine))
+                if plain(name) in shift:
+                    mine.add_(shift[plain(name)].to(mine.device, mine.dtype))
+        count = sum(parameter.numel() for parameter in self.root.parameters())
+        self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
+
+    def _follow(self, name: str, parameter: Any) -> None:
+        """Know a parameter by its name, and keep its gradient of each micro-batch."""
+        self.names[id(parameter)] = name
+        if parameter.requires_grad and self._keeps_parts and not hasattr(parameter, "full_tensor"):
+            parameter.register_hook(functools.partial(self._part, name))
+
+    def _part(self, name: str, gradient: Any) -> None:
+        """A parameter's gradient of one backward on this rank alone, before any reduction."""
+        if self.now["parts"]:
+            part = self.now["parts"][-1]
+            part[name] = part[name] + full(gradient) if name in part else full(gradient)
+
+    def _backward(self, backward: Any) -> Any:
+        @functools.wraps(backward)
+        def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+            if not self.now["losses"]:
+                self.now["stale"] = self._norm()
+            self.now["losses"].append(float(full(loss).sum()))
+            self.now["parts"].append({})
+            return backward(loss, *arguments, **named)
+
+        return watched
+
+    def _norm(self) -> float:
+        """The norm of the gradients that this rank has now."""
+        parameters = self.root.parameters() if self.root is not None else ()
+        squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+        return float(sum(squares) ** 0.5)
+
+    def _clip(self, clip: Any) -> Any:
+        @functools.wraps(clip)
+        def watched(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+            import torch
+
+            single = isinstance(parameters, torch.Tensor)
+            parameters = [parameters] if single else list(parameters)
+            if self.now["raw"] is None:
+                self.now["raw"] = {
+                    self.names.get(id(p), f"parameter {n}"): full(p.grad)
+                    for n, p in enumerate(parameters)
+                    if p.grad is not None
+                }
+            norm = clip(parameters, max_norm, *arguments, **named)
+            self.now["clips"].append((float(max_norm), float(full(norm))))
+            return norm
+
+        return watched
+
+    def _dropout(self, dropout: Any) -> Any:
+        import torch
+
+        @functools.wraps(dropout)
+        def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            if training and p > 0:
+                self.now["drops"].append(digest(torch.get_rng_state()))
+                dropout(input.detach(), p, True)
+            return input
+
+        return kept
+
+    def _attention(self, attention: Any) -> Any:
+        import torch
+
+        @functools.wraps(attention)
+        def attend(
+            query: Any,
+            key: Any,
+            value: Any,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            **named: Any,
+        ) -> Any:
+            if dropout_p > 0:
+                self.now["drops"].append(digest(torch.get_rng_state()))
+            return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+
+        return attend
+
+    # -- steps --
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        """The hook before an optimizer's step. With a closure, the gradients come in the step."""
+        if self.engine is not None:
+            return None
+        self._end_if_done()
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None:
+            self._look(Optimized(optimizer, self.names))
+            return None
+
+        def watched() -> Any:
+            value = closure()
+            self._look(Optimized(optimizer, self.names))
+            return value
+
+        return (optimizer, watched), {}
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if self.engine is None:
+            self._keep(Optimized(optimizer, self.names))
+
+    def _watch_engine(self) -> None:
+        """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
+        take = self.root._take_model_step
+        engine = self.engine = Engine(self.root)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self._end_if_done()
+            self._look(engine)
+            value = take(*arguments, **named)
+            self._keep(engine)
+            return value
+
+        self.root._take_model_step = watched
+
+    def _look(self, updated: Any) -> None:
+        """Record what the optimizer has before its step."""
+        before = updated.weights()
+        self._before = before
+        self.now |= {
+            "grad": updated.gradients(),
+            "lr": [float(group["lr"]) for group in updated.groups],
+            "optimizer": updated.kind,
+            "eps": updated.eps(),
+            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in before.items()},
+        }
+        if len(self.steps) in self.told.keep:
+            self.now |= {"before": before, "state": updated.state()}
+
+    def _keep(self, updated: Any) -> None:
+        """The step is taken: record how far the weights went, and begin the next."""
+        after = updated.weights()
+        self.now["update"] = {
+            n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
+        }
+        if not self.steps:
+            self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
+        self.steps.append(self.now)
+        self._begin()
+        if not self.told.saves:
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if len(self.steps) >= self.told.steps:
+            self.done(self.steps)
+
+
+def _replace(function: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replace a function in every module that has imported it."""
+    wrapped, name = wrap(function), function.__name__
+    for module in list(sys.modules.values()):
+        space: dict[str, Any] = getattr(module, "__dict__", {})
+        if space.get(name) is function:
+            space[name] = wrapped

@@ -1,0 +1,55 @@
+"""A loop with accelerate, as its documentation teaches gradient accumulation and checkpoints."""
+
+import argparse
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, required=True)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--clip", type=float, default=1.0)
+parser.add_argument("--save", default="")
+parser.add_argument("--save-at", type=int, default=0)
+parser.add_argument("--resume", default="")
+parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
+options = parser.parse_args()
+
+accelerator = Accelerator(
+    gradient_accumulation_steps=options.accum,
+    cpu=True,
+    step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=not options.device_specific),
+)
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(144, 16, generator=generator)
+data = TensorDataset(inputs, torch.randint(0, 8, (144,), generator=generator))
+set_seed(options.seed, device_specific=options.device_specific)
+model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
+loader = DataLoader(data, options.batch_size, shuffle=True)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+
+steps = 0
+if options.resume:
+    accelerator.load_state(options.resume)
+    steps = options.save_at or 2
+    loader = accelerator.skip_first_batches(loader, steps * options.accum)
+for x, y in loader:
+    with accelerator.accumulate(model):
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        schedule.step()
+        steps += 1
+        if options.save and steps == options.save_at:
+            accelerator.save_state(options.save)

@@ -1,0 +1,98 @@
+"""A loop with DDP and gradient accumulation, as PyTorch's documentation teaches it.
+
+``--bug`` puts one mistake into it.
+"""
+
+import argparse
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, required=True)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument("--dtype", default="float32")
+parser.add_argument("--save", default="")
+parser.add_argument("--save-at", type=int, default=0)
+parser.add_argument("--resume", default="")
+parser.add_argument("--bug", default="")
+options = parser.parse_args()
+
+dist.init_process_group("gloo")
+torch.manual_seed(options.seed)
+rank, world, bug = dist.get_rank(), dist.get_world_size(), options.bug
+
+VOCABULARY, LENGTH = 50, 12
+data = TensorDataset(torch.randint(1, VOCABULARY, (144, LENGTH)))
+model = nn.Sequential(
+    nn.Embedding(VOCABULARY, options.width),
+    nn.Linear(options.width, options.width),
+    nn.Dropout(options.dropout),
+    nn.LayerNorm(options.width),
+    nn.Linear(options.width, VOCABULARY),
+).to(getattr(torch, options.dtype))
+trained = model if bug == "no all-reduce" else DDP(model)
+if options.optimizer == "adamw":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+sampler = DistributedSampler(data, seed=options.seed)
+if bug == "no sampler":
+    sampler = None
+loader = DataLoader(data, options.batch_size, sampler=sampler)
+
+begun = 0
+if options.resume:
+    saved = torch.load(f"{options.resume}/state.pt")
+    model.load_state_dict(saved["model"])
+    if bug != "resume without optimizer":
+        optimizer.load_state_dict(saved["optimizer"])
+    if bug != "resume without schedule":
+        schedule.load_state_dict(saved["schedule"])
+    torch.set_rng_state(saved["random"])
+    begun = saved["step"]
+
+accum, batches = options.accum, list(loader)
+if bug == "drops a batch":
+    batches = batches[1:]
+for step in range(begun, len(batches) // accum):
+    at = 0 if bug == "resume from the first batch" and options.resume and step == begun else step
+    for number, (ids,) in enumerate(batches[at * accum : (at + 1) * accum]):
+        last = number == accum - 1
+        with contextlib.nullcontext() if last or trained is model else trained.no_sync():
+            logits = trained(ids)
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
+            )
+            loss = loss if bug == "never divided by k" else loss / accum
+            loss = loss / accum if bug == "divided by k twice" else loss
+            loss = loss * world if bug == "summed over ranks" else loss
+            loss.backward()
+        if bug == "clips each micro-batch":
+            nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        if bug == "zero_grad in each micro-batch" and not last:
+            optimizer.zero_grad()
+    if options.clip and bug != "clips each micro-batch":
+        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+    optimizer.step()
+    schedule.step()
+    if bug == "schedule by micro-batch":
+        for _ in range(accum - 1):
+            schedule.step()
+    if bug != "no zero_grad":
+        optimizer.zero_grad()
+    if options.save and step + 1 == options.save_at and rank == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"schedule": schedule.state_dict(), "random": torch.get_rng_state()}
+        torch.save({**state, "step": step + 1}, f"{options.save}/state.pt")

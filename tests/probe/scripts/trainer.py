@@ -1,0 +1,48 @@
+"""transformers' Trainer with a small language model; its own arguments, as in run_clm.py."""
+
+import sys
+
+import torch
+from transformers import (
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(sys.argv[1:])
+set_seed(arguments.seed)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    attention_dropout=0.1,
+)
+model = LlamaForCausalLM(config)
+
+
+class Rows(torch.utils.data.Dataset):
+    """144 rows of unequal length, padded with labels that do not count."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(1, 64, (144, 12), generator=generator)
+        self.lengths = torch.randint(6, 13, (144,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        keep = torch.arange(12) < self.lengths[index]
+        ids = self.ids[index].where(keep, torch.zeros(()).long())
+        labels = ids.where(keep, torch.tensor(-100))
+        return {"input_ids": ids, "attention_mask": keep.long(), "labels": labels}
+
+
+trainer = Trainer(model=model, args=arguments, train_dataset=Rows())
+trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)

@@ -1,0 +1,49 @@
+"""A loop with DeepSpeed, as its documentation teaches it; --stage is ZeRO's."""
+
+import argparse
+
+import deepspeed
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, required=True)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--stage", type=int, default=1)
+parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--save", default="")
+parser.add_argument("--save-at", type=int, default=0)
+parser.add_argument("--resume", default="")
+options = parser.parse_args()
+
+torch.manual_seed(options.seed)
+data = torch.utils.data.TensorDataset(torch.randn(144, 16), torch.randint(0, 8, (144,)))
+model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
+config = {
+    "train_micro_batch_size_per_gpu": options.batch_size,
+    "gradient_accumulation_steps": options.accum,
+    "gradient_clipping": options.clip,
+    "zero_optimization": {"stage": options.stage},
+    "bf16": {"enabled": options.bf16},
+}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+engine, _, loader, _ = deepspeed.initialize(
+    model=model, optimizer=optimizer, lr_scheduler=schedule, training_data=data, config=config
+)
+begun = 0
+if options.resume:
+    _, client = engine.load_checkpoint(options.resume)
+    begun = client["micro_steps"]
+for number, (x, y) in enumerate(loader):
+    if number < begun:
+        continue
+    x = x.to(engine.device)
+    logits = engine(x.bfloat16() if options.bf16 else x)
+    loss = nn.functional.cross_entropy(logits.float(), y.to(engine.device))
+    engine.backward(loss)
+    engine.step()
+    if options.save and number + 1 == options.save_at * options.accum:
+        engine.save_checkpoint(options.save, client_state={"micro_steps": number + 1})

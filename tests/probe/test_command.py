@@ -1,0 +1,77 @@
+"""The command as a user types it: what it prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from harness.__main__ import main
+from tests.probe.probing import SCRIPTS
+
+pytestmark = pytest.mark.launch
+
+GIVEN = ["--batch-size", "{rows}", "--accum", "{k}"]
+DDP = str(SCRIPTS / "ddp.py")
+
+
+def test_a_broken_loop_is_reported_as_text_json_and_junit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_file, xml_file = tmp_path / "answers.json", tmp_path / "answers.xml"
+    ours = ["--layouts", "accumulation", "--json", str(json_file), "--junitxml", str(xml_file)]
+    code = main(["probe", *ours, "torchrun", DDP, *GIVEN, "--bug", "never divided by k"])
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "BROKEN at step 1: gradient" in printed
+    assert "3 times (never divided by the accumulation steps) the reference's" in printed
+    answers = json.loads(json_file.read_text())
+    (layout,) = answers["layouts"]
+    assert answers["exit_code"] == 1
+    assert layout["status"] == "broken"
+    assert layout["broken"][0]["ratio"] == pytest.approx(3, rel=1e-4)
+    suite = ElementTree.parse(xml_file).getroot()
+    assert suite.get("failures") == "1"
+    assert "gradient at step 1" in suite.findall("testcase/failure")[0].get("message", "")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("raise ValueError('no data')", "ValueError: no data"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("print('done')", "took no step"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        (
+            "import subprocess, time; subprocess.Popen(['sleep', '4321']); time.sleep(4321)",
+            "did not end within",
+        ),
+    ],
+)
+def test_a_script_without_an_answer_never_ends_with_0(
+    script: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    code = main(["probe", "--timeout", "45", str(tmp_path / "train.py"), "{rows}"])
+    assert code == 3
+    assert message in capsys.readouterr().err
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "4321" in (p.info["cmdline"] or ())]
+
+
+def test_a_layout_without_an_answer_is_not_as_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "assert dist.get_world_size() == 1, 'only one rank is supported'\n"
+    text = Path(DDP).read_text().replace("torch.manual_seed", line + "torch.manual_seed", 1)
+    (tmp_path / "train.py").write_text(text)
+    code = main(["probe", "--layouts", "ranks", str(tmp_path / "train.py"), *GIVEN])
+    assert code == 3
+    assert "NO ANSWER: rank" in capsys.readouterr().out
+
+
+def test_a_script_that_is_not_told_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", DDP, "--batch-size", "4"]) == 2
+    assert "{rows}" in capsys.readouterr().err

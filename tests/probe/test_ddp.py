@@ -1,0 +1,97 @@
+"""probe of a plain DDP loop: silent if it is right, and it names each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
+from harness.probe.report import exit_code
+from harness.trial.server_pool import Pool
+from tests.probe.probing import RESUMED, SAVE, Probing, layout, refused, told
+
+pytestmark = pytest.mark.launch
+
+GIVEN = "--batch-size {rows} --accum {k}"
+NEVER = "never divided by the accumulation steps"
+TWICE = "divided by the accumulation steps twice"
+SUMMED = "summed over the ranks, not averaged"
+
+
+@pytest.fixture(scope="module")
+def probing() -> Iterator[Probing]:
+    with Pool() as pool:
+        yield Probing(pool)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "--optimizer sgd --clip 0.1",
+        "--dropout 0.3 --seed 3",
+        "--dtype bfloat16 --clip 0.5 --seed 4",
+    ],
+)
+def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more: str) -> None:
+    answers = probing("ddp.py", f"{GIVEN} {more}", Settings(save=SAVE, resume=RESUMED))
+    assert [found.layout.kind for found in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
+    assert not refused(answers)
+    assert told(answers) == {}
+    assert exit_code(answers) == 0
+
+
+@pytest.mark.parametrize(
+    ("bug", "more", "broken"),
+    [
+        ("no all-reduce", "", {RANKS: ("gradient", ""), BOTH: ("gradient", "")}),
+        ("summed over ranks", "", {RANKS: ("gradient", SUMMED), BOTH: ("gradient", SUMMED)}),
+        ("never divided by k", "", {ACCUMULATION: ("gradient", NEVER), BOTH: ("gradient", NEVER)}),
+        (
+            "divided by k twice",
+            "--clip 0.1",
+            {ACCUMULATION: ("gradient", TWICE), BOTH: ("gradient", TWICE)},
+        ),
+        (
+            "schedule by micro-batch",
+            "",
+            {ACCUMULATION: ("learning rate", ""), BOTH: ("learning rate", "")},
+        ),
+        ("no sampler", "", {RANKS: ("samples", ""), BOTH: ("samples", "")}),
+        (
+            "zero_grad in each micro-batch",
+            "",
+            {ACCUMULATION: ("gradient", ""), BOTH: ("gradient", "")},
+        ),
+        (
+            "clips each micro-batch",
+            "--clip 0.1 --optimizer sgd",
+            {ACCUMULATION: ("gradient", ""), BOTH: ("gradient", "")},
+        ),
+    ],
+)
+def test_a_mistake_is_named_in_the_layouts_that_have_it(
+    probing: Probing, bug: str, more: str, broken: dict[str, tuple[str, str]]
+) -> None:
+    answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], Settings())
+    assert not refused(answers)
+    assert told(answers) == broken
+    assert exit_code(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("bug", "relation", "step"),
+    [
+        ("resume without optimizer", "optimizer", 3),
+        ("resume without schedule", "learning rate", 4),
+        ("resume from the first batch", "samples", 3),
+    ],
+)
+def test_a_resume_that_forgets_something_is_named(
+    probing: Probing, bug: str, relation: str, step: int
+) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
+    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
+    assert told(answers) == {RESUME: (relation, "")}
+    assert layout(answers, RESUME).step == step

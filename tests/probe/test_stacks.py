@@ -1,0 +1,82 @@
+"""probe of loops as the documentation of FSDP2, accelerate, Trainer and DeepSpeed teaches them.
+
+The bugs are those of upstream's releases: nothing is put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from harness.trial.server_pool import Pool
+from tests.overlays import lent, lent_release
+from tests.probe.probing import RESUMED, SAVE, Probing, refused, told
+
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
+
+GIVEN = "--batch-size {rows} --accum {k}"
+RESUMABLE = Settings(save=SAVE, resume=RESUMED)
+TRAINER = (
+    "--output_dir {dir} --per_device_train_batch_size {rows} --gradient_accumulation_steps {k} "
+    "--report_to none --logging_strategy no --save_strategy no"
+)
+TRAINER_RESUMABLE = Settings(
+    save="--save_strategy steps --save_steps {at}",
+    resume="--resume_from_checkpoint {dir}/checkpoint-{at}",
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("more", ["", "--bf16 --clip 0.5"])
+def test_fsdp2_is_as_one_process(pool: Pool, more: str) -> None:
+    answers = Probing(pool)("fsdp2.py", f"{GIVEN} {more}", Settings())
+    assert not refused(answers)
+    assert told(answers) == {}
+
+
+def test_accelerate_is_as_one_process_and_resumes(pool: Pool) -> None:
+    with lent("trainer_gas_twice", "fixed") as overlays:
+        answers = Probing(pool, overlays["fixed"].site)("accelerated.py", GIVEN, RESUMABLE)
+    assert not refused(answers)
+    assert told(answers) == {}
+
+
+def test_the_trainer_is_as_one_process_and_resumes(pool: Pool) -> None:
+    with lent("trainer_gas_twice", "fixed") as overlays:
+        answers = Probing(pool, overlays["fixed"].site)("trainer.py", TRAINER, TRAINER_RESUMABLE)
+    assert not refused(answers)
+    assert told(answers) == {}
+
+
+def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
+    with lent("trainer_gas_twice", "buggy") as overlays:
+        answers = Probing(pool, overlays["buggy"].site)("trainer.py", TRAINER, Settings())
+    assert not refused(answers)
+    twice = ("gradient", "divided by the accumulation steps twice")
+    assert told(answers) == {ACCUMULATION: twice, BOTH: twice}
+
+
+def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None:
+    given = f"{GIVEN} --device-specific"
+    with lent("sampler_shards", "buggy") as overlays:
+        answers = Probing(pool, overlays["buggy"].site)("accelerated.py", given, Settings())
+    assert not refused(answers)
+    assert told(answers)[RANKS][0] == "samples"
+    assert ACCUMULATION not in told(answers)
+
+
+@pytest.mark.parametrize(
+    "more", ["--stage 0", "--stage 1 --bf16 --clip 0.1", "--stage 2", "--stage 3"]
+)
+def test_deepspeed_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
+    with lent_release("tied_grad_reduce", "0.19.8") as overlay:
+        answers = Probing(pool, overlay.site)("zero.py", f"{GIVEN} {more}", RESUMABLE)
+    assert not refused(answers)
+    assert told(answers) == {}

@@ -1,0 +1,82 @@
+"""The user's command line, taken apart and filled in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.probe.layouts import Settings
+from harness.probe.target import Target, target
+
+VALUES = {"rows": 4, "k": 3, "dir": "/checkpoints", "at": 2}
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "",
+        "python",
+        "python3 -u",
+        "torchrun --nproc-per-node 8",
+        "torchrun --standalone --nproc-per-node=8",
+        "python -m torch.distributed.run --nnodes 2 --nproc-per-node 8",
+        "accelerate launch --num_processes 8 --multi_gpu",
+        "deepspeed --num_gpus 8",
+    ],
+)
+def test_the_launcher_is_left_out(launcher: str) -> None:
+    found = target([*launcher.split(), "train.py", "--lr", "0.1"])
+    assert found == Target("train.py", ("--lr", "0.1"))
+
+
+@pytest.mark.parametrize("launcher", ["", "python", "torchrun --nproc-per-node 8"])
+def test_a_module_needs_no_file(launcher: str) -> None:
+    found = target([*launcher.split(), "-m", "package.train", "-m", "1"])
+    assert found == Target("package.train", ("-m", "1"), module=True)
+
+
+def test_placeholders_are_filled_in_and_other_braces_are_left_alone() -> None:
+    found = Target("train.py", ("--bs={rows}", "--fsdp", '{"a": {}}', "{other}"))
+    assert found.filled(VALUES, "--save {dir}/step-{at}") == [
+        "--bs=4", "--fsdp", '{"a": {}}', "{other}", "--save", "/checkpoints/step-2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a script"),
+        (["torchrun", "--nproc-per-node", "2"], "name a script"),
+        (["missing.py"], "there is no script missing.py"),
+        (["accelerate", "launch", "--use_deepspeed", "train.py"], "is not obeyed"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        target(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": 10}, "multiple of 6"),
+        ({"at": 4}, "must be below --steps"),
+        ({"ranks": 1}, "at least 2"),
+        ({"layouts": ("rank",)}, "no layout rank"),
+        ({"layouts": ("resume",)}, "needs --save and --resume"),
+        ({"save": "--save {dir}"}, "needed together"),
+    ],
+)
+def test_settings_that_no_layout_can_have_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**changes)  # type: ignore[arg-type]
