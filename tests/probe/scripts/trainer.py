@@ -20,9 +20,11 @@ set_seed(arguments.seed)
 if kind == "llama":
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(64, **sizes, **heads, attention_dropout=0.1))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads, attention_dropout=0.1))
 else:
-    model = GPT2LMHeadModel(GPT2Config(64, 16, n_embd=32, n_layer=2, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    )
 
 
 class Rows(torch.utils.data.Dataset):
