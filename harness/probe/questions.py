@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from harness.facts.numbers import near
 from harness.probe.comparison import Compared, compare, refuse_unusable
 from harness.probe.layouts import (
     ACCUMULATION,
@@ -22,6 +23,9 @@ from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
 
 SAMPLES = "samples"
+
+OWN_LOSS = 2e-3
+"""How far a gradient may be from that of the mean cross-entropy, as a part of it."""
 
 
 @dataclass
@@ -57,6 +61,7 @@ def probe(runner: Runner, settings: Settings) -> Answers:
             answers.layouts.append(_compared(runner, settings, run, right))
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
+    answers.notes = list(dict.fromkeys(answers.notes))
     answers.not_tested = list(_not_tested(settings, right, answers))
     return answers
 
@@ -133,7 +138,7 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
         return
     drops = [steps[0]["drops"] for steps in run.ranks]
     if len(drops) > 1 and drops[0] and drops[0] == drops[1]:
-        yield f"{run.layout.name}: dropout draws the same numbers on all ranks, for unlike rows"
+        yield "dropout draws the same numbers on all ranks, for unlike rows"
     if run.layout.resumed and run.layout.first < len(right.steps):
         before = right.steps[run.layout.first]["drops"]
         if before and drops[0] != before:
@@ -144,6 +149,12 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
+    own = right.steps[0]["own"]
+    if own is not None and not near(own, 1.0, within=OWN_LOSS):
+        yield (
+            f"the reference's gradient is {own:.4g} times that of the mean cross-entropy of its "
+            "own logits and labels: all layouts have that, unless the loss is scaled on purpose"
+        )
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:
@@ -171,6 +182,8 @@ def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Itera
         if kind not in kinds:
             how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
             yield name + how
+    if right.steps[0]["own"] is None:
+        yield "the size of the reference's own gradient: no logits and labels were seen"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
     if answers.decided < 0.99:

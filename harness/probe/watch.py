@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from harness.probe import shims
+from harness.probe import own_loss, shims
 from harness.probe.assignment import Assignment
+from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, full, is_deepspeed, local, plain
 from harness.probe.unlike import unlike_by_design
@@ -44,7 +45,7 @@ class Watch:
     def _begin(self) -> None:
         """Begin to record a step."""
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0}
-        self.now |= {"clips": [], "raw": None, "drops": [], "rng": None}
+        self.now |= {"clips": [], "raw": None, "drops": [], "rng": None, "own": None}
 
     # -- hooks --
 
@@ -82,9 +83,14 @@ class Watch:
             output = called(module, *arguments, **named)
         finally:
             self._depth -= 1
+        if own_loss.LABELS in named and self.noise is None and self.now["own"] is None:
+            own_loss.follow(output, named, self._own)
         if self.noise is None or next(module.children(), None) is not None:
             return output
         return self._nudged(output)
+
+    def _own(self, found: Share) -> None:
+        self.now["own"] = self.now["own"] or found.ratio
 
     def _nudged(self, output: Any) -> Any:
         """The output of a leaf, and the gradient that comes back to it, each an ulp away."""

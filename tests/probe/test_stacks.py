@@ -55,6 +55,14 @@ def test_the_trainer_is_as_one_process_and_resumes(pool: Pool) -> None:
     assert told(answers) == {}
 
 
+def test_a_gradient_that_all_layouts_have_too_small_is_noted(pool: Pool) -> None:
+    with lent("trainer_gas_twice", "fixed") as overlays:
+        probing = Probing(pool, overlays["fixed"].site)
+        answers = probing("trainer.py", f"{TRAINER} gpt2", Settings(layouts=(RANKS,)))
+    assert told(answers) == {}
+    assert any("0.8696 times that of the mean cross-entropy" in note for note in answers.notes)
+
+
 def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
     with lent("trainer_gas_twice", "buggy") as overlays:
         answers = Probing(pool, overlays["buggy"].site)("trainer.py", TRAINER, Settings())

@@ -4,6 +4,8 @@ import sys
 
 import torch
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     HfArgumentParser,
     LlamaConfig,
     LlamaForCausalLM,
@@ -12,18 +14,17 @@ from transformers import (
     set_seed,
 )
 
+kind = sys.argv.pop() if sys.argv[-1] in ("llama", "gpt2") else "llama"
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(sys.argv[1:])
 set_seed(arguments.seed)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    attention_dropout=0.1,
-)
-model = LlamaForCausalLM(config)
+if kind == "llama":
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads, attention_dropout=0.1))
+else:
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    )
 
 
 class Rows(torch.utils.data.Dataset):
