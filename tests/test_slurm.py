@@ -377,8 +377,8 @@ def test_a_matrix_has_the_same_table_and_stored_cells_as_on_this_machine(
 ) -> None:
     code, out = harness(*MATRIX, "on=slurm", "on.stage=true")
     assert (code, "3 cells: 1 affected, 2 not affected" in out) == (0, True), out
-    assert harness(*MATRIX, "on=slurm")[1].endswith("2 not affected (3 stored)\n")
-    assert harness(*MATRIX)[1].endswith("2 not affected (3 stored)\n")
+    assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
+    assert "2 not affected (3 stored)" in harness(*MATRIX)[1]
     (run,) = list((shared / "runs").glob("*-sampler_shards-*"))[:1]
     record = json.loads((run / "run.json").read_text())
     assert record["trials"]["released"]["ranks"] == 2
@@ -391,7 +391,8 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
     assert code == 0, out
     assert "sampler_shards: reproduced" in out
     code, out = harness("run", "scenario=sampler_shards", "variant=fixed", "on=slurm", "launch=gpu")
-    assert code in (3, 4), out  # no node here has a GPU
+    assert code == 2, out
+    assert "sbatch refused the tasks: " in out  # no node here has a GPU
 
 
 def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
