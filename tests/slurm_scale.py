@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from harness import config
@@ -38,6 +39,8 @@ def main(count: int) -> None:
 
 BASE = config.compose(["scenario=sampler_shards", "variant=released", "on=slurm"])
 
+DO = partial(cell_task, again=False)
+
 
 def _work(config: RunConfig) -> Work:
     return Work(_key(config, "scale"), config, Shape(1, 0))
@@ -45,7 +48,7 @@ def _work(config: RunConfig) -> Work:
 
 def _measure(made: Cluster, works: list[Work]) -> None:
     settings = on(most=len(works), extra={"hold": True})
-    first = Batch(works, cell_task, settings, silent)
+    first = Batch(works, DO, settings, silent)
     timed("submit: sbatch, pickles and notes", first.__enter__)
     names = [each.name for each in first.under_way]
     print(f"  {len(names)} arrays, {_files()} files")
@@ -55,7 +58,7 @@ def _measure(made: Cluster, works: list[Work]) -> None:
     timed("one poll without a result", lambda: list(first._collected()))
     for each in first.under_way:  # as if the process had died
         each.leave()
-    again = Batch(works, cell_task, settings, silent)
+    again = Batch(works, DO, settings, silent)
     timed("resume: read the notes", again.__enter__)
     one = pickle.dumps(("success", cells.not_run(works[0].argument, batch.Lost("none"))))
     timed("the results are written", lambda: _write(again, one))

@@ -400,3 +400,15 @@ def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
     code, out = harness("bisect", *words, "on=slurm")
     assert code == 0, out
     assert "flips from affected to not affected between 0.29.3 and 0.30.0 (neighbours)" in out
+
+
+def test_hydras_own_launcher_runs_a_sweep(
+    harness: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    words = ("--multirun", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}")
+    chosen = ("scenario=sampler_shards", "variant=buggy", "seed=0,1")
+    code, out = harness("run", *words, *chosen)
+    assert code == 0, out
+    logs = [file.read_text() for file in tmp_path.rglob("*_log.out")]
+    assert ["symptom" in log for log in logs] == [True, True], out
