@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from harness.errors import Inconclusive
 from harness.files import locked, sha256
 from harness.spec import Defect
-from harness.upstream import overlay, overlay_cache, pins, quirks, resolution
+from harness.upstream import overlay, overlay_cache, pins, quirks, resolution, stage
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
@@ -381,3 +382,43 @@ def test_the_umask_decides_who_can_read_an_overlay_and_nobody_can_write_its_file
         inside = lent.site in path.parents
         expected = 0o777 if path.is_dir() else 0o444 if inside else 0o666
         assert path.stat().st_mode & 0o777 == expected & ~umask, path
+
+
+def test_where_locks_do_not_work_the_first_overlay_counts(
+    cache: Path, maker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def no_lock(*_: object, **__: object) -> Iterator[bool]:
+        yield True
+
+    monkeypatch.setattr(overlay, "locked", no_lock)
+    name = overlay.key(STACK)
+    install = overlay._install
+
+    def overtaken(stack: Stack, site: Path) -> str:
+        text = install(stack, site)
+        monkeypatch.setattr(overlay, "_install", install)
+        overlay._make(cache, name, STACK, (), None)  # another machine
+        return text
+
+    monkeypatch.setattr(overlay, "_install", overtaken)
+    overlay._make(cache, name, STACK, (), None)
+    assert borrow_once(cache).key == name
+    assert [path.name for path in (cache / "overlays").iterdir() if path.is_dir()] == [name]
+
+
+def test_a_copy_on_a_nodes_disk_is_used_and_the_last_ones_stay(
+    cache: Path, maker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    monkeypatch.setattr(stage, "KEPT", 2)
+    days = ("2024-05-01", "2024-05-02", "2024-05-03")
+    stacks = [replace(STACK, date=day) for day in days]
+    for stack in [*stacks, stacks[-1]]:
+        with stage.borrowed(stack, (), cache, disk) as used:
+            assert used.site.is_relative_to(disk)
+            assert used.files == borrow_once(cache, stack).files
+            time.sleep(0.01)
+    left = {folder.name for folder in overlay_cache.folders(disk)}
+    assert left == {overlay.key(stack) for stack in stacks[1:]}
+    assert len(overlay_cache.folders(cache)) == 3, "the shared ones stay"

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,15 @@ def test_a_table_cuts_nothing_off() -> None:
     with console.capture() as captured:
         console.print(table("", ["name", "is"], [["one", "a" * 50], ["[two]", "b"]]))
     assert "a" * 50 in captured.get()
+
+
+def test_a_tally_that_changes_often_is_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Progress(terminal()) as progress:
+        for second in range(130):
+            now[0] = second
+            progress.tally(f"{second} ended")
+    assert capsys.readouterr().out.splitlines() == ["... 0 ended", "... 60 ended", "... 120 ended"]

@@ -15,6 +15,7 @@ from harness.sweep.suite import noted_exit_codes, run_and_note
 
 
 def main(arguments: list[str]) -> int:
-    with noted_exit_codes() as codes:
+    elsewhere = any(word.startswith("hydra/launcher=") for word in arguments)
+    with noted_exit_codes(shared=elsewhere) as codes:
         config.run(arguments, run_and_note)
     return ExitCode.worst(codes)

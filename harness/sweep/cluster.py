@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -118,10 +118,10 @@ def _results(
 def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessError]:
     """Make the overlays of configs. Returns those that cannot run, with the reason: a node, which
     perhaps has no network, would give another one."""
-    cache, why = cache_folder(), {}
+    folder, why = cache_folder(), {}
     with overlay.makers() as makers:
         made = [
-            [makers.submit(make_overlay, config, variant, cache) for variant in config.variants]
+            [makers.submit(make_overlay, config, variant, folder) for variant in config.variants]
             for config in configs
             if config.params is not None
         ]
@@ -180,9 +180,9 @@ def _silent(_: str) -> None:
 
 def _stored(config: RunConfig) -> Cell | None:
     with suppress(HarnessError):  # making its overlay meets the error again
-        cache = cache_folder()
-        inputs = cell_store.inputs_of(config, stack_of(config, RELEASED, cache))
-        found = cell_store.read(cache, inputs)
+        folder = cache_folder()
+        inputs = cell_store.inputs_of(config, stack_of(config, RELEASED, folder))
+        found = cell_store.read(folder, inputs)
         return replace(found, stored=True) if found else None
     return None
 
@@ -202,9 +202,15 @@ def _key(config: RunConfig, do: str, *, again: bool = False, nth: int = 0) -> st
             "launch": asdict(config.launch),
             "runs": str(config.runs),
             "code": cell_store.code(config.scenario) if sound else None,
-            "python": [sys.executable, machine.release_of("torch")],
+            "python": _python(),
         }
     )
+
+
+@cache
+def _python() -> list[str | None]:
+    """The interpreter and the torch of the tasks. Reading a package's metadata takes 1 ms."""
+    return [sys.executable, machine.release_of("torch")]
 
 
 def _shape(config: RunConfig) -> Shape:

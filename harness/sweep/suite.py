@@ -23,6 +23,7 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.errors import ExitCode, HarnessError, Unsupported, UserError
+from harness.files import writing
 from harness.installation import refuse_without_torch
 from harness.report import count, summary, summary_row, terminal
 from harness.results import RunResult
@@ -67,10 +68,17 @@ def run_and_note(configs: list[RunConfig]) -> None:
 
 
 @contextmanager
-def noted_exit_codes() -> Iterator[list[int]]:
-    """Collect the exit codes that jobs write meanwhile; the list is filled on leaving."""
+def noted_exit_codes(shared: bool = False) -> Iterator[list[int]]:
+    """Collect the exit codes that jobs write meanwhile; the list is filled on leaving.
+
+    With ``shared`` they are in the cache, for a launcher whose jobs run on other machines.
+    """
     codes: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
+    place = machine.own_folder(machine.cache_folder(), "exit-codes") if shared else None
+    if place:
+        with writing(place, "HARNESS_CACHE"):
+            place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         os.environ[NOTES] = folder
         try:
             yield codes
