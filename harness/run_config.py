@@ -38,8 +38,8 @@ class LaunchConfig:
 
 
 LOCAL, SLURM = "local", "slurm"
-HERE, JOB = "here", "job"
-"""Who makes the overlays for Slurm: the machine that submits, or a first job."""
+HERE, JOB, TASK = "here", "job", "task"
+"""Who makes the overlays for Slurm: the machine that submits, a first job, or each task its own."""
 
 
 @dataclass
@@ -158,8 +158,8 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
         return on
     if on.where != SLURM:
         raise UserError(catalog.unknown("place to run", on.where, (LOCAL, SLURM)))
-    if on.overlays not in (HERE, JOB):
-        raise UserError(catalog.unknown("maker of overlays", on.overlays, (HERE, JOB)))
+    if on.overlays not in (HERE, JOB, TASK):
+        raise UserError(catalog.unknown("maker of overlays", on.overlays, (HERE, JOB, TASK)))
     for name, least in (("time", 1), ("most", 1), ("array", 1), ("cpus", 1), ("gpus", 1)):
         if (value := getattr(on, name)) is not None and value < least:
             raise UserError(f"on.{name}={value}: choose {least} or more, or omit it")

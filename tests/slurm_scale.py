@@ -1,9 +1,11 @@
 """What grows with the number of tasks: submit, follow, collect and resume many empty ones.
 
     python -m tests.slurm_scale 10000
+    python -m tests.slurm_scale cells
 
 Slurm, its queue and all files are real. The tasks are held in the queue, and their results are
-written here: two nodes of one machine would need hours for them. docs/cluster.md has the figures.
+written here: two nodes of one machine would need hours for them. ``cells`` runs twelve real cells
+and shows where their time goes. docs/cluster.md has the figures.
 """
 
 from __future__ import annotations
@@ -11,22 +13,26 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from harness import config
+from harness.machine import cache_folder
 from harness.run_config import RunConfig
 from harness.sweep import array, batch, cells, slurm
 from harness.sweep.batch import Batch, Work
-from harness.sweep.cluster import _key, cell_task
+from harness.sweep.cluster import _key, _shape, cell_task
 from harness.sweep.slurm import Shape
+from harness.trial.run import make_overlay
 from tests.slurm_cluster import PATH, Cluster, cluster
-from tests.slurm_tasks import on, silent
+from tests.slurm_tasks import on, silent, timed_cell
 
 
 def main(count: int) -> None:
@@ -44,6 +50,42 @@ DO = partial(cell_task, again=False)
 
 def _work(config: RunConfig) -> Work:
     return Work(_key(config, "scale"), config, Shape(1, 0))
+
+
+RELEASES = ("0.26.1", "0.27.2", "0.28.0", "0.29.3", "0.30.1", "0.31.0", "0.32.1", "0.33.0")
+LATER = ("0.34.2", "1.0.1", "1.1.1", "1.15.0")
+
+
+def cells_() -> None:
+    """Twelve cells on two nodes: the seconds of each part of a task."""
+    overlays = cache_folder() / "overlays"
+    configs = [replace(BASE, pins={"accelerate": release}) for release in (*RELEASES, *LATER)]
+    works = [Work(each.pins["accelerate"], each, _shape(each)) for each in configs]
+    for each in configs:
+        make_overlay(each, "released", cache_folder())
+    with tempfile.TemporaryDirectory() as folder, cluster() as made:
+        os.environ.update(SLURM_CONF=str(made.conf), HARNESS_CACHE=folder, PATH=PATH)
+        Path(folder, "overlays").symlink_to(overlays)
+        begun = time.time()
+        with Batch(works, timed_cell, on(), silent) as tasks:
+            submitted = time.time()
+            found = [(*value, time.time()) for _, value in tasks.results()]
+        print(f"{time.time() - begun:.1f} s, {tasks.queue.looks} looks at the queue")
+    free = {node: submitted for node, *_ in found}
+    parts: dict[str, list[float]] = {}
+    for node, script, entered, trial, ended, collected in sorted(found, key=lambda row: row[1]):
+        row = {
+            "queue": script - free[node],
+            "start, import of submitit and of us": entered - script,
+            "run without its trial": ended - entered - trial,
+            "trial": trial,
+            "until it is collected": collected - ended,
+        }
+        free[node] = ended
+        for name, seconds in row.items():
+            parts.setdefault(name, []).append(seconds)
+    for name, seconds in parts.items():
+        print(f"{name}: median {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s")
 
 
 def _measure(made: Cluster, works: list[Work]) -> None:
@@ -90,4 +132,7 @@ def timed(what: str, do: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if sys.argv[1] == "cells":
+        cells_()
+    else:
+        main(int(sys.argv[1]))

@@ -16,9 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.__main__ import _as_interrupt
-from harness.run_config import SLURM, OnConfig
+from harness.machine import cache_folder
+from harness.run_config import SLURM, OnConfig, RunConfig
 from harness.sweep import array as arrays
+from harness.sweep import cells
 from harness.sweep.batch import Batch, Work
 from harness.sweep.slurm import Shape
 
@@ -56,6 +60,16 @@ def fail(argument: tuple[str, str, float]) -> str:
 def large(argument: tuple[str, str, float]) -> bytes:
     """A result of a megabyte."""
     return os.urandom(1_000_000)
+
+
+def timed_cell(config: RunConfig) -> tuple[str, float, float, float, float]:
+    """Run a cell; returns the node, when its script and this function began, the seconds of the
+    trial, and when it ended."""
+    entered = time.time()
+    parent = psutil.Process().parent()
+    script = parent.create_time() if parent else entered
+    cell = cells.find(config, cache_folder(), again=True)
+    return os.environ["SLURMD_NODENAME"], script, entered, cell.seconds, time.time()
 
 
 def _note(folder: str, line: str) -> None:

@@ -397,7 +397,7 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
 
 def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
     words = ("scenario=sampler_shards", "pins.accelerate=0.29.1:0.30.1")
-    code, out = harness("bisect", *words, "on=slurm")
+    code, out = harness("bisect", *words, "on=slurm", "on.overlays=task")
     assert code == 0, out
     assert "flips from affected to not affected between 0.29.3 and 0.30.0 (neighbours)" in out
 

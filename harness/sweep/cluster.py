@@ -1,6 +1,6 @@
 """Cells and runs as tasks of Slurm, for ``on=slurm``: what nodes get, and what comes back.
 
-Overlays are made once, by this machine or by a first job; nodes only read them.
+Overlays are made once in the shared cache: by this machine, by a first job, or by the tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness import catalog, machine
 from harness.errors import Fault, HarnessError, UserError
 from harness.machine import cache_folder
 from harness.report import Progress
-from harness.run_config import JOB, RunConfig
+from harness.run_config import HERE, JOB, RunConfig
 from harness.spec import RELEASED, Lane
 from harness.sweep import cell_store, cells, suite
 from harness.sweep.batch import Batch, Say, Work
@@ -100,7 +100,7 @@ def _results(
     if not configs:
         return
     on = configs[0].on
-    refused = {} if on.overlays == JOB else _make_overlays(configs, say)
+    refused = _make_overlays(configs, say) if on.overlays == HERE else {}
     yield from refused.items()
     left = [index for index in range(len(works)) if index not in refused]
     if not left:
