@@ -154,10 +154,10 @@ def test_a_rank_killed_mid_run_is_inconclusive_and_named(sandbox: Sandbox) -> No
 @pytest.mark.launch
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sandbox) -> None:
-    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=10", FAULT=SLEEPS, FAULTY="1")
+    done = sandbox.run(*BUGGY_ALONE, "launch.timeout=25", FAULT=SLEEPS, FAULTY="1")
     assert done.code == ExitCode.INCONCLUSIVE
     assert outcome(sandbox)[0] == "inconclusive"
-    assert outcome(sandbox)[1].startswith("ended at its deadline after 1")
+    assert outcome(sandbox)[1].startswith("ended at its deadline after 2")
     assert "reproduced" not in done.out
     stacks = [(sandbox.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
     assert "harness/trial/rank.py" in stacks[0]

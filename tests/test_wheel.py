@@ -142,7 +142,7 @@ COMMANDS = [
     ("run scenario=sampler_shards launch=cpu", 3, ["a run needs torch", " install torch\n"]),
     ("site --out site", 3, ["site needs the package", " install altair jinja2 vl-convert-"]),
     ("new my_bug", 2, ["new needs a checkout"]),
-    ("check", 2, ["none of accelerate,", "-r FILE"]),
+    ("check", 2, ["none of accelerate,", "requirements with -r"]),
 ]
 
 
