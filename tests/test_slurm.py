@@ -147,10 +147,12 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
     there.ask("sbatch", "--output=/dev/null", "--job-name=other", "--wrap", "sleep 60")
     other = tmp_path / "other"
     other.mkdir()
-    with command(other, 1, 60) as neighbour, command(tmp_path, 3, 60) as ours:
-        until(lambda: notes(tmp_path, "begin") and notes(other, "begin"))
-        ours.send_signal(signal.SIGINT)
-        ours.communicate(timeout=60)
+    with command(other, 1, 60) as neighbour:
+        until(lambda: notes(other, "begin"))  # before ours take all cores
+        with command(tmp_path, 3, 60) as ours:
+            until(lambda: notes(tmp_path, "begin"))
+            ours.send_signal(signal.SIGINT)
+            ours.communicate(timeout=60)
         until(lambda: len(queue(there)) == 2)
         assert "other" in queue(there)
         # The task ended its processes itself, and not Slurm with SIGKILL.
