@@ -25,6 +25,9 @@ from harness.trial.server_pool import Pool
 from harness.upstream import overlay, uv
 from harness.upstream.interpreter import Interpreter
 
+LEAST_AT_ONCE = 2
+"""Trials at once, also on two cores: ranks wait for each other, so one trial leaves cores idle."""
+
 
 @dataclass(frozen=True)
 class _Runs:
@@ -79,7 +82,7 @@ def _side_by_side(
     progress: Progress,
 ) -> list[Checked]:
     """The answers of all runs, as many at once as there is room for."""
-    stop, at_once = threading.Event(), min(map(room, configs), default=1)
+    stop, at_once = threading.Event(), max(LEAST_AT_ONCE, min(map(room, configs), default=1))
     with Pool() as pool, ThreadPoolExecutor(at_once, "check") as workers:
         runs = _Runs(own, pool, stop)
 
