@@ -5,6 +5,7 @@ python -m tests.slurm_cluster     # until Ctrl-C; prints the SLURM_CONF to use
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shlex
@@ -58,6 +59,14 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} 
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_us() -> None:
+    """Let a daemon end even if the tests are killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 def missing() -> str:
@@ -114,6 +123,7 @@ class Cluster:
                 env={**os.environ, "SLURM_CONF": str(self.conf), "PATH": PATH},
                 user=user,
                 start_new_session=True,  # Ctrl-C is ours
+                preexec_fn=_end_with_us,
             )
 
     def _started_by(self, node: str | None = None) -> list[psutil.Process]:
@@ -149,9 +159,19 @@ class Cluster:
         for name in [n for n in self.daemons if n != "munged"] + ["munged"]:
             if name in self.daemons:
                 self.stop(name, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
-        for process in self._started_by():
+        for process in [*self._started_by(), *self._steps()]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def _steps(self) -> list[psutil.Process]:
+        """The slurmstepds of this cluster: without a controller they try to reach it for long."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                ours = process.environ().get("SLURM_CONF") == str(self.conf)
+                if ours and process.name().startswith("slurm"):
+                    found.append(process)
+        return found
 
 
 @contextmanager

@@ -107,7 +107,6 @@ def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
         for end in notes(tmp_path, "end")
     ]
     assert max(at_once) == 2, at_once
-    assert notes(tmp_path, "begin")[0][0] == "wide", "those with the most cores come first"
 
 
 def test_a_killed_command_that_is_started_again_submits_nothing_twice(
