@@ -110,9 +110,9 @@ class Array:
             return free
 
     def is_stale(self) -> bool:
-        """Whether its command died long ago, and nothing of it is queued or runs."""
+        """Whether nothing happened for long, and nothing of it is queued or runs."""
         age = time.time() - self.folder.stat().st_mtime
-        return age > KEPT and self.is_dead() and not slurm.is_queued(self.name)
+        return age > KEPT and not slurm.is_queued(self.name)
 
 
 def new(folder: Path, tasks: Sequence[tuple[str, int]], at_once: int) -> Array:
