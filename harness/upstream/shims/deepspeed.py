@@ -153,20 +153,6 @@ def _shm_comm(count: Count) -> None:
     comm.build_shm_op = build  # type: ignore[attr-defined]
 
 
-def _whole_checkpoints(count: Count) -> None:
-    import torch
-
-    original = torch.load
-
-    def load(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("weights_only") is None:
-            count()
-            kwargs["weights_only"] = False
-        return original(*args, **kwargs)
-
-    torch.load = load
-
-
 POINTS = (
     Point(
         "deepspeed.torch_six",
@@ -311,6 +297,6 @@ POINTS = (
         BOTH,
         "since torch 2.6 torch.load accepts only plain tensors by default, and the checkpoints of "
         "these releases contain their own objects",
-        _whole_checkpoints,
+        stand_ins.whole_checkpoints,
     ),
 )

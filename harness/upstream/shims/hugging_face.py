@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.spec import Lane, Point
+from harness.upstream.shims import stand_ins
 
 BOTH = (Lane.CPU, Lane.GPU)
 
@@ -51,5 +52,14 @@ POINTS = (
         "it imports any transformers that it finds, and one from outside the overlay fails at the "
         "overlay's older huggingface_hub: that one is hidden",
         _own_transformers,
+    ),
+    Point(
+        "transformers.whole_checkpoints",
+        "transformers",
+        "<4.47",
+        BOTH,
+        "torch 2.6 changed torch.load's default, and the Trainer of these releases resumes with "
+        "it from the random states that it saved itself",
+        stand_ins.whole_checkpoints,
     ),
 )

@@ -188,3 +188,18 @@ def _stream(*_: Any) -> Stream:
 @contextmanager
 def _range(*_: Any, **__: Any) -> Iterator[None]:
     yield
+
+
+def whole_checkpoints(count: Count) -> None:
+    """Load a checkpoint with all its objects, as ``torch.load`` did by default before 2.6."""
+    import torch
+
+    original = torch.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("weights_only") is None:
+            count()
+            kwargs["weights_only"] = False
+        return original(*args, **kwargs)
+
+    torch.load = load

@@ -6,24 +6,18 @@ transformers: import it inside ``run``.
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
 
-from harness.spec import Context, Lane
-from scenarios.common import applied
-from scenarios.transformers.trainer_gas_twice.trainer import llama, next_token_loss
+from harness.spec import Context
+from scenarios.common.hf_trainer import VOCABULARY, Rows, llama, next_token_loss, sgd
 
-ROWS, VOCABULARY, LENGTH, LABELS = 8, 32, 8, 4
-
-Rows = dict[str, Tensor]
+ROWS, LENGTH, LABELS = 8, 8, 4
 
 
 def _bert(kind: str) -> nn.Module:
@@ -87,75 +81,19 @@ def mean_loss(head: str, logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-def trainer(ctx: Context, head: str, accumulation: int, steps: int, lr: float) -> Any:
-    """A Trainer with SGD at a constant rate, without clipping, watched step by step."""
+def trainer(ctx: Context) -> Any:
+    """A Trainer whose steps record how many micro-batches this rank was given."""
+    params = ctx.params
     torch.manual_seed(ctx.seed)
-    model = MODELS[head]().to(ctx.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    more: dict[str, Any] = {}
-    if ctx.world_size > 1:
-        more["ddp_backend"] = ctx.lane.backend
-    if "use_cpu" in inspect.signature(TrainingArguments).parameters:
-        more["use_cpu"] = ctx.lane is Lane.CPU  # before 4.34 it was no_cuda
-    arguments = TrainingArguments(
-        output_dir=str(ctx.folder / "out"),
-        seed=ctx.seed,
-        report_to=[],
-        per_device_train_batch_size=ROWS // accumulation // ctx.world_size,
-        gradient_accumulation_steps=accumulation,
-        max_steps=steps,
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
-        **more,
+
+    def facts(seen: Sequence[Rows], *_: Any) -> dict[str, int]:
+        return {"micro_batches": len(seen)}
+
+    return sgd(
+        ctx,
+        MODELS[params.head](),
+        partial(mean_loss, params.head),
+        dataset(params.head, ROWS * params.steps, ctx.seed),
+        size=ROWS // params.accumulation // ctx.world_size,
+        more=facts,
     )
-    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    rows = dataset(head, ROWS * steps, ctx.seed)
-    Watch(ctx, head, model, optimizer, lr)
-    return Trainer(
-        model=model, args=arguments, train_dataset=rows, optimizers=(optimizer, constant)
-    )
-
-
-class Watch:
-    """Records what each step of the optimizer applied, and what plain torch computes on the rows
-    that all ranks were given."""
-
-    def __init__(
-        self, ctx: Context, head: str, model: nn.Module, optimizer: torch.optim.Optimizer, lr: float
-    ) -> None:
-        self.ctx, self.head, self.model, self.lr, self.step = ctx, head, model, lr, 0
-        self.reference = copy.deepcopy(model)  # before the hooks, which would be copied, too
-        self.seen: list[Rows] = []
-        model.register_forward_pre_hook(self._given, with_kwargs=True)
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
-
-    def _given(self, _: Any, __: Any, given: dict[str, Any]) -> None:
-        self.seen.append({name: given[name].detach().clone() for name in ("input_ids", "labels")})
-
-    def _before(self, *_: Any) -> None:
-        self.weights = applied.copied(self.model)
-
-    def _after(self, *_: Any) -> None:
-        self.step += 1
-        plain = applied.plainly(self._loss, self.weights, self._of_all_ranks())
-        facts = applied.facts(plain, self.weights, applied.copied(self.model), self.lr)
-        self.ctx.record("step", self.step, micro_batches=len(self.seen), **facts)
-        self.seen.clear()
-
-    def _of_all_ranks(self) -> list[Rows]:
-        """The micro-batches that all ranks were given in this step."""
-        if self.ctx.world_size == 1:
-            return list(self.seen)
-        found: list[Any] = [None] * self.ctx.world_size
-        dist.all_gather_object(found, [{k: v.cpu() for k, v in b.items()} for b in self.seen])
-        return [{k: v.to(self.ctx.device) for k, v in b.items()} for own in found for b in own]
-
-    def _loss(self, weights: Any, batch: Rows) -> Tensor:
-        inputs = {"input_ids": batch["input_ids"]}
-        answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=inputs)
-        return mean_loss(self.head, answer["logits"], batch["labels"])

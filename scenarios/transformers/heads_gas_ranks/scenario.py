@@ -4,9 +4,9 @@ transformers 5.0.0 and later, 5.23.0 among them. Four ranks with four accumulate
 a gradient that is 16 times too large. The logged loss has the same factor: a classifier of four
 labels begins at 5.55 instead of 1.39 on two ranks with two micro-batches. AdamW hardly depends on
 the size of a gradient, and the default clipping (a norm of 1) hides it; SGD, other clipping and the
-logged norm do depend on it. Heads of BERT for sequences, tokens and masked words are affected, and
-those of RoBERTa, ELECTRA, ALBERT, DistilBERT, T5, BART and others that compute their loss with a
-plain ``CrossEntropyLoss()``. LLaMA's heads are right.
+logged norm do depend on it. Heads of BERT for sequences, tokens and masked words are affected. By
+their source, so are those of RoBERTa, ELECTRA, ALBERT, DistilBERT, T5, BART and others that compute
+their loss with a plain ``CrossEntropyLoss()``. LLaMA's heads are right.
 
 Root cause: ``Trainer.__init__`` takes any ``forward`` with ``**kwargs`` for one that divides the
 loss itself by the number of items in the whole batch. Since 5.0.0 these heads have ``**kwargs``,
@@ -27,7 +27,6 @@ from harness.facts.shapes import COUNT
 from harness.knobs import Knobs, knob
 from harness.settings import by_code
 from harness.spec import (
-    Companion,
     Context,
     Exercise,
     Finding,
@@ -38,6 +37,7 @@ from harness.spec import (
     expect_symptom,
 )
 from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
 
 
 @dataclass
@@ -65,13 +65,7 @@ SCENARIO = Scenario(
     remedy="give the Trainer a compute_loss_func that returns the sum of the losses divided by "
     "num_items_in_batch, or use transformers 4.57.6",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
-    companions=(
-        Companion(
-            "transformers<4.48",
-            {"accelerate": "0.34.2"},
-            "newer ones do not install beside the huggingface_hub of these releases",
-        ),
-    ),
+    companions=(OLD_ACCELERATE,),
     harm="ruins training",
     visibility="visible in the loss",
     known_upstream=False,
@@ -113,9 +107,8 @@ def run(ctx: Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
     from scenarios.transformers.heads_gas_ranks import heads
 
-    p = ctx.params
     with ctx.phase("init"):
-        made = heads.trainer(ctx, p.head, p.accumulation, p.steps, p.lr)
+        made = heads.trainer(ctx)
     with ctx.phase("steps"):
         made.train()
 

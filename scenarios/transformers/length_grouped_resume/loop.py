@@ -6,7 +6,6 @@ Imports torch and transformers: import it inside ``run``.
 from __future__ import annotations
 
 import inspect
-import os
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from harness.spec import Context, Lane
-from scenarios.transformers.trainer_gas_twice.trainer import llama
+from harness.spec import Context
+from scenarios.common.hf_trainer import arguments, llama
 
 BATCH = 4
 """Rows of a step."""
@@ -60,8 +59,6 @@ class Stop(TrainerCallback):  # type: ignore[misc]
 def trained(ctx: Context, launch: str) -> list[list[int]]:
     """The numbers of the rows of each step of a launch: ``whole``, ``save`` or ``resume``."""
     params = ctx.params
-    # Older releases load their own checkpoint with torch.load's old default. It is ours: no risk.
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     folder = ctx.folder / ("whole" if launch == "whole" else "stopped")
     known = inspect.signature(TrainingArguments).parameters
     grouping: dict[str, Any] = {}
@@ -69,22 +66,16 @@ def trained(ctx: Context, launch: str) -> list[list[int]]:
         grouping["group_by_length"] = True
     elif params.grouped:
         grouping["train_sampling_strategy"] = "group_by_length"
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=ctx.lane is Lane.CPU,
-        seed=ctx.seed,
-        report_to=[],
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=params.epochs,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        **grouping,
-    )
     torch.manual_seed(ctx.seed)
     made = Seen(
         llama().to(ctx.device),
-        arguments,
+        arguments(
+            ctx,
+            folder,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=params.epochs,
+            **grouping,
+        ),
         train_dataset=rows(params.rows, ctx.seed),
         data_collator=collate,
         callbacks=[Stop(params.stop)] if launch == "save" else [],

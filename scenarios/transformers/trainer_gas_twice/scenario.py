@@ -103,11 +103,8 @@ def run(ctx: Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
     from scenarios.transformers.trainer_gas_twice import trainer
 
-    p = ctx.params
     with ctx.phase("init"):
-        made = trainer.trainer(
-            ctx, trainer.MODELS[p.model](), p.lr, 8 // p.accumulation, p.steps, p.accumulation
-        )
+        made = trainer.trainer(ctx)
     with ctx.phase("steps"):
         made.train()
     ctx.record("logged", losses=trainer.logged(made))
