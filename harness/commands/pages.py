@@ -1,4 +1,4 @@
-"""write each scenario's README.md, docs/bugs.md and docs/alive.md, from code and recorded runs
+"""write each scenario's README.md, docs/bugs.md, alive.md and stories/, from recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import catalog, evidence
-from harness.commands import Arguments, _alive_page
+from harness.commands import Arguments, _alive_page, _story_pages
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
@@ -43,15 +43,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md, docs/alive.md")
+    console.print(f"{len(names)} pages, docs/bugs.md, docs/alive.md, docs/stories")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, the table of all bugs and the page of those that are alive up
-    to date. While a scenario is broken, that page stays as it is: it would lack the bug."""
+    """Bring the pages of scenarios, the table of all bugs, the page of those that are alive and
+    the stories up to date. While a scenario is broken, the last two stay as they are: they would
+    lack the bug."""
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
@@ -59,6 +60,10 @@ def write(names: Iterable[str]) -> None:
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
             write_whole(BUGS.with_name(_alive_page.NAME), _alive_page.text())
+            folder = BUGS.with_name(_story_pages.FOLDER)
+            folder.mkdir(exist_ok=True)
+            for file, text in _story_pages.texts():
+                write_whole(folder / file, text)
 
 
 def page(name: str) -> str:

@@ -23,6 +23,7 @@ from harness.site.statuses import Known, Statuses
 from harness.spec import HARMS, VISIBILITIES, Lane
 from harness.sweep import advisories, changes
 from harness.sweep.alive_bugs import by_harm
+from harness.sweep.stories import stories, subject
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
@@ -55,6 +56,7 @@ def pages(material: Material) -> Files:
         "statuses": material.statuses,
         "nightlies": material.nightlies,
         "material": material,
+        "stories": stories(),
     }
     made: dict[str, str | bytes] = {
         "index.html": _page("index", content, **_choices(bugs), lanes=list(Lane)),
@@ -77,6 +79,15 @@ def pages(material: Material) -> Files:
             package=package,
             rows=rows,
             heat=_heat(material.statuses, package),
+            root="../",
+        )
+    for story in stories():
+        made[f"stories/{story.name}.html"] = _page(
+            "story",
+            content,
+            story=story,
+            bugs_of_it=[bug for name in story.scenarios for bug in bugs if bug.name == name],
+            heat=_heat(material.statuses, subject(story), story.scenarios),
             root="../",
         )
     return made | _assets()
@@ -133,9 +144,12 @@ def _choices(bugs: Sequence[Bug]) -> dict[str, Any]:
 Heat = dict[str, Any]
 
 
-def _heat(statuses: Statuses, package: str) -> Heat:
-    """The table of a package: its releases, and for each bug the status of each."""
+def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) -> Heat:
+    """The table of a package: its releases, and for each bug (default: all) the status of each."""
     versions = statuses.versions(package)
+    if names is not None:
+        found = {version for name in names for version in statuses.of(name, package)}
+        versions = [version for version in versions if version in found]
     return {
         "package": package,
         "versions": [(version, statuses.days.get((package, version), "")) for version in versions],
@@ -145,7 +159,7 @@ def _heat(statuses: Statuses, package: str) -> Heat:
                 statuses.others(name, package),
                 [statuses.known(name, package, version) for version in versions],
             )
-            for name in statuses.scenarios(package)
+            for name in (statuses.scenarios(package) if names is None else names)
         ],
     }
 

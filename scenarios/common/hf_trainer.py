@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,25 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(torch.float32)
 
 
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss (nats) of the tokens that count; logits [rows, length, vocabulary]."""
-    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+@dataclass(frozen=True)
+class Loss:
+    """The cross-entropy (nats) of logits [rows, (length,) classes] over the labels that count."""
+
+    next_token: bool = True
+    """Whether logits predict the next token's label, so that nothing predicts the first one."""
+    smoothing: float = 0.0
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the labels that count."""
+        if self.next_token:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return nn.functional.cross_entropy(
+            logits.flatten(0, -2), labels.flatten(), reduction="sum", label_smoothing=self.smoothing
+        )
+
+    def count(self, labels: Tensor) -> int:
+        """How many labels count."""
+        return int((labels[:, 1:] if self.next_token else labels).ne(IGNORED).sum())
 
 
 def arguments(ctx: Context, folder: Path, **more: Any) -> TrainingArguments:
@@ -74,22 +91,25 @@ def arguments(ctx: Context, folder: Path, **more: Any) -> TrainingArguments:
 def sgd(
     ctx: Context,
     model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss,
     rows: list[Rows],
     *,
     size: int,
     more: Facts,
+    watch: type[Watch] | None = None,
+    **settings: Any,
 ) -> Any:
     """A Trainer with SGD at the constant rate ``lr``, without clipping, whose steps are recorded.
 
-    ``loss(logits, labels)`` is the right mean of a micro-batch of ``size`` rows. The parameters
-    ``lr``, ``steps`` and ``accumulation`` are the scenario's.
+    A micro-batch has ``size`` rows. Right is the mean of ``loss`` over all labels of a step that
+    count, or what ``watch`` computes. The parameters ``lr``, ``steps`` and ``accumulation`` are the
+    scenario's; ``settings`` are further arguments of the Trainer.
     """
     params = ctx.params
     model = model.to(ctx.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=params.lr)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    Watch(ctx, model, loss, optimizer, more)
+    (watch or Watch)(ctx, model, loss, optimizer, rows, more)
     return Trainer(
         model=model,
         args=arguments(
@@ -100,6 +120,7 @@ def sgd(
             max_steps=params.steps,
             max_grad_norm=0.0,
             logging_steps=1,
+            **settings,
         ),
         train_dataset=rows,
         optimizers=(optimizer, constant),
@@ -114,11 +135,13 @@ class Watch:
         self,
         ctx: Context,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         optimizer: torch.optim.Optimizer,
+        rows: list[Rows],
         more: Facts,
     ) -> None:
         self.ctx, self.model, self.loss, self.more, self.step = ctx, model, loss, more, 0
+        self.labels = {tuple(row["input_ids"].tolist()): row["labels"] for row in rows}
         self.reference = copy.deepcopy(model)  # before the hooks, which would be copied, too
         self.left = applied.copied(model)
         self.seen: list[Rows] = []
@@ -127,14 +150,18 @@ class Watch:
         optimizer.register_step_post_hook(self._after)
 
     def _given(self, _: Any, __: Any, given: dict[str, Any]) -> None:
-        self.seen.append({name: given[name].detach().clone() for name in ("input_ids", "labels")})
+        tokens, labels = given["input_ids"], given.get("labels")
+        if labels is None:  # the Trainer computes the loss itself, with label smoothing
+            labels = torch.stack([self.labels[tuple(row)] for row in tokens.tolist()])
+        seen = {"input_ids": tokens, "labels": labels.to(tokens.device)}
+        self.seen.append({name: tensor.detach().clone() for name, tensor in seen.items()})
 
     def _before(self, *_: Any) -> None:
         self.weights = applied.copied(self.model)
 
     def _after(self, *_: Any) -> None:
         self.step += 1
-        plain = applied.plainly(self._plain_loss, self.weights, self._of_all_ranks())
+        plain = self.plainly(self._of_all_ranks())
         before, self.left = self.left, applied.copied(self.model)
         moved = max(float((self.weights[n] - w).abs().max()) for n, w in before.items())
         facts = applied.facts(plain, self.weights, self.left, self.ctx.params.lr)
@@ -149,6 +176,14 @@ class Watch:
         dist.all_gather_object(found, [{k: v.cpu() for k, v in b.items()} for b in self.seen])
         return [{k: v.to(self.ctx.device) for k, v in b.items()} for own in found for b in own]
 
-    def _plain_loss(self, weights: Any, batch: Rows) -> Tensor:
-        answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=batch)
-        return self.loss(answer["logits"], batch["labels"])
+    def plainly(self, batches: list[Rows]) -> applied.Plain:
+        """Each micro-batch's part of the mean over all labels that count, times their number: so
+        their mean is the mean over all labels."""
+        labels = sum(self.loss.count(batch["labels"]) for batch in batches)
+
+        def part(weights: Any, batch: Rows) -> Tensor:
+            answer = torch.func.functional_call(self.reference, dict(weights), (), kwargs=batch)
+            total = self.loss.total(answer["logits"], batch["labels"])
+            return total * len(batches) / labels
+
+        return applied.plainly(part, self.weights, batches)

@@ -7,15 +7,14 @@ transformers: import it inside ``run``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from harness.spec import Context
-from scenarios.common.hf_trainer import VOCABULARY, Rows, llama, next_token_loss, sgd
+from scenarios.common.hf_trainer import VOCABULARY, Loss, Rows, llama, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4
 
@@ -74,26 +73,23 @@ def dataset(head: str, count: int, seed: int) -> list[Rows]:
     ]
 
 
-def mean_loss(head: str, logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss (nats) that the head's documentation promises."""
-    if head in NEXT_TOKEN:
-        return next_token_loss(logits, labels)
-    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-
-def trainer(ctx: Context) -> Any:
-    """A Trainer whose steps record how many micro-batches this rank was given."""
+def trainer(
+    ctx: Context, rows: list[Rows] | None = None, *, smoothing: float = 0.0, **settings: Any
+) -> Any:
+    """A Trainer whose steps record the number of labels in each micro-batch of this rank."""
     params = ctx.params
     torch.manual_seed(ctx.seed)
+    loss = Loss(params.head in NEXT_TOKEN, smoothing)
 
-    def facts(seen: Sequence[Rows], *_: Any) -> dict[str, int]:
-        return {"micro_batches": len(seen)}
+    def facts(seen: Sequence[Rows], *_: Any) -> dict[str, list[int]]:
+        return {"labels": [loss.count(one["labels"]) for one in seen]}
 
     return sgd(
         ctx,
         MODELS[params.head](),
-        partial(mean_loss, params.head),
-        dataset(params.head, ROWS * params.steps, ctx.seed),
+        loss,
+        rows or dataset(params.head, ROWS * params.steps, ctx.seed),
         size=ROWS // params.accumulation // ctx.world_size,
         more=facts,
+        **settings,
     )

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT
+from harness.facts.shapes import COUNT, many
 from harness.knobs import Knobs, knob
 from harness.settings import by_code
 from harness.spec import (
@@ -99,7 +99,7 @@ picture = applied.ratios
 
 def plan(at: Position) -> Plan:
     """Each step, with what it applied."""
-    step = {"micro_batches": COUNT, **applied.shapes()}
+    step = {"labels": many(COUNT, least=1), **applied.shapes()}
     return {"step": Kind(step, each(at.params.steps))}
 
 
@@ -131,7 +131,7 @@ def detect(records: Records) -> Finding | None:
 def exercised(records: Records) -> Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
-    counts = sorted({step["micro_batches"] for step in steps})
+    counts = sorted({len(step["labels"]) for step in steps})
     ranks = len(records.ranks)
     text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
     return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(

@@ -16,6 +16,7 @@ from scenarios.common import applied
 Losses = Sequence[float]
 
 TOKENS = "the mean over all tokens"
+SUM = "the sum of the micro-batches' means"
 MEANS = "the mean of the micro-batches' means"
 
 NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
@@ -23,7 +24,7 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
         math.fsum(m * t for m, t in zip(means, tokens, strict=True)) / sum(tokens)
     ),
     MEANS: lambda means, _: math.fsum(means) / len(means),
-    "the sum of the micro-batches' means": lambda means, _: math.fsum(means),
+    SUM: lambda means, _: math.fsum(means),
     "the mean, divided once more": lambda means, _: math.fsum(means) / len(means) ** 2,
     "the last micro-batch's mean": lambda means, _: means[-1],
 }

@@ -18,7 +18,7 @@ call accelerate; no release of accelerate is at fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.facts.plan import Kind, Plan, each
@@ -30,7 +30,6 @@ from harness.spec import (
     Exercise,
     Finding,
     Position,
-    Record,
     Records,
     Scenario,
     expect_clean,
@@ -38,6 +37,7 @@ from harness.spec import (
 )
 from scenarios.common import applied
 from scenarios.transformers.trainer_gas_twice import normaliser
+from scenarios.transformers.trainer_gas_twice.normaliser import TOKENS
 
 
 @dataclass
@@ -113,16 +113,22 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each update is the right one divided by the number of accumulation steps, and the logged loss
     is right."""
+    alarms = [name for name, fired in insufficient_checks(records).items() if fired]
+    return judged(records, 1 / records.params.accumulation, alarms)
+
+
+def judged(records: Records, factor: float, other: Iterable[str]) -> Finding | None:
+    """The finding, documented if each update is ``factor`` times the right one, and nothing else is
+    wrong; ``other`` says what else is."""
     steps = records.of("step")
     wrong = [step for step in steps if not applied.times(step, 1)]
-    other = list(_otherwise_wrong(records))
+    others = [*_otherwise_wrong(records), *other]
     if wrong:
-        ratio = 1 / records.params.accumulation
-        divided = all(applied.times(step, ratio) for step in steps)
-        lines = [*other, *map(applied.described, wrong)]
-        return applied.finding(wrong, lines, documented=divided and not other)
-    if other:
-        return Finding("\n".join(other), ranks=records.ranks, documented=False)
+        multiplied = all(applied.times(step, factor) for step in steps)
+        lines = [*others, *map(applied.described, wrong)]
+        return applied.finding(wrong, lines, documented=multiplied and not others)
+    if others:
+        return Finding("\n".join(others), ranks=records.ranks, documented=False)
     return None
 
 
@@ -137,7 +143,6 @@ def _otherwise_wrong(records: Records) -> Iterator[str]:
         if step["aside"]:
             yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
         yield from normaliser.miscounted(step, len(steps[0]["rows"]))
-    yield from (name for name, fired in insufficient_checks(records).items() if fired)
 
 
 def exercised(records: Records) -> Exercise:
@@ -153,12 +158,17 @@ def exercised(records: Records) -> Exercise:
 def insufficient_checks(records: Records) -> dict[str, bool]:
     """A check that misses this bug, and whether it fired: the logged loss is from before the
     division."""
+    return {"the logged loss is not the mean over all tokens": not logged_as(records, [TOKENS])}
+
+
+def logged_as(records: Records, normalisers: Iterable[str]) -> bool:
+    """Whether one of these normalisers gives each loss that the Trainer has logged."""
     steps, logged = records.of("step"), records.one("logged")
     losses = logged["losses"] if logged else []
-    right = [_is_mean(*pair) for pair in zip(losses, steps, strict=False)]
-    fired = not all(right) or len(right) < len(steps)
-    return {"the logged loss is not the mean over all tokens": fired}
-
-
-def _is_mean(loss: float, step: Record) -> bool:
-    return normaliser.TOKENS in normaliser.explains(loss, step["losses"], step["tokens"])
+    return len(losses) == len(steps) and any(
+        all(
+            name in normaliser.explains(loss, step["losses"], step["tokens"])
+            for loss, step in zip(losses, steps, strict=True)
+        )
+        for name in normalisers
+    )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.spec import Context
 from scenarios.common import applied
-from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Rows, llama, next_token_loss, sgd
+from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 
 LENGTH = 16
 ROWS = 8
@@ -30,7 +30,8 @@ class Plain(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.head(self.embed(input_ids))
-        return {"loss": next_token_loss(logits, labels), "logits": logits}
+        loss = Loss()
+        return {"loss": loss.total(logits, labels) / loss.count(labels), "logits": logits}
 
 
 MODELS = {"llama": llama, "plain": Plain}
@@ -57,14 +58,14 @@ def trainer(ctx: Context) -> Any:
     def facts(seen: Sequence[Rows], plain: applied.Plain, moved: float) -> dict[str, Any]:
         pairs = [pair for one in seen for pair in zip(one["input_ids"], one["labels"], strict=True)]
         return {
-            "tokens": [int((one["labels"][:, 1:] != IGNORED).sum()) for one in seen],
+            "tokens": [Loss().count(one["labels"]) for one in seen],
             "losses": plain.losses,
             "rows": [numbers.get(_name(*pair), -1) for pair in pairs],
             "aside": moved,
         }
 
     size = ROWS // params.accumulation
-    return sgd(ctx, MODELS[params.model](), next_token_loss, rows, size=size, more=facts)
+    return sgd(ctx, MODELS[params.model](), Loss(), rows, size=size, more=facts)
 
 
 def logged(made: Any) -> list[float]:

@@ -1,0 +1,1 @@
+"""With label smoothing, gradient accumulation multiplies the Trainer's gradient."""

@@ -1,0 +1,107 @@
+"""With label smoothing, gradient accumulation multiplies the Trainer's gradients.
+
+With ``label_smoothing_factor=0.1`` and ``gradient_accumulation_steps=4`` each update is 4 times the
+right one, with 8 it is 8 times. Hit are models whose ``forward`` has ``**kwargs``, such as LLaMA,
+in transformers 4.46 to 5.14. The logged loss is as much too large. Without label smoothing the same
+releases are right.
+
+Root cause: the Trainer expects of these models a loss that is divided by the number of labels in
+all micro-batches, and so does not divide by the number of micro-batches. But with label smoothing
+it computes the loss itself, in ``LabelSmoother``, which takes the mean of one micro-batch. The fix
+gives ``num_items_in_batch`` to ``LabelSmoother``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.knobs import knob
+from harness.settings import above, by_code
+from harness.spec import Context, Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers.heads_gas_ranks import scenario as sibling
+
+
+@dataclass
+class Params(sibling.Params):
+    head: str = knob("llama", choices=("llama",), about="the model that is trained")
+    accumulation: int = knob(
+        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
+    )
+    smoothing: float = knob(0.1, least=0, most=0.5, about="label_smoothing_factor")
+
+
+SCENARIO = Scenario(
+    report=(
+        "LabelSmoother ignores num_items_in_batch, inflating gradients by "
+        "~gradient_accumulation_steps with label smoothing",
+        "https://github.com/huggingface/transformers/issues/46731",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/47261",
+    symptom="gradients grow with gradient_accumulation_steps if label_smoothing_factor is above 0",
+    trigger="the Trainer with label_smoothing_factor above 0 and gradient_accumulation_steps above "
+    "1, and a model whose forward has **kwargs",
+    remedy="use transformers 5.15.0 or later, or give the Trainer a compute_loss_func with label "
+    "smoothing",
+    pins={"transformers": "5.14.1", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={
+        "trainer": True,
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("label_smoothing_factor is above 0"),
+    },
+    files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.15.0"),
+        "control": expect_clean(
+            about="5.14.1 without label smoothing", params={"smoothing": 0.0}, triggers=False
+        ),
+        "one_batch": expect_clean(
+            about="5.14.1 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+        "eight": expect_symptom(about="5.14.1, eight micro-batches", params={"accumulation": 8}),
+    },
+)
+plan = sibling.plan
+picture = applied.ratios
+insufficient_checks = applied.same_direction
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's smoothed loss."""
+    from scenarios.common.hf_trainer import IGNORED
+    from scenarios.transformers.heads_gas_ranks import heads
+
+    p = ctx.params
+    rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed)
+    for row in rows:
+        row["labels"] = row["labels"].clone()
+        row["labels"][0] = IGNORED  # some releases count this label: another bug
+    settings = {"label_smoothing_factor": p.smoothing}
+    with ctx.phase("init"):
+        made = heads.trainer(ctx, rows, smoothing=p.smoothing, **settings)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the right one times the number of micro-batches."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    multiplied = all(applied.times(step, records.params.accumulation) for step in steps)
+    return applied.finding(wrong, map(applied.described, wrong), documented=multiplied)
+
+
+def exercised(records: Records) -> Exercise:
+    """Labels were smoothed, and each step had several micro-batches."""
+    smoothing = records.params.smoothing
+    return sibling.exercised(records) & Exercise.of(
+        smoothing > 0, f"label_smoothing_factor was {smoothing}", "labels were not smoothed"
+    )

@@ -1,0 +1,1 @@
+"""The Trainer divides LLaMA's loss by one label too many in each row."""

@@ -1,0 +1,90 @@
+"""The Trainer divides LLaMA's loss by all labels of a row, though the first one is never predicted.
+
+With rows of L tokens, each update is (L - 1) / L times the right one: 0.875 with rows of 8 tokens,
+0.999 with 1024. The logged loss has the same factor. transformers 4.46 to 5.9 are affected, with
+LLaMA and the other models whose loss takes ``num_items_in_batch``. All ranks and all micro-batches
+have the same factor, so comparing them with each other does not show it.
+
+Root cause: the Trainer counts the labels that are not -100, and the model divides the sum of its
+losses by that count. A model that predicts the next token never predicts the first label. The fix
+leaves it out of the count. It misses GPT-2 and others: ``gpt2_counts_first_label``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.knobs import knob
+from harness.settings import by_code
+from harness.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers.gpt2_counts_first_label import scenario as sibling
+
+
+@dataclass
+class Params(sibling.Params):
+    head: str = knob("llama", choices=("gpt2", "llama"), about="the model that is trained")
+    first_label: bool = knob(True, about="whether the first label of each row counts")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix `num_items_in_batch` over-counting for causal LM losses",
+        "https://github.com/huggingface/transformers/pull/46204",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/46204",
+    symptom="the gradient of LLaMA is (L - 1) / L times that of its own mean loss, with rows of L "
+    "tokens",
+    trigger="the Trainer and a causal language model, with a label that counts at the first token",
+    remedy="use transformers 5.10.1 or later, or set the first label of each row to -100",
+    pins={"transformers": "4.46.2", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="silent",
+    settings={"trainer": True, "code": by_code("the first label of a row counts")},
+    files=("transformers/trainer.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.11.0"),
+        "control": expect_clean(
+            about="4.46.2 with the first labels masked",
+            params={"first_label": False},
+            triggers=False,
+        ),
+        "accumulation": expect_symptom(
+            about="4.46.2 with two micro-batches", params={"accumulation": 2}
+        ),
+    },
+)
+plan = sibling.plan
+detect = sibling.detect
+picture = applied.ratios
+insufficient_checks = applied.same_direction
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
+    from scenarios.common.hf_trainer import IGNORED
+    from scenarios.transformers.heads_gas_ranks import heads
+
+    p = ctx.params
+    rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed)
+    if not p.first_label:
+        for row in rows:
+            row["labels"] = row["labels"].clone()
+            row["labels"][0] = IGNORED
+    with ctx.phase("init"):
+        made = heads.trainer(ctx, rows)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def exercised(records: Records) -> Exercise:
+    """The first label of each row counted for the Trainer."""
+    return Exercise.of(
+        records.params.first_label,
+        f"{len(records.of('step'))} steps on rows of {sibling.LENGTH} tokens, each with a label",
+        "the first label of each row was -100",
+    )

@@ -1,0 +1,73 @@
+"""With gradient accumulation, transformers 4.47.0 and 4.48.0 multiply the gradient of LLaMA.
+
+With ``gradient_accumulation_steps=4`` each update and the logged loss are 4 times the right ones,
+with 8 they are 8 times. Hit are models whose ``forward`` takes ``num_items_in_batch``, as that of
+LLaMA and of most language models does.
+
+Root cause: in ``training_step`` a condition is inverted. It passes ``num_items_in_batch`` only for
+models that cannot take it. A LLaMA does not get it and returns a mean; the Trainer does not divide,
+because this model is expected to do so. 4.47.1 mended the condition, 4.48.0 brought the old one
+back together with the fix of ``trainer_gas_never``, and 4.48.1 mended it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.settings import above, by_code
+from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers.trainer_gas_twice import scenario as sibling
+from scenarios.transformers.trainer_gas_twice.normaliser import SUM, TOKENS
+
+
+@dataclass
+class Params(sibling.Params):
+    pass
+
+
+SCENARIO = Scenario(
+    report=(
+        "About GA loss in the latest transformers version",
+        "https://github.com/huggingface/transformers/issues/35663",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/35651",
+    symptom="the training loss of models with loss_kwargs becomes very large once gradient "
+    "accumulation is enabled",
+    trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
+    "**kwargs",
+    remedy="use transformers 4.48.1 or later",
+    pins={"transformers": "4.48.0", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={
+        "trainer": True,
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("the model's forward has **kwargs"),
+    },
+    files=("transformers/trainer.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.48.1"),
+        "control": expect_clean(
+            about="4.48.0 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+        "plain": expect_clean(about="4.48.0, a module of one's own", params={"model": "plain"}),
+    },
+)
+plan = sibling.plan
+run = sibling.run
+exercised = sibling.exercised
+picture = applied.ratios
+insufficient_checks = applied.same_direction
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update and each logged loss is the right one times the number of accumulation steps."""
+    wrong = any(not applied.times(step, 1) for step in records.of("step"))
+    expected = [SUM if wrong else TOKENS]
+    other = () if sibling.logged_as(records, expected) else ("the logged loss is another one",)
+    return sibling.judged(records, records.params.accumulation, other)

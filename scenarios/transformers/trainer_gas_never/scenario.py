@@ -1,0 +1,83 @@
+"""With gradient accumulation, the Trainer sums the micro-batches' gradients of your own modules.
+
+With ``gradient_accumulation_steps=4`` each update is 4 times the right one, with 8 it is 8 times.
+transformers 4.46 and 4.47 are affected, if the model's ``forward`` has no ``**kwargs``: your own
+modules, and those of many libraries. 4.46.3 logs the right loss, so nothing shows it; 4.47.1 logs 4
+times the loss. AdamW hardly depends on the size of a gradient; clipping and SGD do.
+
+Root cause: until 4.45 accelerate divided each loss by the number of micro-batches. 4.46 no longer
+tells accelerate that number, because the model is to divide by ``num_items_in_batch`` instead. A
+model whose ``forward`` has no ``**kwargs`` never gets this and returns a mean, so nobody divides.
+The fix lets the Trainer divide for these models. The same release broke the others:
+``trainer_gas_llama``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.knobs import knob
+from harness.settings import above, by_code
+from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers.trainer_gas_twice import scenario as sibling
+from scenarios.transformers.trainer_gas_twice.normaliser import SUM, TOKENS
+
+
+@dataclass
+class Params(sibling.Params):
+    model: str = knob(
+        "plain",
+        choices=("llama", "plain"),
+        about="the model; only the forward of llama accepts num_items_in_batch",
+    )
+
+
+SCENARIO = Scenario(
+    report=(
+        "4.47.1 Hugging Face Trainer loss accumulated by sum instead of mean",
+        "https://github.com/huggingface/transformers/issues/35556",
+        "https://github.com/huggingface/transformers/pull/35438",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/35207",
+    symptom="with gradient_accumulation_steps=4 the gradient applied is 4 times the right one",
+    trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
+    "no **kwargs",
+    remedy="use transformers 4.48.0 or later, or divide the loss in the model",
+    pins={"transformers": "4.46.3", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("the model's forward has no **kwargs"),
+    },
+    files=("transformers/trainer.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.48.0"),
+        "logged": expect_symptom("4.47.1", about="logs the sum of the micro-batches' losses"),
+        "control": expect_clean(
+            about="4.46.3 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+        "llama": expect_clean(
+            about="4.46.3 with a LLaMA, whose forward has **kwargs", params={"model": "llama"}
+        ),
+    },
+)
+plan = sibling.plan
+run = sibling.run
+exercised = sibling.exercised
+picture = applied.ratios
+insufficient_checks = applied.same_direction
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the right one times the number of accumulation steps; the loss that is logged
+    is the mean or the sum of the micro-batches' losses."""
+    known = sibling.logged_as(records, [TOKENS, SUM])
+    other = () if known else ("the logged loss is neither the mean nor the sum",)
+    return sibling.judged(records, records.params.accumulation, other)

@@ -1,0 +1,1 @@
+"""The Trainer takes the mean of micro-batches' means, whatever their numbers of tokens."""

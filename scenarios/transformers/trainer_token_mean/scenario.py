@@ -1,0 +1,148 @@
+"""With gradient accumulation, the Trainer weighs a token of a short micro-batch more than others.
+
+Until transformers 4.45 each update is the mean of the micro-batches' means, not the mean over all
+tokens. A micro-batch with few labels counts as much as one with many: here a token counts 0.69 to
+1.6 times what it should, and up to 0.3 of the gradient has a wrong direction. So the update depends
+on how a batch is cut into micro-batches. Loss curves look normal. Everybody was
+hit who fine-tuned on texts of different lengths with accumulation, in all frameworks that averaged
+in this way, until the report of October 2024.
+
+Root cause: the model returns the mean loss of its micro-batch, and accelerate divides it by the
+number of micro-batches. The fix counts the labels of all micro-batches before the step and gives
+the number to the model, which divides the sum of its losses by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.knobs import knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers.heads_gas_ranks import scenario as sibling
+
+COUNTED = (1, 2, 6, 7, 3, 5, 4, 2)
+"""How many labels of each of the 8 rows of a step count; the first label never does."""
+
+
+@dataclass
+class Params(sibling.Params):
+    head: str = knob("llama", choices=("llama", "gpt2"), about="the model that is trained")
+    accumulation: int = knob(
+        4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
+    )
+    unequal: bool = knob(True, about="whether the rows have different numbers of labels")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix Gradient Accumulation issue",
+        "https://github.com/huggingface/transformers/pull/34191",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/34191",
+    symptom="with gradient accumulation the gradient is not that of the same rows in one batch",
+    trigger="the Trainer with gradient_accumulation_steps above 1, and micro-batches with "
+    "different numbers of labels",
+    remedy="use transformers 4.46.1 or later",
+    pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("micro-batches have different numbers of labels"),
+    },
+    files=("transformers/trainer.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("4.46.3"),
+        "control": expect_clean(
+            about="4.45.2 with equally many labels in each row",
+            params={"unequal": False},
+            triggers=False,
+        ),
+        "one_batch": expect_clean(
+            about="4.45.2 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+    },
+)
+plan = sibling.plan
+picture = applied.ratios
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model; compare each applied gradient with the mean over all tokens."""
+    from scenarios.common.hf_trainer import IGNORED
+    from scenarios.transformers.heads_gas_ranks import heads
+
+    p = ctx.params
+    rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed)
+    for number, row in enumerate(rows):
+        row["labels"] = row["labels"].clone()
+        row["labels"][0] = IGNORED  # some releases count this label: another bug
+        if p.unequal:
+            row["labels"][1 + COUNTED[number % len(COUNTED)] :] = IGNORED
+    with ctx.phase("init"):
+        made = heads.trainer(ctx, rows)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the mean of the micro-batches' means."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    of_means = all(_shares(step["micro"], _expected(step)) for step in steps)
+    return Finding(
+        "\n".join(map(applied.described, wrong)),
+        step=wrong[0]["step"],
+        ranks=records.ranks,
+        magnitude=max(step["off"] for step in wrong),
+        unit="of the applied gradient has another direction",
+        documented=of_means,
+    )
+
+
+def _expected(step: Record) -> list[float]:
+    """The shares of the micro-batches in a mean of their means: right is 1 each."""
+    labels = step["labels"]
+    return [math.fsum(labels) / (len(labels) * count) for count in labels]
+
+
+def _shares(found: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(near(a, b, share=5e-3) for a, b in zip(found, expected, strict=True))
+
+
+def exercised(records: Records) -> Exercise:
+    """The micro-batches of a step had different numbers of labels."""
+    uneven = [step for step in records.of("step") if len(set(step["labels"])) > 1]
+    counts = ", ".join(map(str, uneven[0]["labels"])) if uneven else ""
+    return Exercise.of(
+        bool(uneven),
+        f"{len(uneven)} steps with micro-batches of {counts} labels",
+        "the micro-batches of a step had equally many labels",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Each micro-batch was used, so a look at which rows came does not show the bug."""
+    unused = any(share <= 0 for step in records.of("step") for share in step["micro"])
+    return {"a micro-batch was left out": unused}

@@ -1,0 +1,60 @@
+"""The stories: which release has which of several bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from harness import catalog
+from harness.commands import _story_pages
+from harness.spec import Story
+from harness.sweep import stories
+from harness.sweep.cell import Status
+
+WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
+TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))
+
+
+def spans(monkeypatch: pytest.MonkeyPatch, known: Mapping[str, Mapping[str, Status]]) -> list[str]:
+    monkeypatch.setattr(stories, "tested", lambda name: dict(known[name]))
+    marks = {WRONG: "x", RIGHT: "-", UNSURE: "?", None: " "}
+    return [
+        f"{span}: {''.join(marks[span.statuses[name]] for name in TWO.scenarios)}"
+        for span in stories.spans(TWO)
+    ]
+
+
+def test_releases_with_equal_statuses_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"1.0": RIGHT, "1.1": WRONG, "1.2": WRONG, "1.10": RIGHT}
+    second = {"1.0": RIGHT, "1.1": RIGHT, "1.2": RIGHT, "1.10": UNSURE}
+    assert spans(monkeypatch, {"first": first, "second": second}) == [
+        "1.0: --",
+        "1.1 to 1.2: x-",
+        "1.10: -?",
+    ]
+
+
+def test_an_untested_release_has_the_status_of_neighbours_that_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = {"1.0": WRONG, "1.2": WRONG, "1.4": RIGHT}
+    second = {"1.0": RIGHT, "1.1": RIGHT, "1.3": WRONG, "1.4": WRONG}
+    assert spans(monkeypatch, {"first": first, "second": second}) == [
+        "1.0 to 1.1: x-",
+        "1.2: x ",
+        "1.3:  x",
+        "1.4: -x",
+    ]
+
+
+@pytest.mark.parametrize("story", stories.stories(), ids=lambda story: story.name)
+def test_a_story_is_about_scenarios_of_one_package(story: Story) -> None:
+    assert {catalog.scenario(name).subject for name in story.scenarios} == {stories.subject(story)}
+
+
+def test_a_page_names_each_bug_with_its_periods() -> None:
+    pages = dict(_story_pages.texts())
+    text = pages["trainer_loss.md"]
+    assert "[`trainer_gas_twice`](../../scenarios/transformers/trainer_gas_twice/README.md)" in text
+    assert "5.2.0 to 5.5.3; 5.5.4 is not affected" in text
