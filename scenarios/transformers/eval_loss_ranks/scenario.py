@@ -1,0 +1,156 @@
+"""With BERT's heads and many others, the Trainer's evaluation loss is multiplied by the ranks.
+
+transformers 5.0.0 and later, 5.23.0 among them. ``trainer.evaluate()`` on two ranks gives an
+``eval_loss`` that is twice the mean loss of the same rows, on four ranks four times. Accuracy and
+other metrics are right, because they come from the logits. Early stopping and the choice of the
+best checkpoint by the loss are right within one run, but losses of runs on different numbers of
+GPUs cannot be compared, and a perplexity that is computed from the loss is wrong.
+
+Root cause: that of ``heads_gas_ranks``. ``Trainer.__init__`` takes a ``forward`` with ``**kwargs``
+for one that divides the loss by the number of items on all ranks. So ``compute_loss`` multiplies it
+by the number of ranks, also in an evaluation. These heads return a mean.
+
+We know of no report about these heads. Issue 35078 is the same symptom in 4.46.3, for LLaMA with
+``average_tokens_across_devices=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import NUMBER, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common.companions import OLD_ACCELERATE
+
+ROWS = 16
+"""Rows of the evaluation; each rank gets as many as every other."""
+
+
+@dataclass
+class Params(Knobs):
+    head: str = knob(
+        "sequence",
+        choices=("sequence", "token", "masked_lm", "llama"),
+        about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
+    )
+
+
+SCENARIO = Scenario(
+    report=(
+        "no report about these heads; one of the same symptom with another cause",
+        "https://github.com/huggingface/transformers/issues/35078",
+    ),
+    fix="none as of transformers 5.23.0",
+    symptom="eval_loss is the mean loss times the number of ranks",
+    trigger="Trainer.evaluate on several ranks, and a head that computes a plain mean",
+    remedy="compute the loss in compute_metrics, from the logits, or use transformers 4.57.6",
+    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="wrong metric",
+    visibility="visible in the loss",
+    known_upstream=False,
+    settings={"trainer": True, "code": by_code("the head is one of those that are affected")},
+    files=("transformers/trainer.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(about="5.23.0 on two ranks"),
+        "fixed": expect_clean("4.57.6"),
+        "control": expect_clean(about="5.23.0 on one rank", ranks=1, triggers=False),
+        "masked_lm": expect_symptom(
+            about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
+        ),
+        "llama": expect_clean(
+            about="5.23.0 with LLaMA's head, which divides the loss itself",
+            params={"head": "llama"},
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The loss of the Trainer, and that of plain torch on all rows; the same on all ranks."""
+    return {"evaluation": Kind({"loss": alike(NUMBER), "reference": alike(NUMBER)})}
+
+
+def run(ctx: Context) -> None:
+    """Evaluate a tiny model with the Trainer, and with plain torch."""
+    import torch
+    from transformers import Trainer
+
+    from scenarios.common.hf_trainer import Loss, arguments
+    from scenarios.transformers.heads_gas_ranks import heads
+
+    head = ctx.params.head
+    torch.manual_seed(ctx.seed)
+    model = heads.MODELS[head]().to(ctx.device).eval()
+    rows = heads.dataset(head, ROWS, ctx.seed)
+    size = ROWS // 2 // ctx.world_size
+    settings = arguments(ctx, ctx.folder / "out", per_device_eval_batch_size=size)
+    with ctx.phase("evaluate"):
+        found = Trainer(model=model, args=settings, eval_dataset=rows).evaluate()
+    batch = {name: torch.stack([row[name] for row in rows]).to(ctx.device) for name in rows[0]}
+    loss = Loss(head in heads.NEXT_TOKEN)
+    with torch.no_grad():
+        logits = model(input_ids=batch["input_ids"])["logits"]
+        mean = loss.total(logits, batch["labels"]) / loss.count(batch["labels"])
+    ctx.record("evaluation", loss=float(found["eval_loss"]), reference=float(mean))
+
+
+def detect(records: Records) -> Finding | None:
+    """The evaluation loss is the mean loss times the number of ranks."""
+    one = records.of("evaluation")[0]
+    ratio = one["loss"] / one["reference"]
+    if near(ratio, 1, share=1e-3):
+        return None
+    return Finding(
+        f"eval_loss is {one['loss']:.5g}, {ratio:.4g} times the mean loss of the same rows, "
+        f"{one['reference']:.5g}",
+        ranks=records.ranks,
+        magnitude=abs(ratio - 1),
+        unit="of the right loss",
+        documented=near(ratio, len(records.ranks), share=1e-3),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Several ranks evaluated."""
+    ranks = len(records.ranks)
+    return Exercise.of(ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank")
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All ranks report the same loss, so comparing them misses the bug."""
+    losses = {one["loss"] for one in records.of("evaluation")}
+    return {"the ranks report different losses": len(losses) > 1}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """The evaluation loss over the right one."""
+    bars = [
+        (variant, "", one["loss"] / one["reference"])
+        for variant, records in trials.items()
+        for one in records.of("evaluation")[:1]
+    ]
+    yield Bars(
+        "The evaluation loss",
+        "with the bug it is the mean loss times the number of ranks",
+        bars,
+        "times the mean loss",
+        {"right": 1.0},
+    )

@@ -1,0 +1,154 @@
+"""The Trainer multiplies the auxiliary loss of a mixture of experts by ranks and micro-batches.
+
+The auxiliary loss keeps the experts equally busy. On two ranks with two accumulated micro-batches
+its gradient is 4 times the one that ``router_aux_loss_coef`` asks for; the task's gradient is
+right. So the balance of the experts counts more, the more GPUs and micro-batches there are, and a
+coefficient that was tuned on one GPU is another one on 64. We ran Mixtral; the report
+is about Qwen3-MoE.
+
+Root cause: the model divides the sum of the task's losses by the number of labels in the whole
+batch, and then adds the auxiliary loss, a mean, undivided. ``training_step`` does not divide by the
+number of micro-batches, and ``compute_loss`` multiplies the sum of both by the number of ranks,
+because the model is expected to have divided all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT
+from harness.knobs import Knobs, knob
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+from scenarios.common.companions import OLD_ACCELERATE
+
+
+@dataclass
+class Params(Knobs):
+    accumulation: int = knob(
+        2, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
+    )
+    coefficient: float = knob(0.5, above=0, about="router_aux_loss_coef")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Qwen3-MoE router auxiliary loss is multiplied by the DDP world size in Trainer",
+        "https://github.com/huggingface/transformers/issues/48690",
+    ),
+    fix="none as of transformers 5.23.0",
+    symptom="the gradient of the auxiliary loss is multiplied by the number of ranks and of "
+    "micro-batches, and the task's gradient is right",
+    trigger="the Trainer, a mixture of experts with output_router_logits, and several ranks or "
+    "accumulation",
+    remedy="divide router_aux_loss_coef by the number of ranks times the accumulation steps",
+    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "code": by_code("the model is a mixture of experts with output_router_logits"),
+    },
+    files=("transformers/trainer.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
+        "fixed": expect_clean("4.45.2"),
+        "control": expect_clean(
+            about="5.23.0, one micro-batch on one rank",
+            params={"accumulation": 1},
+            ranks=1,
+            triggers=False,
+        ),
+        "accumulation": expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
+        "two_ranks": expect_symptom(
+            about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with the shares of the task's and of the auxiliary gradient in what it applied."""
+    step = {"micro_batches": COUNT, **applied.shapes(2)}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny Mixtral; compare each applied gradient with plain torch's."""
+    from scenarios.transformers.moe_aux_world import mixtral
+
+    with ctx.phase("init"):
+        made = mixtral.trainer(ctx)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def _described(step: Record) -> str:
+    task, auxiliary = step["micro"]
+    return (
+        f"rank {step['rank']}, step {step['step']}: the task's gradient counts {task:.4g} times, "
+        f"that of the auxiliary loss {auxiliary:.4g} times (right: 1 each)"
+    )
+
+
+def detect(records: Records) -> Finding | None:
+    """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
+    them; the task's is right."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    ranks, parts = len(records.ranks), records.params.accumulation
+    multiplied = any(
+        all(_shares(step, 1, factor) for step in steps) for factor in {ranks * parts, ranks, parts}
+    )
+    return Finding(
+        "\n".join(map(_described, wrong)),
+        step=min(step["step"] for step in wrong),
+        ranks=records.ranks,
+        magnitude=max(abs(step["micro"][1] - 1) for step in wrong),
+        unit="of the right auxiliary gradient",
+        documented=multiplied,
+    )
+
+
+def _shares(step: Record, task: float, auxiliary: float) -> bool:
+    """Whether the two gradients have these shares; in part of what was applied they are alone."""
+    expected = zip(step["micro"], (task, auxiliary), strict=True)
+    return all(near(found, right, share=5e-3) for found, right in expected)
+
+
+def exercised(records: Records) -> Exercise:
+    """Several ranks or several micro-batches made each step, as many as were requested."""
+    steps, wanted = records.of("step"), records.params.accumulation
+    counts, ranks = sorted({step["micro_batches"] for step in steps}), len(records.ranks)
+    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
+    return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(
+        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All ranks apply the same, so comparing them misses the bug."""
+    by_step: dict[int, set[float]] = {}
+    for step in records.of("step"):
+        by_step.setdefault(step["step"], set()).add(round(step["applied"], 5))
+    return {"the ranks apply different updates": any(len(found) > 1 for found in by_step.values())}
