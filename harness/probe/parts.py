@@ -19,7 +19,7 @@ LEVEL = 1e-3
 
 def made_of(at: Moment, rank: int) -> str:
     """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
-    there is nothing to tell."""
+    all have their usual weights."""
     import torch
 
     parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
@@ -36,15 +36,15 @@ def made_of(at: Moment, rank: int) -> str:
     mean = float(want.mean())
     shown = ", ".join(f"{float(x) / mean:.3g}" for x in got)
     wanted = ", ".join(f"{float(x) / mean:.3g}" for x in want)
-    told = f"the micro-batches (by rank) have the weights {shown}; in the reference {wanted}"
+    text = f"the micro-batches (by rank) have the weights {shown}; in the reference {wanted}"
     gone = [
         f"{m + 1} of rank {r}"
         for (r, m, _), weight in zip(parts, got, strict=True)
         if abs(float(weight)) < LEVEL * abs(mean)
     ]
     if gone:
-        return f"{told}: micro-batch {', '.join(gone)} is lost"
-    return f"{told}: a mean of means" if _level(got) else told
+        return f"{text}: micro-batch {', '.join(gone)} is lost"
+    return f"{text}: a mean of means" if _level(got) else text
 
 
 def _weights(basis: Tensor, gradient: Named, names: Named) -> Tensor | None:

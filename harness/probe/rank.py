@@ -21,13 +21,13 @@ PEER_GRACE = 20
 
 def main(folder: Path) -> None:
     """Run the script until it has taken its steps, or has ended."""
-    told = Assignment(**json.loads((folder / "assignment.json").read_text()))
-    os.chdir(told.cwd)
+    assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
+    os.chdir(assignment.cwd)
     _set_up_process()
-    importlib.import_module(told.imports)  # unless this process was forked with it
-    watch = Watch(told, lambda steps: _leave(folder, steps))
+    importlib.import_module(assignment.imports)  # unless this process was forked with it
+    watch = Watch(assignment, lambda steps: _leave(folder, steps))
     watch.install()
-    _run(told)
+    _run(assignment)
     _leave(folder, watch.steps)
 
 
@@ -39,16 +39,16 @@ def _set_up_process() -> None:
     supervisor.set_name(f"rank {os.environ['RANK']}")
 
 
-def _run(told: Assignment) -> None:
+def _run(assignment: Assignment) -> None:
     """Run the script or the module, as Python itself would."""
-    sys.argv = [told.script, *told.arguments]
+    sys.argv = [assignment.script, *assignment.arguments]
     try:
-        if told.module:
-            sys.path.insert(0, told.cwd)
-            runpy.run_module(told.script, run_name="__main__", alter_sys=True)
+        if assignment.module:
+            sys.path.insert(0, assignment.cwd)
+            runpy.run_module(assignment.script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(told.script).resolve().parent))
-            runpy.run_path(told.script, run_name="__main__")
+            sys.path.insert(0, str(Path(assignment.script).resolve().parent))
+            runpy.run_path(assignment.script, run_name="__main__")
     except SystemExit as left:
         if left.code:
             raise

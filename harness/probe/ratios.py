@@ -34,5 +34,5 @@ SMALL = 0.02
 
 def times(ratio: float, world: int, k: int) -> str:
     """A ratio in words, with its meaning."""
-    said = meaning(ratio, world, k)
-    return f"{ratio:.4g} times" + (f" ({said})" if said else "")
+    words = meaning(ratio, world, k)
+    return f"{ratio:.4g} times" + (f" ({words})" if words else "")

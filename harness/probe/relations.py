@@ -131,12 +131,12 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
         details.append(made_of(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
-    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
     return Broken(
         relation,
         f"{several_ranks(off)}: {_described(at, found)} the reference's",
         found.ratio,
-        said,
+        explanation,
         tuple(names),
         tuple(off),
         tuple(filter(None, details)),
@@ -164,18 +164,18 @@ def _unlike_ranks(at: Moment, what: str) -> str:
         return ""
     total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
     mean = numbers.share({n: t / at.layout.world for n, t in total.items()}, right)
-    told = "the ranks have unlike gradients"
+    text = "the ranks have unlike gradients"
     if mean.is_factor:
-        told += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
-    return told
+        text += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
+    return text
 
 
 def _clips(at: Moment) -> str:
     here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
     there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
     counts = len(at.here[0]["clips"]), len(at.right["clips"])
-    told = f"clipping saw the norm {here} (by rank), in the reference {there}"
-    return told if counts[0] == counts[1] else f"{told}; {counts[0]} times a step, not {counts[1]}"
+    text = f"clipping saw the norm {here} (by rank), in the reference {there}"
+    return text if counts[0] == counts[1] else f"{text}; {counts[0]} times a step, not {counts[1]}"
 
 
 def rate(at: Moment) -> Broken | None:
@@ -204,8 +204,8 @@ def update(at: Moment) -> Broken | None:
     rank, names = next(iter(off.items()))
     found = numbers.share(at.here[rank]["update"], at.right["update"])
     text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
-    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
-    return Broken("update", text, found.ratio, said, tuple(names), tuple(off))
+    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
 
 
 RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)

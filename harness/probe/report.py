@@ -26,9 +26,9 @@ def exit_code(answers: Answers) -> int:
 def text(answers: Answers, seconds: float) -> Iterator[str]:
     """The lines of the report."""
     yield f"{'reference: 1 rank':{WIDTH}}  {answers.about}"
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     for found in answers.layouts:
-        yield from _layout(found, told)
+        yield from _layout(found, reported)
     for note in answers.notes:
         yield f"note: {note}"
     yield "not tested:"
@@ -36,7 +36,7 @@ def text(answers: Answers, seconds: float) -> Iterator[str]:
     yield f"{seconds:.1f} s"
 
 
-def _layout(found: Compared, told: set[tuple[str, ...]]) -> Iterator[str]:
+def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     """The lines about a layout; shorter if an earlier one has the same fault."""
     name = f"{found.layout.name:{WIDTH}}"
     if found.no_answer:
@@ -49,10 +49,10 @@ def _layout(found: Compared, told: set[tuple[str, ...]]) -> Iterator[str]:
         step = f" at step {found.step}" if found.step else ""
         yield f"{name}  BROKEN{step}: {first.relation}  ({found.seconds:.1f} s)"
         fault = (first.relation, first.meaning, *first.parameters)
-        yield f"    {first.text}" + (", as above" if fault in told else "")
-        if fault not in told:
+        yield f"    {first.text}" + (", as above" if fault in reported else "")
+        if fault not in reported:
             yield from (f"    {detail}" for detail in first.details)
-        told.add(fault)
+        reported.add(fault)
         if others:
             yield f"    and as a result: {', '.join(each.relation for each in others)}"
     yield from (f"    note: {note}" for note in found.notes)

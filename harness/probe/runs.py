@@ -135,7 +135,7 @@ class Runner:
         own.mkdir(exist_ok=True)
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {"rows": settings.rows // divided, "k": layout.k, "dir": own, "at": settings.at}
-        told = Assignment(
+        assignment = Assignment(
             self.target.script,
             self.target.module,
             self.target.filled(values, layout.more),
@@ -148,7 +148,7 @@ class Runner:
             one_order=layout.one_order,
             shift=shift,
         )
-        (folder / "assignment.json").write_text(json.dumps(asdict(told)))
+        (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
     def _tick(self) -> None:
         if self._stop.is_set():

@@ -28,17 +28,17 @@ PARTS_UP_TO = 2_000_000
 class Watch:
     """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
 
-    def __init__(self, told: Assignment, done: Callable[[list[Step]], None]) -> None:
+    def __init__(self, assignment: Assignment, done: Callable[[list[Step]], None]) -> None:
         import torch
 
-        self.told, self.done = told, done
+        self.assignment, self.done = assignment, done
         self.steps: list[Step] = []
         self.root: Any = None
         self.names: dict[int, str] = {}
         self.engine: Engine | None = None
         self.noise: Any = None
-        if told.perturb is not None:
-            self.noise = torch.Generator().manual_seed(told.perturb)
+        if assignment.perturb is not None:
+            self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._depth = 0
         self._begin()
 
@@ -68,7 +68,7 @@ class Watch:
         _replace(torch.nn.utils.clip_grad_norm_, self._clip)
         _replace(functional.dropout, self._dropout)
         _replace(functional.scaled_dot_product_attention, self._attention)
-        if self.told.one_order:
+        if self.assignment.one_order:
             draw_one_order()
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
@@ -133,7 +133,7 @@ class Watch:
 
         if is_deepspeed(self.root):
             self._watch_engine()
-        shift = torch.load(self.told.shift) if self.told.shift else {}
+        shift = torch.load(self.assignment.shift) if self.assignment.shift else {}
         with torch.no_grad():
             for name, parameter in self.root.named_parameters():
                 mine = local(parameter)
@@ -271,7 +271,7 @@ class Watch:
             "eps": updated.eps(),
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in before.items()},
         }
-        if len(self.steps) in self.told.keep:
+        if len(self.steps) in self.assignment.keep:
             self.now |= {"before": before, "state": updated.state()}
 
     def _keep(self, updated: Any) -> None:
@@ -284,11 +284,11 @@ class Watch:
             self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
         self.steps.append(self.now)
         self._begin()
-        if not self.told.saves:
+        if not self.assignment.saves:
             self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if len(self.steps) >= self.told.steps:
+        if len(self.steps) >= self.assignment.steps:
             self.done(self.steps)
 
 

@@ -53,7 +53,7 @@ def layout(answers: Answers, kind: str) -> Compared:
     return next(found for found in answers.layouts if found.layout.kind == kind)
 
 
-def told(answers: Answers) -> dict[str, tuple[str, str]]:
+def first_broken(answers: Answers) -> dict[str, tuple[str, str]]:
     """By layout, the relation that is broken first, and what its ratio means; right ones not."""
     return {
         found.layout.kind: (found.broken[0].relation, found.broken[0].meaning)

@@ -72,6 +72,6 @@ def test_a_layout_without_an_answer_is_not_as_the_reference(
     assert "NO ANSWER: rank" in capsys.readouterr().out
 
 
-def test_a_script_that_is_not_told_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", DDP, "--batch-size", "4"]) == 2
     assert "{rows}" in capsys.readouterr().err

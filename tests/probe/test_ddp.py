@@ -9,7 +9,7 @@ import pytest
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.probe.report import exit_code
 from harness.trial.server_pool import Pool
-from tests.probe.probing import RESUMED, SAVE, Probing, layout, refused, told
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
 
@@ -38,7 +38,7 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more
     answers = probing("ddp.py", f"{GIVEN} {more}", Settings(save=SAVE, resume=RESUMED))
     assert [found.layout.kind for found in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
     assert exit_code(answers) == 0
 
 
@@ -76,7 +76,7 @@ def test_a_mistake_is_named_in_the_layouts_that_have_it(
 ) -> None:
     answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], Settings())
     assert not refused(answers)
-    assert told(answers) == broken
+    assert first_broken(answers) == broken
     assert exit_code(answers) == 1
 
 
@@ -93,5 +93,5 @@ def test_a_resume_that_forgets_something_is_named(
 ) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
     answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
-    assert told(answers) == {RESUME: (relation, "")}
+    assert first_broken(answers) == {RESUME: (relation, "")}
     assert layout(answers, RESUME).step == step

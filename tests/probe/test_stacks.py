@@ -12,7 +12,7 @@ import pytest
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
 from harness.trial.server_pool import Pool
 from tests.overlays import lent, lent_release
-from tests.probe.probing import RESUMED, SAVE, Probing, refused, told
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
@@ -38,28 +38,28 @@ def pool() -> Iterator[Pool]:
 def test_fsdp2_is_as_one_process(pool: Pool, more: str) -> None:
     answers = Probing(pool)("fsdp2.py", f"{GIVEN} {more}", Settings())
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
 
 
 def test_accelerate_is_as_one_process_and_resumes(pool: Pool) -> None:
     with lent("trainer_gas_twice", "fixed") as overlays:
         answers = Probing(pool, overlays["fixed"].site)("accelerated.py", GIVEN, RESUMABLE)
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
 
 
 def test_the_trainer_is_as_one_process_and_resumes(pool: Pool) -> None:
     with lent("trainer_gas_twice", "fixed") as overlays:
         answers = Probing(pool, overlays["fixed"].site)("trainer.py", TRAINER, TRAINER_RESUMABLE)
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
 
 
 def test_a_gradient_that_all_layouts_have_too_small_is_noted(pool: Pool) -> None:
     with lent("trainer_gas_twice", "fixed") as overlays:
         probing = Probing(pool, overlays["fixed"].site)
         answers = probing("trainer.py", f"{TRAINER} gpt2", Settings(layouts=(RANKS,)))
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
     assert any("0.8696 times that of the mean cross-entropy" in note for note in answers.notes)
 
 
@@ -68,7 +68,7 @@ def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
         answers = Probing(pool, overlays["buggy"].site)("trainer.py", TRAINER, Settings())
     assert not refused(answers)
     twice = ("gradient", "divided by the accumulation steps twice")
-    assert told(answers) == {ACCUMULATION: twice, BOTH: twice}
+    assert first_broken(answers) == {ACCUMULATION: twice, BOTH: twice}
 
 
 def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None:
@@ -76,8 +76,8 @@ def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None
     with lent("sampler_shards", "buggy") as overlays:
         answers = Probing(pool, overlays["buggy"].site)("accelerated.py", given, Settings())
     assert not refused(answers)
-    assert told(answers)[RANKS][0] == "samples"
-    assert ACCUMULATION not in told(answers)
+    assert first_broken(answers)[RANKS][0] == "samples"
+    assert ACCUMULATION not in first_broken(answers)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_deepspeed_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
     with lent_release("tied_grad_reduce", "0.19.8") as overlay:
         answers = Probing(pool, overlay.site)("zero.py", f"{GIVEN} {more}", RESUMABLE)
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
