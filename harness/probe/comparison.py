@@ -76,11 +76,12 @@ def _incomparable(at: Moment) -> str:
 def _measure(at: Moment, worst: dict[str, float]) -> None:
     """Note the largest distances: how near to an alarm a right loop comes."""
     keep = at.reference.certain(at.number)
-    for one in at.here:
+    for rank, one in enumerate(at.here):
         update = numbers.masked(one["update"], keep)
-        right = numbers.masked(at.right["update"], keep)
+        right = at.owned(rank, numbers.masked(at.right["update"], keep))
+        gradient = at.owned(rank, at.right["grad"])
         found = {
-            "gradient": numbers.worst(one["grad"], at.right["grad"], at.spread("grad")),
+            "gradient": numbers.worst(one["grad"], gradient, at.spread("grad")),
             "update": numbers.worst(update, right, at.spread("update")),
         }
         for what, times in found.items():

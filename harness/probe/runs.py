@@ -133,7 +133,9 @@ class Runner:
         if layout.shift:
             shift = str(folder / "shift.pt")
             torch.save(dict(layout.shift), shift)
-        own = self.folder / "checkpoint" if layout.saves or layout.resumed else folder / "files"
+        own = folder / "files"
+        if layout.saves or layout.resumed:
+            own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {"rows": settings.rows // divided, "k": layout.k, "dir": own, "at": settings.at}

@@ -16,7 +16,7 @@ from harness.probe import own_loss, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
-from harness.probe.tensors import Engine, Optimized, full, is_deepspeed, local, plain
+from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain
 from harness.probe.unlike import unlike_by_design
 
 Step = dict[str, Any]
@@ -131,8 +131,8 @@ class Watch:
         """The model is seen for the first time: move its weights, where that is asked for."""
         import torch
 
-        if is_deepspeed(self.root):
-            self._watch_engine()
+        if (engine := engine_of(self.root)) is not None:
+            self._watch_engine(engine)
         shift = torch.load(self.assignment.shift) if self.assignment.shift else {}
         with torch.no_grad():
             for name, parameter in self.root.named_parameters():
@@ -246,10 +246,10 @@ class Watch:
         if self.engine is None:
             self._keep(Optimized(optimizer, self.names))
 
-    def _watch_engine(self) -> None:
+    def _watch_engine(self, made: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
-        take = self.root._take_model_step
-        engine = self.engine = Engine(self.root)
+        take = made._take_model_step
+        engine = self.engine = Engine(made)
 
         def watched(*arguments: Any, **named: Any) -> Any:
             self._end_if_done()
@@ -258,21 +258,23 @@ class Watch:
             self._keep(engine)
             return value
 
-        self.root._take_model_step = watched
+        made._take_model_step = watched
 
     def _look(self, updated: Any) -> None:
         """Record what the optimizer has before its step."""
-        before = updated.weights()
-        self._before = before
+        before = self._before = updated.weights()
+        every = {**before, **updated.copies()}
         self.now |= {
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
             "optimizer": updated.kind,
             "eps": updated.eps(),
-            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in before.items()},
+            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
+            "group": {n: v for n, v in updated.groups[0].items() if isinstance(v, (int, float))},
+            "clipping": updated.clipping(),
         }
         if len(self.steps) in self.assignment.keep:
-            self.now |= {"before": before, "state": updated.state()}
+            self.now |= {"before": every, "state": updated.state()}
 
     def _keep(self, updated: Any) -> None:
         """The step is taken: record how far the weights went, and begin the next."""
