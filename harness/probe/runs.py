@@ -86,6 +86,8 @@ class Runner:
     """Seconds for one layout."""
     pool: Pool
     """The server with the script's imports."""
+    site: str = ""
+    """A folder with packages that come before those of the interpreter, such as an overlay's."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
@@ -168,7 +170,8 @@ class Runner:
     def _environment(self) -> dict[str, str]:
         """That of ranks, with the user's own path for imports."""
         ours = rank_environment(RankSettings(Lane.CPU, ROOT, self.extensions, 1, self.python))
-        path = ours["PYTHONPATH"], os.environ.get("PYTHONPATH", ""), str(self.extensions)
+        users = os.environ.get("PYTHONPATH", "")
+        path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
         return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def _write_imports(self) -> str:

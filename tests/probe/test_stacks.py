@@ -61,7 +61,7 @@ def test_the_trainer_is_as_one_process_and_resumes(pool: Pool) -> None:
 def test_a_gradient_that_all_layouts_have_too_small_is_noted(pool: Pool) -> None:
     with lent("trainer_gas_twice", "fixed") as overlays:
         probing = Probing(pool, overlays["fixed"].site)
-        answers = probing("trainer.py", f"{TRAINER} gpt2", Settings(layouts=(RANKS,)))
+        answers = probing("trainer.py", f"{TRAINER} --model gpt2", Settings(layouts=(RANKS,)))
     assert first_broken(answers) == {}
     assert any("0.8696 times that of the mean cross-entropy" in note for note in answers.notes)
 
