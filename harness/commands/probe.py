@@ -9,7 +9,8 @@
 The script runs unchanged on the CPU: on 1 rank (the reference), on several ranks, with several
 micro-batches, with both, and stopped and resumed. Options before the script are ours, those after
 it are the script's. In those, {rows} is the size of a micro-batch on one rank, {k} the number of
-micro-batches of a step, {dir} a folder for checkpoints, and {at} the step to save at.
+micro-batches of a step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step to
+save at.
 
 exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
 3 no answer. docs/probe.md explains the report.

@@ -138,7 +138,13 @@ class Runner:
             own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
         divided = layout.k * (1 if settings.same_rows else layout.world)
-        values = {"rows": settings.rows // divided, "k": layout.k, "dir": own, "at": settings.at}
+        values = {
+            "rows": settings.rows // divided,
+            "k": layout.k,
+            "ranks": layout.world,
+            "dir": own,
+            "at": settings.at,
+        }
         assignment = Assignment(
             self.target.script,
             self.target.module,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 
-PLACEHOLDERS = ("rows", "k", "dir", "at")
+PLACEHOLDERS = ("rows", "k", "ranks", "dir", "at")
 
 FLAGS = {
     "torchrun": {

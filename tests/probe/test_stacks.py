@@ -1,4 +1,4 @@
-"""probe of loops as the documentation of FSDP2, accelerate, Trainer and DeepSpeed teaches them.
+"""probe of loops as the documentation of each package teaches them.
 
 The bugs are those of upstream's releases: nothing is put in.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
 from harness.trial.server_pool import Pool
-from tests.overlays import lent, lent_release
+from tests.overlays import lent, lent_packages, lent_release
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
@@ -26,6 +26,9 @@ TRAINER_RESUMABLE = Settings(
     save="--save_strategy steps --save_steps {at}",
     resume="--resume_from_checkpoint {dir}/checkpoint-{at}",
 )
+
+
+DAY = "2026-11-20"
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +83,36 @@ def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None
     assert ACCUMULATION not in first_broken(answers)
 
 
+@pytest.mark.parametrize("more", ["", "--sequence --clip 0.5", "--loss-parallel"])
+def test_tensor_parallelism_is_as_one_process(pool: Pool, more: str) -> None:
+    answers = Probing(pool)("tensor_parallel.py", f"{GIVEN} {more}", Settings(same_rows=True))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+@pytest.mark.parametrize("more", ["", "--optimizer sgd --clip 0.1 --precision bf16-mixed"])
+def test_lightning_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
+    given = f"{GIVEN} --devices {{ranks}} {more}"
+    with lent_packages(DAY, lightning="2.6.6") as overlay:
+        answers = Probing(pool, overlay.site)("lightning_module.py", given, RESUMABLE)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+def test_sft_is_as_one_process_and_resumes(pool: Pool) -> None:
+    given = f"{TRAINER} --use_cpu --bf16 false --max_length 64"
+    with lent_packages(DAY, trl="1.16.0", transformers="5.23.0") as overlay:
+        answers = Probing(pool, overlay.site)("sft.py", given, TRAINER_RESUMABLE)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+@pytest.mark.parametrize("release", ["0.19.8", "0.18.9"])
 @pytest.mark.parametrize(
     "more", ["--stage 0", "--stage 1 --bf16 --clip 0.1", "--stage 2", "--stage 3"]
 )
-def test_deepspeed_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
-    with lent_release("tied_grad_reduce", "0.19.8") as overlay:
+def test_deepspeed_is_as_one_process_and_resumes(pool: Pool, more: str, release: str) -> None:
+    with lent_release("tied_grad_reduce", release) as overlay:
         answers = Probing(pool, overlay.site)("zero.py", f"{GIVEN} {more}", RESUMABLE)
     assert not refused(answers)
     assert first_broken(answers) == {}

@@ -10,7 +10,7 @@ from harness.errors import UserError
 from harness.probe.layouts import Settings
 from harness.probe.target import Target, target
 
-VALUES = {"rows": 4, "k": 3, "dir": "/checkpoints", "at": 2}
+VALUES = {"rows": 4, "k": 3, "ranks": 2, "dir": "/checkpoints", "at": 2}
 
 
 @pytest.fixture(autouse=True)

@@ -26,19 +26,25 @@ class Usual:
 
 OWN = "--batch-size {rows} --accum {k}"
 SAVE, RESUME = "--save {dir} --save-at {at}", "--resume {dir}"
+TRAINER = (
+    "--output_dir {dir} --per_device_train_batch_size {rows} --gradient_accumulation_steps {k} "
+    "--report_to none --logging_strategy no --save_strategy no"
+)
+TRAINER_RESUME = (
+    "--save_strategy steps --save_steps {at}",
+    "--resume_from_checkpoint {dir}/checkpoint-{at}",
+)
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "fsdp2.py": Usual(OWN),
+    "lightning_module.py": Usual(f"{OWN} --devices {{ranks}}", SAVE, RESUME),
     "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
+    "sft.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 64", *TRAINER_RESUME),
     "streaming.py": Usual(OWN, SAVE, RESUME),
-    "trainer.py": Usual(
-        "--output_dir {dir} --per_device_train_batch_size {rows} --gradient_accumulation_steps {k} "
-        "--report_to none --logging_strategy no --save_strategy no",
-        "--save_strategy steps --save_steps {at}",
-        "--resume_from_checkpoint {dir}/checkpoint-{at}",
-    ),
+    "tensor_parallel.py": Usual(OWN, same_rows=True),
+    "trainer.py": Usual(TRAINER, *TRAINER_RESUME),
     "zero.py": Usual(OWN, SAVE, RESUME),
 }
 """By the name of the script."""
