@@ -42,6 +42,9 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     if run.failure:
         return found
     first = run.layout.first
+    found.no_answer = _no_steps(run, reference)
+    if found.no_answer:
+        return found
     for step in range(min(run.steps, len(reference.steps) - first)):
         here = [steps[step] for steps in run.ranks]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
@@ -59,9 +62,26 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     return found
 
 
+def _no_steps(run: Run, reference: Reference) -> str:
+    """Why the reference has no steps beside which those of a resumed run could be put."""
+    first = run.layout.first
+    if len(reference.steps) <= first:
+        return f"the reference took {len(reference.steps)} steps: none follows the stop"
+    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: first + 1]):
+        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
+    return ""
+
+
 def _incomparable(at: Moment) -> str:
-    """Why a step cannot be compared: the optimizer has shards that nobody can put together."""
+    """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
+    shards that nobody can put together."""
     for one in at.here:
+        if one["skipped"] != at.right["skipped"]:
+            return (
+                f"the scaler of the loss skipped {one['skipped']} steps before step "
+                f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
+                "smaller scale"
+            )
         for name, gradient in at.right["grad"].items():
             other = one["grad"].get(name)
             if other is not None and other.shape != gradient.shape:

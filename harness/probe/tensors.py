@@ -138,6 +138,10 @@ class Engine:
     def state(self) -> dict[str, Any]:
         return {}
 
+    def overflowed(self) -> bool:
+        """Whether the last step was skipped, because a gradient in fp16 was infinite."""
+        return bool(getattr(self._engine.optimizer, "overflow", False))
+
     def eps(self) -> dict[str, float]:
         import torch
 

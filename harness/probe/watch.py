@@ -44,7 +44,7 @@ class Watch:
 
     def _begin(self) -> None:
         """Begin to record a step."""
-        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0}
+        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "rng": None, "own": None}
 
     # -- hooks --
@@ -65,6 +65,8 @@ class Watch:
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
         torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
+        scaler = torch.amp.GradScaler
+        scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
         _replace(torch.nn.utils.clip_grad_norm_, self._clip)
         _replace(functional.dropout, self._dropout)
         _replace(functional.scaled_dot_product_attention, self._attention)
@@ -246,6 +248,25 @@ class Watch:
         if self.engine is None:
             self._keep(Optimized(optimizer, self.names))
 
+    def _scaled(self, step: Any) -> Any:
+        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
+
+        @functools.wraps(step)
+        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            taken = len(self.steps)
+            value = step(scaler, *arguments, **named)
+            if len(self.steps) == taken:
+                self._skip()
+            return value
+
+        return watched
+
+    def _skip(self) -> None:
+        """Forget a step that was not taken, except that it was skipped."""
+        skipped = self.now["skipped"] + 1
+        self._begin()
+        self.now["skipped"] = skipped
+
     def _watch_engine(self, made: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
         take = made._take_model_step
@@ -255,7 +276,10 @@ class Watch:
             self._end_if_done()
             self._look(engine)
             value = take(*arguments, **named)
-            self._keep(engine)
+            if engine.overflowed():
+                self._skip()
+            else:
+                self._keep(engine)
             return value
 
         made._take_model_step = watched

@@ -32,6 +32,7 @@ def probing() -> Iterator[Probing]:
         "--optimizer sgd --clip 0.1",
         "--dropout 0.3 --seed 3",
         "--dtype bfloat16 --clip 0.5 --seed 4",
+        "--amp float16 --clip 0.1",
     ],
 )
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more: str) -> None:
@@ -78,6 +79,22 @@ def test_a_mistake_is_named_in_the_layouts_that_have_it(
     assert not refused(answers)
     assert first_broken(answers) == broken
     assert exit_code(answers) == 1
+
+
+def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
+    given = f"{GIVEN} --amp float16 --scale 2000000"
+    answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))
+    assert first_broken(answers) == {}
+    assert "smaller scale" in layout(answers, RANKS).no_answer
+    assert "smaller scale" in layout(answers, RESUME).no_answer
+    assert exit_code(answers) == 3
+
+
+def test_a_resume_after_the_end_of_the_data_gives_no_answer(probing: Probing) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,), steps=14, at=12)
+    answers = probing("ddp.py", GIVEN, settings)
+    assert refused(answers)
+    assert exit_code(answers) == 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--dropout", type=float, default=0.0)
-parser.add_argument("--dtype", default="float32")
+parser.add_argument("--dtype", default="float32", help="of the weights")
+parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
+parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss begins with")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -46,6 +48,8 @@ if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cpu", options.scale, enabled=options.amp == "float16")
+amp = {"device_type": "cpu", "dtype": getattr(torch, options.amp or "bfloat16")}
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 sampler = DistributedSampler(data, seed=options.seed)
 if bug == "no sampler":
@@ -60,6 +64,7 @@ if options.resume:
         optimizer.load_state_dict(saved["optimizer"])
     if bug != "resume without schedule":
         schedule.load_state_dict(saved["schedule"])
+    scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["random"])
     begun = saved["step"]
 
@@ -71,21 +76,24 @@ for step in range(begun, len(batches) // accum):
     for number, (ids,) in enumerate(batches[at * accum : (at + 1) * accum]):
         last = number == accum - 1
         with contextlib.nullcontext() if last or trained is model else trained.no_sync():
-            logits = trained(ids)
+            with torch.autocast(**amp, enabled=bool(options.amp)):
+                logits = trained(ids)
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
             )
             loss = loss if bug == "never divided by k" else loss / accum
             loss = loss / accum if bug == "divided by k twice" else loss
             loss = loss * world if bug == "summed over ranks" else loss
-            loss.backward()
+            scaler.scale(loss).backward()
         if bug == "clips each micro-batch":
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         if bug == "zero_grad in each micro-batch" and not last:
             optimizer.zero_grad()
     if options.clip and bug != "clips each micro-batch":
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     schedule.step()
     if bug == "schedule by micro-batch":
         for _ in range(accum - 1):
@@ -95,4 +103,5 @@ for step in range(begun, len(batches) // accum):
     if options.save and step + 1 == options.save_at and rank == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"schedule": schedule.state_dict(), "random": torch.get_rng_state()}
+        state["scaler"] = scaler.state_dict()
         torch.save({**state, "step": step + 1}, f"{options.save}/state.pt")
