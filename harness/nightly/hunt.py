@@ -25,6 +25,7 @@ from harness.nightly.hunted import Stack
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import Recorded, Shown
+from harness.sweep import affected
 from harness.sweep.cell import Status
 from harness.sweep.lookup import lookup
 from harness.trial.server_pool import Pool
@@ -112,26 +113,21 @@ class Hunter:
         hunted.probed = len(probed)
         hunted.unclear = {one.loop.name: one.unclear for one in probed if one.unclear}
         hunted.findings = [
-            self._finding(stack, releases, day, news, probed)
-            for news in dict.fromkeys(one.news for one in probed if one.news)
+            self._finding(stack, releases, day, having) for having in related(probed)
         ]
         hunted.seconds = time.monotonic() - began
         return hunted
 
     def _finding(
-        self,
-        stack: Stack,
-        releases: dict[str, str],
-        day: str,
-        news: frozenset[Kind],
-        probed: Sequence[Probed],
+        self, stack: Stack, releases: dict[str, str], day: str, having: Sequence[Probed]
     ) -> Finding:
-        having = [one for one in probed if one.news == news]
         simple = self._reduced(stack, releases, day, min(having, key=_others))
         shown = [one for one in simple.result.shown if one.is_news]
         found = Finding(stack.name, releases, shown, simple.loop.name, len(having))
-        found.known = _known(news, releases)
-        found.since = self._since(stack, releases, day, simple.loop, news)
+        found.known = _known(simple.news, releases)
+        found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
+            stack, releases, day, simple
+        )
         return found
 
     def _reduced(self, stack: Stack, releases: dict[str, str], day: str, one: Probed) -> Probed:
@@ -146,22 +142,20 @@ class Hunter:
                 one = other
         return one
 
-    def _since(
-        self, stack: Stack, releases: dict[str, str], day: str, loop: Loop, news: frozenset[Kind]
-    ) -> str:
+    def _since(self, stack: Stack, releases: dict[str, str], day: str, one: Probed) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
         known = [r for r in _published(subject) if r.day <= day and r.day >= EARLIEST]
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
-            self.say(f"{stack.name}: {loop.name}, {subject} {version}")
+            self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
             then = release_days.settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
-            probed = Probed((), loop, self.result(loop, found, then))
+            probed = Probed((), one.loop, self.result(one.loop, found, then))
             if probed.unclear and not probed.news:
                 return None
-            return bool(probed.news & news)
+            return bool(probed.news & one.news)
 
         first, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
         return f"{subject} {first}" + (f"; {before} is right" if before else " or earlier")
@@ -189,6 +183,17 @@ class Hunter:
         except HarnessError as error:
             why = " ".join(str(error).split())[:300]
             return Recorded(releases, installed, day, {}, no_answer=why)
+
+
+def related(probed: Sequence[Probed]) -> list[list[Probed]]:
+    """The loops that show something, in groups that have a broken relation in common."""
+    groups: list[list[Probed]] = []
+    for one in probed:
+        near = [g for g in groups if any(one.news & other.news for other in g)]
+        if one.news:
+            groups = [g for g in groups if g not in near]
+            groups.append([each for group in near for each in group] + [one])
+    return groups
 
 
 EARLIEST = "2023-06-01"
@@ -257,6 +262,24 @@ def _known(news: frozenset[Kind], releases: dict[str, str]) -> list[str]:
         if lookup(name, releases).status is not Status.NOT_AFFECTED:
             found.append(name)
     return found
+
+
+def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]) -> str:
+    """The first release with a known bug, of those that were tested for the catalogue."""
+    for name in known:
+        if catalog.scenario(name).subject != subject:
+            continue
+        statuses: dict[Version, str] = {}
+        for fact in affected.of(name):
+            if Status(fact["status"]).certain:
+                statuses[Version(fact["pins"][subject])] = fact["status"]
+        earlier = [v for v in sorted(statuses) if v <= Version(releases[subject])]
+        right = [v for v in earlier if statuses[v] == Status.NOT_AFFECTED]
+        wrong = [v for v in earlier if not right or v > right[-1]]
+        if wrong:
+            before = f"; {right[-1]} is right" if right else " or earlier"
+            return f"{subject} {wrong[0]}{before}"
+    return ""
 
 
 def _file(loop: Loop, releases: dict[str, str], day: str) -> Path:

@@ -69,7 +69,7 @@ TRAINER = Stack(
             "--model gpt2",
         ),
         "clipping": flags("--max_grad_norm 0", "--max_grad_norm 0.1"),
-        "precision": flags("", "--bf16 true"),
+        "precision": flags("", "--bf16 true --use_cpu true"),
         "optimizer": flags("", "--optim sgd"),
         "scheduler": flags("", "--lr_scheduler_type cosine --warmup_steps 2"),
         "resume": (Choice(), Choice("--rows 36", at=4, steps=6)),  # in the second epoch
@@ -92,7 +92,7 @@ STACKS = (
         Loop("trainer.py", "--model llama"),
         TRAINER.packages,
         {
-            "precision": flags("", "--bf16 true"),
+            "precision": flags("", "--bf16 true --use_cpu true"),
             "clipping": flags("--max_grad_norm 0", "--max_grad_norm 0.1"),
             "loader": flags("", "--dataloader_drop_last true", "--dataloader_num_workers 1"),
         },

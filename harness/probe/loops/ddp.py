@@ -24,6 +24,7 @@ parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--dtype", default="float32", help="of the weights")
 parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
 parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss begins with")
+parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -36,6 +37,10 @@ rank, world, bug = dist.get_rank(), dist.get_world_size(), options.bug
 
 VOCABULARY, LENGTH = 50, 12
 data = TensorDataset(torch.randint(1, VOCABULARY, (144, LENGTH)))
+labels = data.tensors[0].clone()
+if options.padded:
+    labels[torch.arange(LENGTH) >= torch.randint(6, LENGTH + 1, (len(labels), 1))] = -100
+data = TensorDataset(*data.tensors, labels)
 model = nn.Sequential(
     nn.Embedding(VOCABULARY, options.width),
     nn.Linear(options.width, options.width),
@@ -73,14 +78,18 @@ if bug == "drops a batch":
     batches = batches[1:]
 for step in range(begun, len(batches) // accum):
     at = 0 if bug == "resume from the first batch" and options.resume and step == begun else step
-    for number, (ids,) in enumerate(batches[at * accum : (at + 1) * accum]):
+    micro_batches = batches[at * accum : (at + 1) * accum]
+    tokens = torch.tensor(float(sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches)))
+    dist.all_reduce(tokens)
+    for number, (ids, wanted) in enumerate(micro_batches):
         last = number == accum - 1
         with contextlib.nullcontext() if last or trained is model else trained.no_sync():
             with torch.autocast(**amp, enabled=bool(options.amp)):
                 logits = trained(ids)
             loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
+                logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten(), reduction="sum"
             )
+            loss = loss * world * accum / tokens  # the mean over the tokens of all micro-batches
             loss = loss if bug == "never divided by k" else loss / accum
             loss = loss / accum if bug == "divided by k twice" else loss
             loss = loss * world if bug == "summed over ranks" else loss

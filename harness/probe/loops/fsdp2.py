@@ -15,6 +15,7 @@ parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--bf16", action="store_true")
 options = parser.parse_args()
 
@@ -40,7 +41,10 @@ settings = {"mesh": mesh} | ({"mp_policy": policy} if policy else {})
 for block in model[:2]:
     fully_shard(block, **settings)
 fully_shard(model, **settings)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+if options.optimizer == "adamw":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = DataLoader(data, options.batch_size, sampler=DistributedSampler(data, seed=options.seed))
 
 for number, (x, y) in enumerate(loader, 1):

@@ -28,6 +28,7 @@ parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--loss-parallel", action="store_true")
 parser.add_argument("--sequence", action="store_true", help="the norm works on parts of the rows")
 parser.add_argument("--bug", default="")
@@ -70,7 +71,10 @@ else:
     for block in "12":
         plan |= {f"{block}.up": ColwiseParallel(), f"{block}.down": RowwiseParallel()}
 parallelize_module(model, mesh, plan)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+if options.optimizer == "adamw":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 loader = DataLoader(
     data, options.batch_size, shuffle=True, generator=torch.Generator().manual_seed(0)
 )
