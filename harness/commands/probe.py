@@ -68,6 +68,9 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
     )
+    parser.add_argument(
+        "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
+    )
     number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
     number("--timeout", type=float, default=120.0, help="seconds of a layout (default: 120)")
     number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
@@ -88,6 +91,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.resume,
         options.same_rows,
         tuple(filter(None, options.layouts.split(","))),
+        options.epoch,
     )
 
 

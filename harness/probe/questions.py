@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from harness.facts.numbers import near
+from harness.probe import own_steps, slope
 from harness.probe.comparison import Compared, compare, refuse_unusable
+from harness.probe.epochs import epoch
+from harness.probe.evaluation import evaluation
 from harness.probe.layouts import (
     ACCUMULATION,
     BOTH,
     RANKS,
+    RANKS_RESUME,
     RESUME,
     Layout,
     Settings,
     compared,
     reference,
     rounding,
+    without_a_stop,
 )
 from harness.probe.reference import Reference
 from harness.probe.relations import Broken
@@ -53,16 +58,23 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     refuse_unusable(first)
     perturbed = [runner.start(each).result() for each in rounding(base)]
     right = Reference.of(first, perturbed)
+    moved = [runner.start(each) for each in slope.ends(settings, right)]
     answers = Answers(_about(first), decided=right.decided(len(right.steps) - 1))
     for layout in wanted:
         run = runner.start(layout).result()
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
-            answers.layouts.append(_compared(runner, settings, run, right))
+            if layout.kind == RANKS_RESUME:
+                found = _rank_by_rank(runner, settings, run)
+            else:
+                found = _compared(runner, settings, run, right)
+                _compare_whole(found, settings, run, first)
+            answers.layouts.append(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
+    answers.notes += filter(None, [slope.note(right, [each.result() for each in moved])])
     answers.notes = list(dict.fromkeys(answers.notes))
-    answers.not_tested = list(_not_tested(settings, right, answers))
+    answers.not_tested = list(_not_tested(settings, first, right, answers))
     return answers
 
 
@@ -91,6 +103,48 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:
+    """Compare what is of no single step: the rows of an epoch, and evaluations."""
+    if found.no_answer:
+        return
+    if settings.epoch and not found.broken:
+        over_all = epoch(run, first, settings.same_rows)
+        found.broken += [over_all] if over_all else []
+    evaluated = evaluation(run, first)
+    if isinstance(evaluated, Broken):
+        found.broken.append(evaluated)
+    elif evaluated and not found.broken:
+        found.notes.append(evaluated)
+
+
+def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
+    """A resume on several ranks, each of which is compared with itself without a stop: what a rank
+    has need not be what one rank alone would have. It is the same program, so the tolerance is what
+    a repetition differs by."""
+    base = without_a_stop(settings)
+    again = replace(base, name=f"{base.name}, again")
+    whole, repeated = (each.result() for each in map(runner.start, (base, again)))
+    if run.failure or whole.failure:
+        why = run.failure or f"{base.name}: {whole.failure}"
+        return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
+    each = [_of_rank(rank, run, whole, repeated) for rank in range(len(run.ranks))]
+    if settings.same_rows:  # later stages of a pipeline are given activations
+        for one in each[1:]:
+            one.broken = [each for each in one.broken if each.relation != SAMPLES]
+    wrong = sorted((one for one in each if one.broken), key=lambda one: one.step or 0)
+    return next(iter([*(one for one in each if one.no_answer), *wrong]), each[0])
+
+
+def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
+    right = Reference(whole.ranks[rank], [each.ranks[rank] for each in [repeated] if each.ranks])
+    found = compare(replace(run, ranks=[run.ranks[rank]]), right)
+    found.broken = [
+        replace(one, text=one.text.replace("rank 0", f"rank {rank}"), ranks=(rank,))
+        for one in found.broken
+    ]
+    return found
 
 
 def _begins_with_samples(broken: list[Broken]) -> bool:
@@ -147,6 +201,7 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
+    yield from own_steps.notes(right.steps)
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     own = right.steps[0]["own"]
@@ -165,11 +220,13 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
 
 ALWAYS = (
     "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing), evaluation, and collectives of GPUs",
+    "dropout (switched off while probing), and collectives of GPUs",
 )
 
 
-def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Iterator[str]:
+def _not_tested(
+    settings: Settings, first: Run, right: Reference, answers: Answers
+) -> Iterator[str]:
     """What the answers say nothing about."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
     names = {
@@ -177,6 +234,7 @@ def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Itera
         ACCUMULATION: "accumulated micro-batches",
         BOTH: "ranks together with micro-batches",
         RESUME: "stop and resume",
+        RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
     }
     for kind, name in names.items():
         if kind not in kinds:
@@ -186,6 +244,10 @@ def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Itera
         yield "the size of the reference's own gradient: no logits and labels were seen"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
+    elif not settings.epoch:
+        yield "rows that come twice or never later in an epoch (needs --epoch)"
+    if not first.reported[0]:
+        yield "evaluation: no loss of one was reported"
     if answers.decided < 0.99:
         yield (
             f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "

@@ -44,7 +44,10 @@ def weights(at: Moment) -> Broken | None:
     if not at.first:
         return None
     right, rounding = at.right["before"], at.spread("before")
-    off = {r: numbers.astray(one["before"], right, rounding) for r, one in enumerate(at.here)}
+    off = {
+        rank: numbers.astray(one["before"], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
@@ -99,7 +102,8 @@ def stale(at: Moment) -> Broken | None:
 def loss(at: Moment) -> Broken | None:
     """The mean of the ranks' losses is the reference's."""
     right = at.reference.loss(at.number)
-    found = sum(sum(one["losses"]) for one in at.here) / len(at.here)
+    losses = [sum(one["losses"]) for one in at.here if one["losses"]]
+    found = sum(losses) / max(len(losses), 1)  # of a pipeline, the last stage has one
     if near(found, right, within=numbers.SAFE * at.reference.loss_spread(at.number)):
         return None
     ratio = found / right if right else float("nan")
@@ -119,12 +123,15 @@ def clipped(at: Moment) -> Broken | None:
 
 def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     right, rounding = at.right[what], at.spread(what)
-    off = {rank: numbers.astray(one[what], right, rounding) for rank, one in enumerate(at.here)}
+    off = {
+        rank: numbers.astray(one[what], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    got = at.here[rank][what]
+    got, right = at.here[rank][what], at.owned(rank, right)
     found = numbers.share(got, right)
     details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
     if what == "grad" and not at.clipping and not any(details):
@@ -155,7 +162,7 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
 
 def _unlike_ranks(at: Moment, what: str) -> str:
     """Whether the ranks have gradients of their own, and what their mean is."""
-    if at.layout.world == 1:
+    if at.layout.world == 1 or at.same_rows:
         return ""
     right, rounding = at.right[what], at.spread(what)
     first, *others = (one[what] for one in at.here)
@@ -195,14 +202,14 @@ def update(at: Moment) -> Broken | None:
     keep = at.reference.certain(at.number)
     right, rounding = numbers.masked(at.right["update"], keep), at.spread("update")
     off = {
-        rank: numbers.astray(numbers.masked(one["update"], keep), right, rounding)
+        rank: numbers.astray(numbers.masked(one["update"], keep), at.owned(rank, right), rounding)
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    found = numbers.share(at.here[rank]["update"], at.right["update"])
+    found = numbers.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
     text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
     explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
     return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))

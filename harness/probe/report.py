@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from harness.errors import ExitCode
 from harness.facts.numbers import named
+from harness.probe import evaluation
 from harness.probe.comparison import LOG_LINES, Compared
 from harness.probe.questions import Answers
 
@@ -53,8 +54,10 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
         if fault not in reported:
             yield from (f"    {detail}" for detail in first.details)
         reported.add(fault)
-        if others:
-            yield f"    and as a result: {', '.join(each.relation for each in others)}"
+        results = [one.relation for one in others if one.relation != evaluation.RELATION]
+        if results:
+            yield f"    and as a result: {', '.join(results)}"
+        yield from (f"    {one.relation}: {one.text}" for one in others[len(results) :])
     yield from (f"    note: {note}" for note in found.notes)
 
 

@@ -65,6 +65,10 @@ class Run:
     """Why there is no answer."""
     log: str = ""
     """The end of what the failing rank wrote."""
+    seen: list[list[list[str]]] = field(default_factory=list)
+    """By rank, the rows of each step; over an epoch, also of those that are not compared."""
+    reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
+    """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
 
     @property
     def steps(self) -> int:
@@ -133,7 +137,9 @@ class Runner:
         if layout.shift:
             shift = str(folder / "shift.pt")
             torch.save(dict(layout.shift), shift)
-        own = self.folder / "checkpoint" if layout.saves or layout.resumed else folder / "files"
+        own = folder / "files"
+        if layout.saves or layout.resumed:
+            own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
         divided = layout.k * (1 if settings.same_rows else layout.world)
         values = {
@@ -152,6 +158,7 @@ class Runner:
             layout.steps,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
+            epoch=layout.epoch,
             perturb=layout.perturb,
             one_order=layout.one_order,
             shift=shift,
@@ -198,20 +205,22 @@ class Runner:
         import torch
 
         failure, log = _failure(ended, self.timeout), ""
-        ranks = []
+        ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
             log = _log(folder, ended)
         else:
             files = [folder / f"rank{n}.pt" for n in range(layout.world)]
-            ranks = [torch.load(file, weights_only=True) for file in files]
+            records = [torch.load(file, weights_only=True) for file in files]
+            ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", _log(folder, ended)
                 ranks = []
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        return Run(layout, ranks, ended.seconds, failure, log)
+        seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
+        return Run(layout, ranks, ended.seconds, failure, log, seen, reported)
 
 
 def _failure(ended: Exit, timeout: float) -> str:

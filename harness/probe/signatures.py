@@ -33,11 +33,13 @@ class Shown:
     layout: str
     """``ranks``, ``accumulation``, ``both``, ``resume``; empty for a note of the whole probe."""
     relation: str
-    """The first broken relation; of a note, its text with # for each number."""
+    """The first broken relation, or the note."""
     ratio: float | None = None
     times: str = ""
     """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
     step: int | None = None
+    note: bool = False
+    """Whether it is only a note, with # for each number."""
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -80,7 +82,7 @@ class Signature:
     @property
     def false_alarms(self) -> list[Shown]:
         """The relations that are broken in the release without the bug."""
-        return [one for one in self._shown("fixed") if one.layout]
+        return [one for one in self._shown("fixed") if not one.note]
 
     def _shown(self, variant: str) -> tuple[Shown, ...]:
         return self.recorded[variant].shown if variant in self.recorded else ()
@@ -101,8 +103,8 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
             known = first.ratio is not None and first.meaning
             times = term(first.ratio or 0.0, layout.world, layout.k) if known else ""
             found.append(Shown(layout.kind, first.relation, ratio, times, one.step))
-        found += [Shown(one.layout.kind, without_numbers(note)) for note in one.notes]
-    found += [Shown("", without_numbers(note)) for note in answers.notes]
+        found += [Shown(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
+    found += [Shown("", without_numbers(note), note=True) for note in answers.notes]
     return tuple(found)
 
 

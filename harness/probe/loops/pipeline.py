@@ -20,6 +20,7 @@ parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--tied", action="store_true")
 parser.add_argument("--norm", action="store_true", help="a layer norm in the tied module")
+parser.add_argument("--weight-decay", type=float, default=0.1)
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -90,8 +91,10 @@ config = {
     "steps_per_print": 1_000_000,
 }
 if options.bf16:
-    config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    config["bf16"] = {"enabled": True}
+    config["zero_optimization"] = {"stage": 1}  # for BF16_Optimizer
+    config["data_types"] = {"grad_accum_dtype": "fp32"}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=options.weight_decay)
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 loader = torch.utils.data.DataLoader(data, options.batch_size)
 batches = deepspeed.utils.RepeatingLoader(loader)
