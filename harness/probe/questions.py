@@ -26,6 +26,7 @@ from harness.probe.layouts import (
 from harness.probe.reference import Reference
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
+from harness.spec import Lane
 
 SAMPLES = "samples"
 
@@ -74,7 +75,7 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     answers.notes += _notes_on(right, perturbed)
     answers.notes += filter(None, [slope.note(right, [each.result() for each in moved])])
     answers.notes = list(dict.fromkeys(answers.notes))
-    answers.not_tested = list(_not_tested(settings, first, right, answers))
+    answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
 
 
@@ -220,12 +221,12 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
 
 ALWAYS = (
     "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing), and collectives of GPUs",
+    "dropout (switched off while probing)",
 )
 
 
 def _not_tested(
-    settings: Settings, first: Run, right: Reference, answers: Answers
+    settings: Settings, lane: Lane, first: Run, right: Reference, answers: Answers
 ) -> Iterator[str]:
     """What the answers say nothing about."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
@@ -254,3 +255,5 @@ def _not_tested(
             "than rounding"
         )
     yield from ALWAYS
+    if lane is Lane.CPU:
+        yield "collectives of GPUs (needs --launch gpu)"

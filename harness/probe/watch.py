@@ -55,14 +55,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now["scaled"] = False
-        self.now |= {
-            "clips": [],
-            "raw": None,
-            "drops": [],
-            "rng": None,
-            "own": None,
-            "scaled": False,
-        }
+        self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
@@ -138,7 +131,6 @@ class Watch:
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
         """The model is given a micro-batch."""
-        import torch
 
         if self.root is None and next(module.parameters(), None) is not None:
             self.root = module
@@ -153,7 +145,6 @@ class Watch:
             if id(parameter) not in self.names:
                 self._follow(plain(name), parameter)
         self.now["rows"].append(found)
-        self.now["rng"] = self.now["rng"] or digest(torch.get_rng_state())
 
     def _meet(self) -> None:
         """The model is seen for the first time: move its weights, where that is asked for."""
@@ -224,19 +215,17 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
-        import torch
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(input))
                 dropout(input.detach(), p, True)
             return input
 
         return kept
 
     def _attention(self, attention: Any) -> Any:
-        import torch
 
         @functools.wraps(attention)
         def attend(
@@ -249,7 +238,7 @@ class Watch:
             **named: Any,
         ) -> Any:
             if dropout_p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(query))
             return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
         return attend
@@ -354,6 +343,14 @@ class Watch:
     def _end_if_done(self) -> None:
         if not (self.recording or self.assignment.epoch):
             self.done()
+
+
+def _generator(tensor: Any) -> str:
+    """The state of the generator that draws the numbers on a tensor's device."""
+    import torch
+
+    on_gpu = tensor.device.type == "cuda"
+    return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
 
 
 def _replace(function: Any, wrap: Callable[[Any], Any]) -> None:
