@@ -23,6 +23,9 @@ from harness.probe.report import status
 FILE = "probe.json"
 """In the folder of a scenario."""
 
+SUSPECT = ("the reference's gradient is", "the learning rate falls", "the first step applied")
+"""How the notes begin that no right loop has."""
+
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
 
 
@@ -40,6 +43,11 @@ class Shown:
     step: int | None = None
     note: bool = False
     """Whether it is only a note, with # for each number."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether a right loop does not show it: a broken relation, or one of some notes."""
+        return not self.note or self.relation.startswith(SUSPECT)
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -124,11 +132,12 @@ def read(folder: Path) -> Signature | None:
         Loop(**{**loop, "layouts": tuple(loop.get("layouts", ()))}) if loop else None,
         content.get("why", ""),
         content.get("concerns_loops", True),
-        {variant: _recorded(one) for variant, one in content.get("recorded", {}).items()},
+        {variant: from_json(one) for variant, one in content.get("recorded", {}).items()},
     )
 
 
-def _recorded(content: Mapping[str, Any]) -> Recorded:
+def from_json(content: Mapping[str, Any]) -> Recorded:
+    """What was written with ``dataclasses.asdict``."""
     found = tuple(Shown(**one) for one in content["shown"])
     return Recorded(**{**content, "shown": found})
 
