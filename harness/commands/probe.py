@@ -35,6 +35,7 @@ from harness.errors import UserError
 from harness.files import write_whole, writing
 from harness.installation import refuse_without_torch
 from harness.machine import cache_folder, gpus, leased, own_folder
+from harness.probe.known import known
 from harness.probe.layouts import LAYOUTS, Settings
 from harness.probe.questions import Answers, probe
 from harness.probe.report import as_json, as_junit, exit_code, text
@@ -42,6 +43,7 @@ from harness.probe.runs import Runner
 from harness.probe.target import Target, made, target
 from harness.report import Progress, terminal
 from harness.spec import Lane
+from harness.sweep.lookup import why_affected
 from harness.trial.server_pool import Pool
 
 STANDARD_OUTPUT = "-"
@@ -56,7 +58,7 @@ def main(arguments: list[str]) -> int:
     refuse_without_torch("probe")
     began = time.monotonic()
     answers = _answers(chosen, settings, options)
-    _write(answers, time.monotonic() - began, options)
+    _write(answers, began, options)
     return exit_code(answers)
 
 
@@ -167,16 +169,18 @@ def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str
         yield tuple(gpu.number for gpu in found)
 
 
-def _write(answers: Answers, seconds: float, options: argparse.Namespace) -> None:
-    console = terminal()
+def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
+    console, bugs = terminal(), known(answers, why_affected)
+    seconds = time.monotonic() - began
+    content = json.dumps(as_json(answers, seconds, bugs), indent=1)
     if options.json == STANDARD_OUTPUT:
-        console.print(json.dumps(as_json(answers, seconds), indent=1))
+        console.print(content)
     else:
-        for line in text(answers, seconds):
+        for line in text(answers, seconds, bugs):
             console.print(line)
     if options.json and options.json != STANDARD_OUTPUT:
         with writing(Path(options.json), "--json"):
-            write_whole(Path(options.json), json.dumps(as_json(answers, seconds), indent=1) + "\n")
+            write_whole(Path(options.json), content + "\n")
     if options.junitxml:
         with writing(options.junitxml, "--junitxml"):
             write_whole(options.junitxml, as_junit(answers, seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.facts.numbers import near
@@ -45,6 +45,8 @@ class Answers:
     not_tested: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of each run."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
     decided: float = 1.0
     """The share of the values whose updates were compared at the last step."""
 
@@ -60,7 +62,8 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     perturbed = [runner.start(each).result() for each in rounding(base)]
     right = Reference.of(first, perturbed)
     moved = [runner.start(each) for each in slope.ends(settings, right)]
-    answers = Answers(_about(first), decided=right.decided(len(right.steps) - 1))
+    decided = right.decided(len(right.steps) - 1)
+    answers = Answers(_about(first), releases=first.releases, decided=decided)
     for layout in wanted:
         run = runner.start(layout).result()
         answers.seconds[layout.name] = run.seconds

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -70,6 +70,9 @@ class Run:
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
     reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
+
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that rank 0 has imported."""
 
     @property
     def steps(self) -> int:
@@ -231,7 +234,8 @@ class Runner:
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
         seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
-        return Run(layout, ranks, ended.seconds, failure, log, seen, reported)
+        releases = records[0]["releases"] if records else {}
+        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases)
 
 
 def _failure(ended: Exit, timeout: float) -> str:

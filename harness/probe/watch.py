@@ -59,7 +59,12 @@ class Watch:
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
-        return {"steps": self.steps, "seen": self.seen, "reported": self.reported.values}
+        return {
+            "steps": self.steps,
+            "seen": self.seen,
+            "reported": self.reported.values,
+            "releases": _releases(),
+        }
 
     # -- hooks --
 
@@ -343,6 +348,16 @@ class Watch:
     def _end_if_done(self) -> None:
         if not (self.recording or self.assignment.epoch):
             self.done()
+
+
+def _releases() -> dict[str, str]:
+    """By module, the release of what this process has imported."""
+    found = {
+        name: vars(module).get("__version__")
+        for name, module in list(sys.modules.items())
+        if name.count(".") < 2 and hasattr(module, "__dict__")
+    }
+    return {name: version for name, version in found.items() if type(version) is str}
 
 
 def _generator(tensor: Any) -> str:
