@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from harness.probe import own_loss, reported, shims
@@ -18,6 +19,7 @@ from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain
 from harness.probe.unlike import unlike_by_design
+from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
 
@@ -352,11 +354,11 @@ class Watch:
 
 def _releases() -> dict[str, str]:
     """By module, the release of what this process has imported."""
-    found = {
-        name: vars(module).get("__version__")
-        for name, module in list(sys.modules.items())
-        if name.count(".") < 2 and hasattr(module, "__dict__")
-    }
+    found = {}
+    for name in list(sys.modules):
+        if "." not in name or name in IMPORTS.values():
+            with suppress(Exception):  # some modules compute their attributes
+                found[name] = sys.modules[name].__version__
     return {name: version for name, version in found.items() if type(version) is str}
 
 
