@@ -53,12 +53,28 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             return found
         _measure(moment, found.worst)
         found.broken = broken(moment)
+        if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
+            return _until(found, first + step)
         if found.broken:
             found.step = first + step + 1
             return found
     if run.steps < len(reference.steps) - first:
+        if run.steps and reference.ends(first + run.steps):
+            return _until(found, first + run.steps)
         text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
         found.broken = [Broken("steps", text)]
+    return found
+
+
+def _until(found: Compared, step: int) -> Compared:
+    """The comparison of the steps before this one, the end of the data: what fills it up, or
+    whether it is taken at all, is the sampler's affair."""
+    found.broken = []
+    why = f"step {step + 1} of the reference has fewer rows than the first"
+    if step == found.layout.first:
+        found.no_answer = why
+    else:
+        found.notes.append(f"{why}, so it and those after it were not compared")
     return found
 
 

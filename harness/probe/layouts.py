@@ -35,6 +35,8 @@ class Settings:
     same_rows: bool = False
     """Whether all ranks see the same rows, as in tensor parallelism."""
     layouts: tuple[str, ...] = ()
+    epoch: bool = False
+    """Whether the script goes on to its own end, the end of an epoch, and all rows are counted."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -71,6 +73,7 @@ class Layout:
     after: str = ""
     """The layout that must have ended before this one starts."""
     saves: bool = False
+    epoch: bool = False
     one_order: bool = False
     shift: Mapping[str, object] = field(default_factory=dict)
 
@@ -80,14 +83,14 @@ class Layout:
 
 
 def reference(settings: Settings) -> Layout:
-    return Layout("1 rank", steps=settings.steps)
+    return Layout("1 rank", steps=settings.steps, epoch=settings.epoch)
 
 
 def rounding(of: Layout) -> list[Layout]:
     """Further runs of a layout, in which everything is an ulp away."""
     from dataclasses import replace
 
-    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n) for n in SEEDS]
+    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False) for n in SEEDS]
 
 
 def compared(settings: Settings) -> list[Layout]:
@@ -116,7 +119,7 @@ def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layo
     ranks = f"{world} ranks" if world > 1 else ""
     micro = f"{k} micro-batches" if k > 1 else ""
     name = " x ".join(filter(None, (ranks, micro)))
-    yield Layout(name, kind, world, k, steps=settings.steps)
+    yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch)
 
 
 def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
@@ -130,5 +133,6 @@ def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
         steps=settings.steps - settings.at,
         first=settings.at,
         more=settings.resume,
+        epoch=settings.epoch,
         after=saving,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.facts.numbers import near
-from harness.probe import own_steps
+from harness.probe import own_steps, slope
 from harness.probe.comparison import Compared, compare, refuse_unusable
+from harness.probe.epochs import epoch
+from harness.probe.evaluation import evaluation
 from harness.probe.layouts import (
     ACCUMULATION,
     BOTH,
@@ -24,6 +26,7 @@ from harness.probe.layouts import (
 from harness.probe.reference import Reference
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
+from harness.spec import Lane
 
 SAMPLES = "samples"
 
@@ -42,6 +45,8 @@ class Answers:
     not_tested: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of each run."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
     decided: float = 1.0
     """The share of the values whose updates were compared at the last step."""
 
@@ -56,19 +61,24 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     refuse_unusable(first)
     perturbed = [runner.start(each).result() for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    answers = Answers(_about(first), decided=right.decided(len(right.steps) - 1))
+    moved = [runner.start(each) for each in slope.ends(settings, right)]
+    decided = right.decided(len(right.steps) - 1)
+    answers = Answers(_about(first), releases=first.releases, decided=decided)
     for layout in wanted:
         run = runner.start(layout).result()
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
             if layout.kind == RANKS_RESUME:
-                answers.layouts.append(_rank_by_rank(runner, settings, run))
+                found = _rank_by_rank(runner, settings, run)
             else:
-                answers.layouts.append(_compared(runner, settings, run, right))
+                found = _compared(runner, settings, run, right)
+                _compare_whole(found, settings, run, first)
+            answers.layouts.append(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
+    answers.notes += filter(None, [slope.note(right, [each.result() for each in moved])])
     answers.notes = list(dict.fromkeys(answers.notes))
-    answers.not_tested = list(_not_tested(settings, right, answers))
+    answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
 
 
@@ -97,6 +107,20 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:
+    """Compare what is of no single step: the rows of an epoch, and evaluations."""
+    if found.no_answer:
+        return
+    if settings.epoch and not found.broken:
+        over_all = epoch(run, first, settings.same_rows)
+        found.broken += [over_all] if over_all else []
+    evaluated = evaluation(run, first)
+    if isinstance(evaluated, Broken):
+        found.broken.append(evaluated)
+    elif evaluated and not found.broken:
+        found.notes.append(evaluated)
 
 
 def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
@@ -200,11 +224,13 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
 
 ALWAYS = (
     "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing), evaluation, and collectives of GPUs",
+    "dropout (switched off while probing)",
 )
 
 
-def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Iterator[str]:
+def _not_tested(
+    settings: Settings, lane: Lane, first: Run, right: Reference, answers: Answers
+) -> Iterator[str]:
     """What the answers say nothing about."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
     names = {
@@ -222,9 +248,15 @@ def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Itera
         yield "the size of the reference's own gradient: no logits and labels were seen"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
+    elif not settings.epoch:
+        yield "rows that come twice or never later in an epoch (needs --epoch)"
+    if not first.reported[0]:
+        yield "evaluation: no loss of one was reported"
     if answers.decided < 0.99:
         yield (
             f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
             "than rounding"
         )
     yield from ALWAYS
+    if lane is Lane.CPU:
+        yield "collectives of GPUs (needs --launch gpu)"

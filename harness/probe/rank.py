@@ -25,10 +25,10 @@ def main(folder: Path) -> None:
     os.chdir(assignment.cwd)
     _set_up_process()
     importlib.import_module(assignment.imports)  # unless this process was forked with it
-    watch = Watch(assignment, lambda steps: _leave(folder, steps))
+    watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
     _run(assignment)
-    _leave(folder, watch.steps)
+    _leave(folder, watch)
 
 
 def _set_up_process() -> None:
@@ -54,12 +54,12 @@ def _run(assignment: Assignment) -> None:
             raise
 
 
-def _leave(folder: Path, steps: list[dict[str, object]]) -> None:
-    """Write the steps down and end, when all ranks have got here: no teardown is needed."""
+def _leave(folder: Path, watch: Watch) -> None:
+    """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
     import torch
 
     file = folder / f"rank{os.environ['RANK']}.pt"
-    torch.save(steps, file.with_suffix(".part"))
+    torch.save(watch.records(), file.with_suffix(".part"))
     file.with_suffix(".part").rename(file)
     deadline = time.monotonic() + PEER_GRACE
     while time.monotonic() < deadline:

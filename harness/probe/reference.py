@@ -61,6 +61,11 @@ class Reference:
         kept = self.certain(step).values()
         return sum(float(k.sum()) for k in kept) / max(sum(k.numel() for k in kept), 1)
 
+    def ends(self, step: int) -> bool:
+        """Whether a step is that of the end of the data, which has fewer rows."""
+        first, last = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
+        return last < first
+
     def loss(self, step: int) -> float:
         return float(sum(self.steps[step]["losses"]))
 

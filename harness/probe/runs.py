@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -44,11 +44,12 @@ LATE = {
 """What packages import only while they train, and takes a second."""
 
 ENVIRONMENT = {
-    "ACCELERATE_USE_CPU": "true",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
     "TOKENIZERS_PARALLELISM": "false",  # tokenizers warn in every forked process
     "WANDB_MODE": "disabled",
 }
+
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 Step = dict[str, Any]
 
@@ -65,6 +66,13 @@ class Run:
     """Why there is no answer."""
     log: str = ""
     """The end of what the failing rank wrote."""
+    seen: list[list[list[str]]] = field(default_factory=list)
+    """By rank, the rows of each step; over an epoch, also of those that are not compared."""
+    reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
+    """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
+
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that rank 0 has imported."""
 
     @property
     def steps(self) -> int:
@@ -88,11 +96,19 @@ class Runner:
     """The server with the script's imports."""
     site: str = ""
     """A folder with packages that come before those of the interpreter, such as an overlay's."""
+    gpus: tuple[str, ...] = ()
+    """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
+    @property
+    def lane(self) -> Lane:
+        return Lane.GPU if self.gpus else Lane.CPU
+
     def __enter__(self) -> Runner:
-        self._workers = ThreadPoolExecutor(min(cores(), MOST_AT_ONCE), "probe")
+        # Layouts would share GPUs: one at a time, as each has the first ones.
+        at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
+        self._workers = ThreadPoolExecutor(at_once, "probe")
         self._imports = self._write_imports()
         self._server()
         return self
@@ -154,6 +170,7 @@ class Runner:
             layout.steps,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
+            epoch=layout.epoch,
             perturb=layout.perturb,
             one_order=layout.one_order,
             shift=shift,
@@ -171,10 +188,12 @@ class Runner:
     @property
     def _environment(self) -> dict[str, str]:
         """That of ranks, with the user's own path for imports."""
-        ours = rank_environment(RankSettings(Lane.CPU, ROOT, self.extensions, 1, self.python))
+        settings = RankSettings(self.lane, ROOT, self.extensions, 1, self.python, self.gpus)
+        ours = rank_environment(settings)
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
-        return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        on_cpu = ON_CPU if self.lane is Lane.CPU else {}
+        return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
@@ -185,7 +204,7 @@ class Runner:
             beside |= {path.stem for path in source.parent.iterdir()}
         words = " ".join([script, *self.target.arguments])
         named = [name for name in SHIMMED if name in words]
-        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{Lane.CPU}')"]
+        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{self.lane}')"]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
         text = "\n".join(lines) + "\n"
@@ -200,20 +219,23 @@ class Runner:
         import torch
 
         failure, log = _failure(ended, self.timeout), ""
-        ranks = []
+        ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
             log = _log(folder, ended)
         else:
             files = [folder / f"rank{n}.pt" for n in range(layout.world)]
-            ranks = [torch.load(file, weights_only=True) for file in files]
+            records = [torch.load(file, weights_only=True) for file in files]
+            ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", _log(folder, ended)
                 ranks = []
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        return Run(layout, ranks, ended.seconds, failure, log)
+        seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
+        releases = records[0]["releases"] if records else {}
+        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases)
 
 
 def _failure(ended: Exit, timeout: float) -> str:
@@ -225,15 +247,19 @@ def _failure(ended: Exit, timeout: float) -> str:
 
 
 def _log(folder: Path, ended: Exit) -> str:
-    """The end of the log of the rank that failed."""
+    """The end of the log of the rank that failed, or of the agent if no rank did."""
     rank = (ended.failure or {}).get("rank", 0)
-    with suppress(OSError):
-        return (folder / "logs" / f"rank_{rank}" / "stderr.log").read_text(errors="replace")[-3000:]
+    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
+        with suppress(OSError):
+            if text := file.read_text(errors="replace").strip():
+                return text[-3000:]
     return ""
 
 
 def _source(target: Target) -> Path | None:
     """The file of a script, or of a module that can be found."""
+    if target.made:
+        return Path(target.made)
     if not target.module:
         return Path(target.script)
     with suppress(ImportError, ValueError):

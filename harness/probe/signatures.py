@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import write_whole
+from harness.probe import evaluation
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.probe.ratios import term
@@ -23,7 +24,12 @@ from harness.probe.report import status
 FILE = "probe.json"
 """In the folder of a scenario."""
 
-SUSPECT = ("the reference's gradient is", "the learning rate falls", "the first step applied")
+SUSPECT = (
+    "the reference's gradient is",
+    "the learning rate falls",
+    "the first step applied",
+    "along the reference's gradient",
+)
 """How the notes begin that no right loop has."""
 
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
@@ -105,9 +111,9 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
     """What a probe has shown, to be compared with that of a catalogued bug."""
     found = []
     for one in answers.layouts:
-        if one.broken:
-            first, layout = one.broken[0], one.layout
-            ratio = None if first.ratio is None else round(first.ratio, 6)
+        own = [each for each in one.broken[1:] if each.relation == evaluation.RELATION]
+        for first in [*one.broken[:1], *own]:  # an evaluation is not a result of the first
+            layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
             known = first.ratio is not None and first.meaning
             times = term(first.ratio or 0.0, layout.world, layout.k) if known else ""
             found.append(Shown(layout.kind, first.relation, ratio, times, one.step))

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from harness.probe import own_loss, shims
+from harness.probe import own_loss, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain
 from harness.probe.unlike import unlike_by_design
+from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
 
@@ -28,7 +30,7 @@ PARTS_UP_TO = 2_000_000
 class Watch:
     """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
 
-    def __init__(self, assignment: Assignment, done: Callable[[list[Step]], None]) -> None:
+    def __init__(self, assignment: Assignment, done: Callable[[], None]) -> None:
         import torch
 
         self.assignment, self.done = assignment, done
@@ -36,16 +38,35 @@ class Watch:
         self.root: Any = None
         self.names: dict[int, str] = {}
         self.engine: Engine | None = None
+        self.seen: list[list[str]] = []
+        """The rows of each step; over an epoch, also those of the steps that are not recorded."""
+        self.reported = reported.Reported()
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._depth = 0
         self._begin()
 
+    @property
+    def recording(self) -> bool:
+        """Whether steps are still recorded; after the last, only the rows of an epoch are."""
+        return len(self.steps) < self.assignment.steps
+
     def _begin(self) -> None:
         """Begin to record a step."""
+        self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
-        self.now |= {"clips": [], "raw": None, "drops": [], "rng": None, "own": None}
+        self.now["scaled"] = False
+        self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
+
+    def records(self) -> dict[str, Any]:
+        """What the rank writes down."""
+        return {
+            "steps": self.steps,
+            "seen": self.seen,
+            "reported": self.reported.values,
+            "releases": _releases(),
+        }
 
     # -- hooks --
 
@@ -72,6 +93,7 @@ class Watch:
         _replace(functional.scaled_dot_product_attention, self._attention)
         if self.assignment.one_order:
             draw_one_order()
+        self.reported.install(lambda: len(self.seen) - 1)
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
@@ -116,23 +138,26 @@ class Watch:
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
         """The model is given a micro-batch."""
-        import torch
 
         if self.root is None and next(module.parameters(), None) is not None:
             self.root = module
             self._meet()
         if module is not self.root:
             return
+        found = rows(arguments, named)
+        self.seen[-1] += found
+        if not self.recording:
+            return
         for name, parameter in module.named_parameters():
             if id(parameter) not in self.names:
                 self._follow(plain(name), parameter)
-        self.now["rows"].append(rows(arguments, named))
-        self.now["rng"] = self.now["rng"] or digest(torch.get_rng_state())
+        self.now["rows"].append(found)
 
     def _meet(self) -> None:
         """The model is seen for the first time: move its weights, where that is asked for."""
         import torch
 
+        self.reported.install(lambda: len(self.seen) - 1)
         if (engine := engine_of(self.root)) is not None:
             self._watch_engine(engine)
         shift = torch.load(self.assignment.shift) if self.assignment.shift else {}
@@ -154,13 +179,15 @@ class Watch:
 
     def _part(self, name: str, gradient: Any) -> None:
         """A parameter's gradient of one backward on this rank alone, before any reduction."""
-        if self.now["parts"]:
+        if self.now["parts"] and self.recording:
             part = self.now["parts"][-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
     def _backward(self, backward: Any) -> Any:
         @functools.wraps(backward)
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+            if not self.recording:
+                return backward(loss, *arguments, **named)
             if not self.now["losses"]:
                 self.now["stale"] = self._norm()
             self.now["losses"].append(float(full(loss).sum()))
@@ -182,7 +209,7 @@ class Watch:
 
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)
-            if self.now["raw"] is None:
+            if self.now["raw"] is None and self.recording:
                 self.now["raw"] = {
                     self.names.get(id(p), f"parameter {n}"): full(p.grad)
                     for n, p in enumerate(parameters)
@@ -195,19 +222,17 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
-        import torch
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(input))
                 dropout(input.detach(), p, True)
             return input
 
         return kept
 
     def _attention(self, attention: Any) -> Any:
-        import torch
 
         @functools.wraps(attention)
         def attend(
@@ -220,7 +245,7 @@ class Watch:
             **named: Any,
         ) -> Any:
             if dropout_p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(query))
             return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
         return attend
@@ -232,6 +257,8 @@ class Watch:
         if self.engine is not None:
             return None
         self._end_if_done()
+        if not self.recording:
+            return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
             self._look(Optimized(optimizer, self.names))
@@ -245,7 +272,9 @@ class Watch:
         return (optimizer, watched), {}
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if self.engine is None:
+        if not self.recording:
+            self._begin()
+        elif self.engine is None:
             self._keep(Optimized(optimizer, self.names))
 
     def _scaled(self, step: Any) -> Any:
@@ -253,9 +282,10 @@ class Watch:
 
         @functools.wraps(step)
         def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            self.now["scaled"] = scaler.is_enabled()
             taken = len(self.steps)
             value = step(scaler, *arguments, **named)
-            if len(self.steps) == taken:
+            if self.recording and len(self.steps) == taken:
                 self._skip()
             return value
 
@@ -274,6 +304,9 @@ class Watch:
 
         def watched(*arguments: Any, **named: Any) -> Any:
             self._end_if_done()
+            if not self.recording:
+                self._begin()
+                return take(*arguments, **named)
             self._look(engine)
             value = take(*arguments, **named)
             if engine.overflowed():
@@ -306,6 +339,7 @@ class Watch:
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
+        self.now["slopes"] = self.engine is None and not self.now["scaled"]
         if not self.steps:
             self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
         self.steps.append(self.now)
@@ -314,8 +348,26 @@ class Watch:
             self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if len(self.steps) >= self.assignment.steps:
-            self.done(self.steps)
+        if not (self.recording or self.assignment.epoch):
+            self.done()
+
+
+def _releases() -> dict[str, str]:
+    """By module, the release of what this process has imported."""
+    found = {}
+    for name in list(sys.modules):
+        if "." not in name or name in IMPORTS.values():
+            with suppress(Exception):  # some modules compute their attributes
+                found[name] = sys.modules[name].__version__
+    return {name: version for name, version in found.items() if type(version) is str}
+
+
+def _generator(tensor: Any) -> str:
+    """The state of the generator that draws the numbers on a tensor's device."""
+    import torch
+
+    on_gpu = tensor.device.type == "cuda"
+    return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
 
 
 def _replace(function: Any, wrap: Callable[[Any], Any]) -> None:

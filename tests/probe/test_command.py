@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from harness import machine
 from harness.__main__ import main
 from tests.probe.probing import SCRIPTS
 
@@ -75,3 +76,12 @@ def test_a_layout_without_an_answer_is_not_as_the_reference(
 def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", DDP, "--batch-size", "4"]) == 2
     assert "{rows}" in capsys.readouterr().err
+
+
+def test_a_machine_with_too_few_gpus_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine.Gpu("0", "GPU-1", "H200")
+    monkeypatch.setattr("harness.commands.probe.gpus", lambda: (one,))
+    assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
+    assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err

@@ -81,6 +81,21 @@ def test_a_mistake_is_named_in_the_layouts_that_have_it(
     assert exit_code(answers) == 1
 
 
+def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, epoch=True)
+    answers = probing("ddp.py", f"{GIVEN} --rows 31", settings)
+    assert first_broken(answers) == {}
+    assert "fewer rows" in layout(answers, RANKS).notes[0]
+    assert layout(answers, RESUME).as_reference
+
+
+def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) -> None:
+    given = [*f"{GIVEN} --bug".split(), "drops the last steps of several ranks"]
+    answers = probing("ddp.py", given, Settings(layouts=(RANKS,), epoch=True))
+    assert first_broken(answers) == {RANKS: ("samples", "")}
+    assert "24 never" in layout(answers, RANKS).broken[0].text
+
+
 def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
     given = f"{GIVEN} --amp float16 --scale 2000000"
     answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))

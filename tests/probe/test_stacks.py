@@ -12,7 +12,7 @@ import pytest
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
 from harness.trial.server_pool import Pool
 from tests.overlays import lent, lent_packages, lent_release
-from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
@@ -74,6 +74,14 @@ def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
     assert first_broken(answers) == {ACCUMULATION: twice, BOTH: twice}
 
 
+def test_a_loss_of_an_evaluation_that_is_summed_over_the_ranks_is_found(pool: Pool) -> None:
+    given = f"{TRAINER} --model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
+    with lent_packages(DAY, trl="1.16.0", transformers="5.23.0") as overlay:
+        answers = Probing(pool, overlay.site)("trainer.py", given, Settings(layouts=(RANKS,)))
+    ratios = {one.relation: one.ratio for one in layout(answers, RANKS).broken}
+    assert ratios["evaluation"] == pytest.approx(2, rel=1e-3)
+
+
 def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None:
     given = f"{GIVEN} --device-specific"
     with lent("sampler_shards", "buggy") as overlays:
@@ -88,6 +96,14 @@ def test_tensor_parallelism_is_as_one_process(pool: Pool, more: str) -> None:
     answers = Probing(pool)("tensor_parallel.py", f"{GIVEN} {more}", Settings(same_rows=True))
     assert not refused(answers)
     assert first_broken(answers) == {}
+
+
+def test_a_backward_that_is_not_that_of_its_forward_is_noted(pool: Pool) -> None:
+    bug = ["--loss-parallel", "--bug", "log_softmax within loss_parallel"]
+    settings = Settings(same_rows=True, layouts=(RANKS,))
+    answers = Probing(pool)("tensor_parallel.py", [*GIVEN.split(), *bug], settings)
+    assert first_broken(answers) == {}
+    assert any("a backward is not that of its forward" in note for note in answers.notes)
 
 
 @pytest.mark.parametrize("more", ["", "--optimizer sgd --clip 0.1 --precision bf16-mixed"])
