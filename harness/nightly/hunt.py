@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,10 @@ class Probed:
     @property
     def news(self) -> frozenset[Kind]:
         return frozenset(one.kind for one in self.result.shown if one.is_news)
+
+    def of(self, relation: str) -> frozenset[Kind]:
+        """The news about one relation, or one note."""
+        return frozenset(kind for kind in self.news if kind[1] == relation)
 
     @property
     def unclear(self) -> str:
@@ -112,40 +116,43 @@ class Hunter:
             probed.append(Probed(row, loop, self.result(loop, releases, day)))
         hunted.probed = len(probed)
         hunted.unclear = {one.loop.name: one.unclear for one in probed if one.unclear}
+        relations = sorted({relation for one in probed for _, relation, _ in one.news})
         hunted.findings = [
-            self._finding(stack, releases, day, having) for having in related(probed)
+            self._finding(stack, releases, day, relation, having)
+            for relation in relations
+            for having in related(probed, relation)
         ]
         hunted.seconds = time.monotonic() - began
         return hunted
 
     def _finding(
-        self, stack: Stack, releases: dict[str, str], day: str, having: Sequence[Probed]
+        self,
+        stack: Stack,
+        releases: dict[str, str],
+        day: str,
+        relation: str,
+        having: Sequence[Probed],
     ) -> Finding:
-        simple = self._reduced(stack, releases, day, min(having, key=_others))
-        shown = [one for one in simple.result.shown if one.is_news]
+        simple = min(having, key=_others)
+        for row in _simpler(simple.row):
+            loop = stack.made(row)
+            other = Probed(row, loop, self.result(loop, releases, day))
+            if other.of(relation) == simple.of(relation) and _others(other) < _others(simple):
+                simple = other
+        shown = [one for one in simple.result.shown if one.kind in simple.of(relation)]
         found = Finding(stack.name, releases, shown, simple.loop.name, len(having))
-        found.known = _known(simple.news, releases)
+        found.known = _known(simple.of(relation), releases)
         found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
-            stack, releases, day, simple
+            stack, releases, day, simple, relation
         )
         return found
 
-    def _reduced(self, stack: Stack, releases: dict[str, str], day: str, one: Probed) -> Probed:
-        """The same with each setting at its default that need not be another."""
-        for place, choice in enumerate(one.row):
-            if not choice:
-                continue
-            row = (*one.row[:place], 0, *one.row[place + 1 :])
-            loop = stack.made(row)
-            other = Probed(row, loop, self.result(loop, releases, day))
-            if other.news == one.news:
-                one = other
-        return one
-
-    def _since(self, stack: Stack, releases: dict[str, str], day: str, one: Probed) -> str:
+    def _since(
+        self, stack: Stack, releases: dict[str, str], day: str, one: Probed, relation: str
+    ) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
-        known = [r for r in _published(subject) if r.day <= day and r.day >= EARLIEST]
+        known = [r for r in _published(subject) if r.day <= day and EARLIEST <= r.day]
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
@@ -153,9 +160,9 @@ class Hunter:
             then = release_days.settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
             probed = Probed((), one.loop, self.result(one.loop, found, then))
-            if probed.unclear and not probed.news:
+            if probed.unclear and not probed.of(relation):
                 return None
-            return bool(probed.news & one.news)
+            return bool(probed.of(relation) & one.of(relation))
 
         first, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
         return f"{subject} {first}" + (f"; {before} is right" if before else " or earlier")
@@ -185,12 +192,12 @@ class Hunter:
             return Recorded(releases, installed, day, {}, no_answer=why)
 
 
-def related(probed: Sequence[Probed]) -> list[list[Probed]]:
-    """The loops that show something, in groups that have a broken relation in common."""
+def related(probed: Sequence[Probed], relation: str) -> list[list[Probed]]:
+    """The loops that break a relation, in groups that have a layout and a ratio in common."""
     groups: list[list[Probed]] = []
     for one in probed:
-        near = [g for g in groups if any(one.news & other.news for other in g)]
-        if one.news:
+        near = [g for g in groups if any(one.of(relation) & other.of(relation) for other in g)]
+        if one.of(relation):
             groups = [g for g in groups if g not in near]
             groups.append([each for group in near for each in group] + [one])
     return groups
@@ -243,6 +250,13 @@ def _published(package: str) -> list[index.Release]:
     return [
         r for r in index.releases(package) if r.final and not r.yanked and r.day and r.installable
     ]
+
+
+def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The same settings with one of them at its default."""
+    for place, choice in enumerate(row):
+        if choice:
+            yield (*row[:place], 0, *row[place + 1 :])
 
 
 def _others(one: Probed) -> int:

@@ -73,6 +73,7 @@ TRAINER = Stack(
         "optimizer": flags("", "--optim sgd"),
         "scheduler": flags("", "--lr_scheduler_type cosine --warmup_steps 2"),
         "resume": (Choice(), Choice("--rows 36", at=4, steps=6)),  # in the second epoch
+        "evaluation": flags("", "--evaluate true --eval_strategy steps --eval_steps 2"),
     },
 )
 """Rows have one length: with others, a mean over a micro-batch's tokens is unlike by design."""
