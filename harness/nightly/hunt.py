@@ -152,7 +152,7 @@ class Hunter:
     ) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
-        known = [r for r in _published(subject) if r.day <= day and EARLIEST <= r.day]
+        known = [r for r in _published(subject) if r.day <= day and r.day >= EARLIEST]
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
