@@ -176,6 +176,8 @@ class Hunter:
         if file.is_file():
             return signatures.from_json(json.loads(file.read_text(encoding="utf-8")))
         found = self._probed(loop, releases, day, passing)
+        if found.no_answer:  # perhaps the machine's fault: the next hunt tries again
+            return found
         with writing(file, "HARNESS_CACHE"):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(asdict(found)) + "\n")

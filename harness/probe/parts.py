@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from harness.probe.numbers import Named, flat
+from harness.probe.numbers import Array, Named, flat, length
 from harness.probe.reference import Moment
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FIT = 0.01
 """The part of a gradient that the micro-batches may leave unexplained."""
@@ -20,14 +15,14 @@ LEVEL = 1e-3
 def made_of(at: Moment, rank: int) -> str:
     """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
     all have their usual weights."""
-    import torch
+    import numpy
 
     parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
     right = at.right["grad"]
     names = {n: t for n, t in right.items() if all(n in part for _, _, part in parts)}
     if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
         return ""
-    basis = torch.stack([flat(part, names, names) for _, _, part in parts], 1)
+    basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
     got, want = (_weights(basis, each, names) for each in (at.here[rank]["grad"], right))
     if got is None or want is None or not float(want.mean()):
         return ""
@@ -47,14 +42,14 @@ def made_of(at: Moment, rank: int) -> str:
     return f"{text}: a mean of means" if _level(got) else text
 
 
-def _weights(basis: Tensor, gradient: Named, names: Named) -> Tensor | None:
+def _weights(basis: Array, gradient: Named, names: Named) -> Array | None:
     """The micro-batches' weights in a gradient; None if it is made of something else."""
-    import torch
+    import numpy
 
     wanted = flat(gradient, names, names)
-    found: Tensor = torch.linalg.lstsq(basis, wanted[:, None]).solution.flatten()
-    return found if float((basis @ found - wanted).norm()) <= FIT * float(wanted.norm()) else None
+    found: Array = numpy.linalg.lstsq(basis, wanted, rcond=None)[0]
+    return found if length(basis @ found - wanted) <= FIT * length(wanted) else None
 
 
-def _level(weights: Tensor) -> bool:
-    return bool(weights.std() <= LEVEL * weights.mean().abs())
+def _level(weights: Array) -> bool:
+    return bool(weights.std() <= LEVEL * abs(weights.mean()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import runpy
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 from harness.probe.assignment import Assignment
+from harness.probe.tensors import arrays
 from harness.probe.watch import Watch
 from harness.trial import supervisor
 
@@ -56,14 +58,13 @@ def _run(assignment: Assignment) -> None:
 
 def _leave(folder: Path, watch: Watch) -> None:
     """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
-    import torch
-
-    file = folder / f"rank{os.environ['RANK']}.pt"
-    torch.save(watch.records(), file.with_suffix(".part"))
+    file = folder / f"rank{os.environ['RANK']}.pickle"
+    with file.with_suffix(".part").open("wb") as part:
+        pickle.dump(arrays(watch.records()), part, pickle.HIGHEST_PROTOCOL)
     file.with_suffix(".part").rename(file)
     deadline = time.monotonic() + PEER_GRACE
     while time.monotonic() < deadline:
-        if len(list(folder.glob("rank*.pt"))) >= int(os.environ["WORLD_SIZE"]):
+        if len(list(folder.glob("rank*.pickle"))) >= int(os.environ["WORLD_SIZE"]):
             break
         time.sleep(0.005)
     sys.stdout.flush()

@@ -59,7 +59,7 @@ class Reference:
     def decided(self, step: int) -> float:
         """The share (0 to 1) of the values whose updates are compared."""
         kept = self.certain(step).values()
-        return sum(float(k.sum()) for k in kept) / max(sum(k.numel() for k in kept), 1)
+        return sum(float(k.sum()) for k in kept) / max(sum(k.size for k in kept), 1)
 
     def ends(self, step: int) -> bool:
         """Whether a step is that of the end of the data, which has fewer rows."""

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import threading
 from collections.abc import Container, Iterator, Mapping
@@ -143,12 +144,10 @@ class Runner:
 
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
-        import torch
-
         settings, shift = self.settings, ""
         if layout.shift:
-            shift = str(folder / "shift.pt")
-            torch.save(dict(layout.shift), shift)
+            shift = str(folder / "shift.pickle")
+            Path(shift).write_bytes(pickle.dumps(dict(layout.shift)))
         own = folder / "files"
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
@@ -216,8 +215,6 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        import torch
-
         failure, log = _failure(ended, self.timeout), ""
         ranks, records = [], []
         if failure:
@@ -225,8 +222,8 @@ class Runner:
                 lock.unlink(missing_ok=True)
             log = _log(folder, ended)
         else:
-            files = [folder / f"rank{n}.pt" for n in range(layout.world)]
-            records = [torch.load(file, weights_only=True) for file in files]
+            files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
+            records = [pickle.loads(file.read_bytes()) for file in files]  # noqa: S301: our own
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", _log(folder, ended)
