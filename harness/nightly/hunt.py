@@ -100,7 +100,7 @@ class Hunter:
     pool: Pool
     say: Say = print
     deadline: float = float("inf")
-    """The time.monotonic() after which no new setting is probed."""
+    """The time.monotonic() after which no new setting is probed, and no release is searched."""
 
     def hunt(self, stack: Stack, day: str) -> Hunted:
         """Probe the settings of a stack, and search the first release of what breaks."""
@@ -156,6 +156,8 @@ class Hunter:
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
+            if time.monotonic() > self.deadline:
+                return None
             self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
             then = release_days.settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
