@@ -97,9 +97,13 @@ def spread(perturbed: Sequence[Named], right: Named) -> dict[str, float]:
 
 def astray(got: Named, right: Named, rounding: Spread) -> dict[str, float]:
     """By name, how many times the spread a tensor is away, of those that are too far."""
-    far = {n: d / rounding[n] if rounding[n] else float(d > 0) * float("inf")
-           for n, d in distances(got, right).items()}  # fmt: skip
+    far = {name: _times(d, rounding[name]) for name, d in distances(got, right).items()}
     return {name: times for name, times in far.items() if not times <= SAFE}
+
+
+def _times(far: float, rounding: float) -> float:
+    """A distance in units of a spread, which is 0 where both are zeros."""
+    return far / rounding if rounding else float("inf") if far else 0.0
 
 
 def worst(got: Named, right: Named, rounding: Spread) -> float:
