@@ -23,6 +23,7 @@ LAYOUTS = {
     "accumulation": "micro-batches",
     "both": "ranks x micro-batches",
     "resume": "resume",
+    "seed": "another seed",
     "ranks-resume": "resume on several ranks",
 }
 

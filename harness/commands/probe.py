@@ -72,6 +72,7 @@ def _parser() -> Arguments:
     number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
     number("--save", default="", metavar="ARGS", help="arguments with which the script saves")
     number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
+    number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
     number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
     parser.add_argument(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
@@ -112,6 +113,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.same_rows,
         tuple(filter(None, options.layouts.split(","))),
         options.epoch,
+        options.other_seed,
     )
 
 

@@ -29,7 +29,7 @@ from harness.sweep import affected
 from harness.sweep.cell import Status
 from harness.sweep.lookup import lookup
 from harness.trial.server_pool import Pool
-from harness.upstream import index, overlay, pins, release_days
+from harness.upstream import index, overlay, overlay_cache, pins, release_days
 
 CODE = ("harness.probe.questions", "harness.probe.rank", "harness.probe.agent")
 """The modules that results depend on, with all that they import."""
@@ -152,14 +152,14 @@ class Hunter:
     ) -> str:
         """In words, since which release of the stack's subject it is so."""
         subject = stack.packages[0]
-        known = [r for r in _published(subject) if r.day <= day and r.day >= EARLIEST]
+        known = [r for r in _published(subject) if EARLIEST <= r.day <= day]
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
             self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
             then = release_days.settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
-            probed = Probed((), one.loop, self.result(one.loop, found, then))
+            probed = Probed((), one.loop, self.result(one.loop, found, then, passing=True))
             if probed.unclear and not probed.of(relation):
                 return None
             return bool(probed.of(relation) & one.of(relation))
@@ -167,18 +167,23 @@ class Hunter:
         first, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
         return f"{subject} {first}" + (f"; {before} is right" if before else " or earlier")
 
-    def result(self, loop: Loop, releases: dict[str, str], day: str) -> Recorded:
-        """What a loop shows with these releases, stored or probed now."""
+    def result(
+        self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
+    ) -> Recorded:
+        """What a loop shows with these releases, stored or probed now. Overlays that are only
+        ``passing`` are deleted again: a search needs many, and each only once."""
         file = _file(loop, releases, day)
         if file.is_file():
             return signatures.from_json(json.loads(file.read_text(encoding="utf-8")))
-        found = self._probed(loop, releases, day)
+        found = self._probed(loop, releases, day, passing)
+        if found.no_answer:  # perhaps the machine's fault: the next hunt tries again
+            return found
         with writing(file, "HARNESS_CACHE"):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(asdict(found)) + "\n")
         return found
 
-    def _probed(self, loop: Loop, releases: dict[str, str], day: str) -> Recorded:
+    def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> Recorded:
         import torch
 
         installed, python = str(torch.__version__), pins.here()
@@ -186,6 +191,8 @@ class Hunter:
             stack = pins.Stack(releases, day, *python)
             with overlay.borrowed(stack, (), cache_folder()) as made:
                 answers = Prober(self.pool, made.site)(loop)
+            if made.made and passing:
+                overlay_cache.delete(cache_folder(), made.key)
             return signatures.recorded(answers, releases, installed, day)
         except HarnessError as error:
             why = " ".join(str(error).split())[:300]
@@ -228,7 +235,10 @@ def first_with(
             right = at
     while right is not None and wrong - right > 1:
         at = (wrong + right) // 2
-        if has(versions[at]):
+        answer = has(versions[at])
+        if answer is None:
+            return versions[wrong], None
+        if answer:
             wrong = at
         else:
             right = at

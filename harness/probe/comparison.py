@@ -51,6 +51,11 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
         if why := _incomparable(moment):
             found.no_answer = why
             return found
+        if step == 0 and (parts := moment.parts_of(0)):
+            found.notes.append(
+                f"{len(parts)} parameters were not compared: a rank has parts of them "
+                f"({several(parts)})"
+            )
         _measure(moment, found.worst)
         found.broken = broken(moment)
         if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
@@ -91,18 +96,20 @@ def _no_steps(run: Run, reference: Reference) -> str:
 def _incomparable(at: Moment) -> str:
     """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
     shards that nobody can put together."""
-    for one in at.here:
+    for rank, one in enumerate(at.here):
         if one["skipped"] != at.right["skipped"]:
             return (
                 f"the scaler of the loss skipped {one['skipped']} steps before step "
                 f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
                 "smaller scale"
             )
-        for name, gradient in at.right["grad"].items():
+        for name, gradient in at.owned(rank, at.right["grad"]).items():
             other = one["grad"].get(name)
             if other is not None and other.shape != gradient.shape:
                 shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
                 return f"{name} has the shape {shapes}: shards that probe cannot put together"
+        if len(at.parts_of(rank)) == len(one["update"]):
+            return "the ranks have only parts of the parameters, which probe cannot put together"
         if not set(one["grad"]) & set(at.right["grad"]):
             names = several(one["grad"]), several(at.right["grad"])
             return f"the optimizer has {names[0]}; that of the reference has {names[1]}"
@@ -113,7 +120,7 @@ def _measure(at: Moment, worst: dict[str, float]) -> None:
     """Note the largest distances: how near to an alarm a right loop comes."""
     keep = at.reference.certain(at.number)
     for rank, one in enumerate(at.here):
-        update = numbers.masked(one["update"], keep)
+        update = numbers.masked(at.owned(rank, one["update"]), keep)
         right = at.owned(rank, numbers.masked(at.right["update"], keep))
         gradient = at.owned(rank, at.right["grad"])
         found = {

@@ -11,7 +11,9 @@ from harness.errors import UserError
 RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
 RANKS_RESUME = "ranks-resume"
 """Stop and resume on several ranks, compared with these ranks without a stop; only on request."""
-LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, RANKS_RESUME)
+SEED = "seed"
+"""Another seed on several ranks; needs the arguments that set it."""
+LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME)
 USUAL = LAYOUTS[:-1]
 
 SEEDS = (1, 2)
@@ -37,6 +39,8 @@ class Settings:
     layouts: tuple[str, ...] = ()
     epoch: bool = False
     """Whether the script goes on to its own end, the end of an epoch, and all rows are counted."""
+    other_seed: str = ""
+    """Arguments that set another seed."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -51,6 +55,8 @@ class Settings:
         resumed = set(self.layouts) & {RESUME, RANKS_RESUME}
         if resumed and not (self.save and self.resume):
             raise UserError(f"the layout {min(resumed)} needs --save and --resume")
+        if SEED in self.layouts and not self.other_seed:
+            raise UserError("the layout seed needs --other-seed")
         if bool(self.save) != bool(self.resume):
             raise UserError("--save and --resume are needed together")
 
@@ -100,6 +106,7 @@ def compared(settings: Settings) -> list[Layout]:
         ACCUMULATION: partial(_divided, settings, ACCUMULATION, 1, settings.k),
         BOTH: partial(_divided, settings, BOTH, settings.ranks, settings.k),
         RESUME: partial(_resumed, settings, RESUME, 1),
+        SEED: partial(_seeded, settings),
         RANKS_RESUME: partial(_resumed, settings, RANKS_RESUME, settings.ranks),
     }
     return [layout for kind in _chosen(settings) for layout in makers[kind]()]
@@ -107,11 +114,12 @@ def compared(settings: Settings) -> list[Layout]:
 
 def _chosen(settings: Settings) -> Sequence[str]:
     wanted = settings.layouts or USUAL
-    return [kind for kind in LAYOUTS if kind in wanted and (kind != RESUME or settings.resume)]
+    needed = {RESUME: settings.resume, SEED: settings.other_seed}
+    return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
 
 
 def without_a_stop(settings: Settings) -> Layout:
-    """What RANKS_RESUME is compared with."""
+    """What RANKS_RESUME and SEED are compared with."""
     return Layout(f"{settings.ranks} ranks", world=settings.ranks, steps=settings.steps)
 
 
@@ -120,6 +128,11 @@ def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layo
     micro = f"{k} micro-batches" if k > 1 else ""
     name = " x ".join(filter(None, (ranks, micro)))
     yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch)
+
+
+def _seeded(settings: Settings) -> Iterator[Layout]:
+    name = f"another seed on {settings.ranks} ranks"
+    yield Layout(name, SEED, settings.ranks, steps=1, more=settings.other_seed)
 
 
 def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:

@@ -97,13 +97,15 @@ def spread(perturbed: Sequence[Named], right: Named) -> dict[str, float]:
 
 def astray(got: Named, right: Named, rounding: Spread) -> dict[str, float]:
     """By name, how many times the spread a tensor is away, of those that are too far."""
-    far = {name: _times(d, rounding[name]) for name, d in distances(got, right).items()}
+    far = {name: _times(far, rounding[name]) for name, far in distances(got, right).items()}
     return {name: times for name, times in far.items() if not times <= SAFE}
 
 
-def _times(far: float, rounding: float) -> float:
-    """A distance in units of a spread, which is 0 where both are zeros."""
-    return far / rounding if rounding else float("inf") if far else 0.0
+def _times(far: float, spread: float) -> float:
+    """How many times a spread it is; nothing is far from nothing, even where nothing is moved."""
+    if spread:
+        return far / spread
+    return float("inf") if far else 0.0
 
 
 def worst(got: Named, right: Named, rounding: Spread) -> float:

@@ -20,7 +20,7 @@ def made_of(at: Moment, rank: int) -> str:
     parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
     right = at.right["grad"]
     names = {n: t for n, t in right.items() if all(n in part for _, _, part in parts)}
-    if len(parts) < 2 or not names:
+    if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
         return ""
     basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
     got, want = (_weights(basis, each, names) for each in (at.here[rank]["grad"], right))

@@ -35,6 +35,7 @@ class Loop:
     ranks: int = 2
     k: int = 3
     rows: int = 12
+    other_seed: str = ""
 
     def settings(self) -> Settings:
         usual = loops.USUAL[self.script]
@@ -48,6 +49,7 @@ class Loop:
             resume=usual.resume,
             same_rows=usual.same_rows,
             layouts=self.layouts,
+            other_seed=self.other_seed,
         )
 
     def target(self) -> Target:

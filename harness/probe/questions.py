@@ -16,6 +16,7 @@ from harness.probe.layouts import (
     RANKS,
     RANKS_RESUME,
     RESUME,
+    SEED,
     Layout,
     Settings,
     compared,
@@ -28,7 +29,7 @@ from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
 from harness.spec import Lane
 
-SAMPLES = "samples"
+SAMPLES, ORDER = "samples", "order of samples"
 
 OWN_LOSS = 2e-3
 """How far a gradient may be from that of the mean cross-entropy, as a part of it."""
@@ -70,6 +71,8 @@ def probe(runner: Runner, settings: Settings) -> Answers:
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 found = _rank_by_rank(runner, settings, run)
+            elif layout.kind == SEED:
+                found = _seeded(run, runner.start(without_a_stop(settings)).result())
             else:
                 found = _compared(runner, settings, run, right)
                 _compare_whole(found, settings, run, first)
@@ -121,6 +124,18 @@ def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) ->
         found.broken.append(evaluated)
     elif evaluated and not found.broken:
         found.notes.append(evaluated)
+
+
+def _seeded(run: Run, usual: Run) -> Compared:
+    """With another seed, the first step must have other rows."""
+    found = Compared(run.layout, run.seconds, no_answer=run.failure or usual.failure, log=run.log)
+    if found.no_answer:
+        return found
+    rows = [[one[0]["rows"] for one in each.ranks] for each in (run, usual)]
+    if rows[0] == rows[1] and any(map(any, rows[0])):
+        found.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
+        found.step = 1
+    return found
 
 
 def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
@@ -238,11 +253,13 @@ def _not_tested(
         ACCUMULATION: "accumulated micro-batches",
         BOTH: "ranks together with micro-batches",
         RESUME: "stop and resume",
+        SEED: "the order of samples with another seed",
         RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
     }
     for kind, name in names.items():
         if kind not in kinds:
             how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
+            how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     if right.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"

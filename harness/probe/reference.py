@@ -99,15 +99,21 @@ class Moment:
         return bool(self.right["raw"]) and all(one["raw"] for one in self.here)
 
     def owned(self, rank: int, named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of named things, those of parameters that the rank has; a stage of a pipeline has some.
+        """Of named things, those of parameters that the rank has as a whole: a stage of a pipeline
+        has some, and a rank of tensor parallelism has parts of others.
 
         What no rank has counts as every rank's: it is missing.
         """
         if not self.same_rows:
             return named
         held = [set(one["update"]) for one in self.here]
-        others = set().union(*held) - held[rank]
+        others = set().union(*held) - held[rank] | set(self.parts_of(rank))
         return {name: one for name, one in named.items() if name.partition(" ")[0] not in others}
+
+    def parts_of(self, rank: int) -> list[str]:
+        """The parameters of which a rank has only a part, without anything that says which."""
+        mine, right = self.here[rank]["update"], self.right["update"]
+        return [name for name in mine if name in right and mine[name].shape != right[name].shape]
 
     def spread(self, what: str) -> Spread:
         return self.reference.spread(self.number, what)

@@ -202,7 +202,9 @@ def update(at: Moment) -> Broken | None:
     keep = at.reference.certain(at.number)
     right, rounding = numbers.masked(at.right["update"], keep), at.spread("update")
     off = {
-        rank: numbers.astray(numbers.masked(one["update"], keep), at.owned(rank, right), rounding)
+        rank: numbers.astray(
+            numbers.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
+        )
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}

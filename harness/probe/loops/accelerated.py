@@ -20,14 +20,16 @@ parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
 parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
+parser.add_argument("--default-sampler", action="store_true", help="not the seedable one")
 options = parser.parse_args()
 
+seedable = not (options.device_specific or options.default_sampler)
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
     cpu=not torch.cuda.is_available(),
     mixed_precision="bf16" if options.bf16 else "no",
     step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
-    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=not options.device_specific),
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable),
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(144, 16, generator=generator)
