@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
-import torch
 
 from harness.probe.own_steps import notes
 
-GRADIENT = {"weight": torch.tensor([3.0, 4.0])}
+GRADIENT = {"weight": numpy.array([3.0, 4.0])}
 
 
 def steps(*rates: float, applied: float = 1.0, clipping: float = 0.0, **group: Any) -> list[Any]:
