@@ -137,3 +137,8 @@ def refuse_unusable(reference: Run) -> None:
         lines = reference.log.strip().splitlines()[-LOG_LINES:]
         why = f"the reference, 1 rank, gives no answer: {reference.failure}"
         raise Inconclusive("\n    | ".join([why, *lines]))
+    if not any(numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]):
+        raise Inconclusive(
+            "the reference, 1 rank, gives no answer: its gradients are all 0, so no layout can "
+            "differ; does its loss depend on its parameters?"
+        )

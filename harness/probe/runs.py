@@ -50,6 +50,18 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
 }
 
+TRAINING = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "trl",
+    "lightning",
+    "deepspeed",
+    "peft",
+}
+"""Packages that a script which imports them in a function is sure to use."""
+
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 Step = dict[str, Any]
@@ -267,18 +279,22 @@ def _source(target: Target) -> Path | None:
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
-    """The imports at the top level of a script, each of which may fail; not those elsewhere, which
-    may never happen, and not those of modules in ``without``."""
+    """The imports at the top level of a script, each of which may fail, and those of training
+    packages elsewhere; not other ones elsewhere, which may never happen, and not those of modules
+    in ``without``."""
     try:
-        nodes = ast.parse(source).body
+        tree = ast.parse(source)
     except SyntaxError:
         return  # the reference will say so
-    for node in nodes:
+    for node in [*tree.body, *(each for each in ast.walk(tree) if each not in tree.body)]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
         else:
             continue
-        if not any(name.partition(".")[0] in without for name in names):
+        packages = {name.partition(".")[0] for name in names}
+        if any(name in without for name in packages):
+            continue
+        if node in tree.body or packages <= TRAINING:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"

@@ -45,6 +45,11 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
         ("raise ValueError('no data')", "ValueError: no data"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("print('done')", "took no step"),
+        (
+            "import torch; m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), 0.1)\n"
+            "for n in range(9):\n  m(torch.ones(2, 4)).softmax(-1).sum().backward(); o.step()",
+            "gradients are all 0",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         (
             "import subprocess, time; subprocess.Popen(['sleep', '4321']); time.sleep(4321)",

@@ -26,7 +26,7 @@ options = parser.parse_args()
 seedable = not (options.device_specific or options.default_sampler)
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
-    cpu=True,
+    cpu=not torch.cuda.is_available(),
     mixed_precision="bf16" if options.bf16 else "no",
     step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable),

@@ -5,6 +5,7 @@
 
 import argparse
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,11 @@ parser.add_argument("--resume", default="")
 parser.add_argument("--bug", default="")
 options = parser.parse_args()
 
-dist.init_process_group("gloo")
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo")
 torch.manual_seed(options.seed)
 rank, world, bug = dist.get_rank(), dist.get_world_size(), options.bug
 
@@ -48,14 +53,14 @@ model = nn.Sequential(
     nn.Dropout(options.dropout),
     nn.LayerNorm(options.width),
     nn.Linear(options.width, VOCABULARY),
-).to(getattr(torch, options.dtype))
+).to(device, getattr(torch, options.dtype))
 trained = model if bug == "no all-reduce" else DDP(model)
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scaler = torch.amp.GradScaler("cpu", options.scale, enabled=options.amp == "float16")
-amp = {"device_type": "cpu", "dtype": getattr(torch, options.amp or "bfloat16")}
+scaler = torch.amp.GradScaler(device.type, options.scale, enabled=options.amp == "float16")
+amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 sampler = DistributedSampler(data, seed=options.seed)
 if bug == "no sampler":
@@ -74,13 +79,13 @@ if options.resume:
     torch.set_rng_state(saved["random"])
     begun = saved["step"]
 
-accum, batches = options.accum, list(loader)
+accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
 if bug == "drops the last steps of several ranks" and world > 1:
     batches = batches[: -2 * accum]
 for step in range(begun, len(batches) // accum):
     at = 0 if bug == "resume from the first batch" and options.resume and step == begun else step
     micro_batches = batches[at * accum : (at + 1) * accum]
-    tokens = torch.tensor(float(sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches)))
+    tokens = sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches).float()
     dist.all_reduce(tokens)
     for number, (ids, wanted) in enumerate(micro_batches):
         last = number == accum - 1

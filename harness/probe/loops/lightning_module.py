@@ -52,7 +52,7 @@ data = TensorDataset(inputs, torch.randint(0, 8, (24,), generator=generator))
 lightning.seed_everything(options.seed, verbose=False)
 checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
 trainer = lightning.Trainer(
-    accelerator="cpu",
+    accelerator="auto",
     strategy="ddp",
     devices=options.devices,
     precision=options.precision,

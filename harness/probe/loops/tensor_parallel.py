@@ -8,6 +8,7 @@ in torch: all layouts with several ranks have it, and the tutorial does not do i
 
 import argparse
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -34,9 +35,13 @@ parser.add_argument("--sequence", action="store_true", help="the norm works on p
 parser.add_argument("--bug", default="")
 options = parser.parse_args()
 
-dist.init_process_group("gloo")
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo")
 torch.manual_seed(options.seed)
-mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 VOCABULARY, WIDTH, LENGTH = 48, 32, 12
 data = TensorDataset(torch.randint(1, VOCABULARY, (144, LENGTH)))
 
@@ -70,6 +75,7 @@ else:
     plan = {"3": ColwiseParallel(**(output or {"output_layouts": Replicate()}))}
     for block in "12":
         plan |= {f"{block}.up": ColwiseParallel(), f"{block}.down": RowwiseParallel()}
+model.to(device)
 parallelize_module(model, mesh, plan)
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -81,6 +87,7 @@ loader = DataLoader(
 
 for number, (ids,) in enumerate(loader, 1):
     with loss_parallel() if options.loss_parallel else contextlib.nullcontext():
+        ids = ids.to(device)
         logits = model(ids)
         scores = logits[:, :-1].flatten(0, 1)
         loss = nn.functional.cross_entropy(scores, ids[:, 1:].flatten())
