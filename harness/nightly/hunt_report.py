@@ -36,7 +36,7 @@ def text(hunted: Hunted) -> Iterator[str]:
         yield from (f"    {_shown(each)}" for each in one.shown)
     for name, why in hunted.unclear.items():
         yield f"  no answer: {name}: {why}"
-    if not hunted.findings and not hunted.unclear:
+    if hunted.probed and not hunted.findings and not hunted.unclear:
         yield "  all as the reference"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import islice
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -151,27 +152,33 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
     parser.add_argument("--kinds", default="", help="a comma-separated part of the kinds")
     parser.add_argument("--write", action="store_true", help="put the table into docs/probe.md")
-    parser.add_argument("--json", type=Path, help="write every probe")
+    parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
     wanted = [n for n in KINDS if not options.kinds or n.name in options.kinds.split(";")]
-    tallies = {kind.name: Tally() for kind in wanted}
+    tallies, seconds = {kind.name: Tally() for kind in wanted}, 0.0
+    if options.json and options.json.is_file():
+        content = json.loads(options.json.read_text())
+        seconds = content.pop("seconds")
+        tallies |= {name: Tally(**tally) for name, tally in content.items()}
+    done = sum(tally.probes for tally in tallies.values())
     deadline, began = time.monotonic() + options.seconds, time.monotonic()
     with Pool() as pool, ExitStack() as contexts:
         sites: dict[tuple[str, ...], Path | None] = {(): None}
-        for number, (kind, loop) in enumerate(turns(wanted)):
+        for number, (kind, loop) in islice(enumerate(turns(wanted)), done, None):
             if time.monotonic() > deadline:
                 break
             if kind.packages not in sites:
                 sites[kind.packages] = _site(kind.packages, contexts)
             seed = first + number % (last - first)
             _probe(Prober(pool, sites[kind.packages]), loop, seed, tallies[kind.name])
-    text = table(tallies, first, last, time.monotonic() - began)
+    seconds += time.monotonic() - began
+    text = table(tallies, first, last, seconds)
     print(text)
     if options.write:
         write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), text))
     if options.json:
-        content = {name: vars(tally) for name, tally in tallies.items()}
+        content = {"seconds": seconds} | {name: vars(tally) for name, tally in tallies.items()}
         options.json.write_text(json.dumps(content, indent=1))
     return int(any(tally.alarms for tally in tallies.values()))
 
