@@ -169,6 +169,7 @@ class Runner:
             "rows": settings.rows // divided,
             "k": layout.k,
             "ranks": layout.world,
+            "micro_batches": divided,
             "dir": own,
             "at": settings.at,
         }
