@@ -91,6 +91,18 @@ def test_what_breaks_is_reduced_to_the_settings_that_matter(
     assert hunt_report.exit_code([hunted]) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [("--model llama --group-by-length", ["length_grouped_resume"]), ("--model llama", [])],
+)
+def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
+    arguments: str, known: list[str]
+) -> None:
+    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
+    loop = Loop("trainer.py", arguments)
+    assert hunt._known(frozenset({MISSING.kind}), loop, releases) == known
+
+
 def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
     hunted = Replayed(Pool(), lambda _: None, deadline=0.0).hunt(STACK, "2026-11-22")

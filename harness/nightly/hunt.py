@@ -100,7 +100,7 @@ class Hunter:
     pool: Pool
     say: Say = print
     deadline: float = float("inf")
-    """The time.monotonic() after which no new setting is probed."""
+    """The time.monotonic() after which no new setting is probed, and no release is searched."""
 
     def hunt(self, stack: Stack, day: str) -> Hunted:
         """Probe the settings of a stack, and search the first release of what breaks."""
@@ -141,7 +141,7 @@ class Hunter:
                 simple = other
         shown = [one for one in simple.result.shown if one.kind in simple.of(relation)]
         found = Finding(stack.name, releases, shown, simple.loop.name, len(having))
-        found.known = _known(simple.of(relation), releases)
+        found.known = _known(simple.of(relation), simple.loop, releases)
         found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
             stack, releases, day, simple, relation
         )
@@ -156,6 +156,8 @@ class Hunter:
         versions, days = [r.version for r in known], {r.version: r.day for r in known}
 
         def has(version: str) -> bool | None:
+            if time.monotonic() > self.deadline:
+                return None
             self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
             then = release_days.settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
@@ -274,7 +276,7 @@ def _others(one: Probed) -> int:
     return sum(map(bool, one.row))
 
 
-def _known(news: frozenset[Kind], releases: dict[str, str]) -> list[str]:
+def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[str]:
     """The bugs of the catalogue with this signature that these releases have."""
     found = []
     for name in catalog.sound():
@@ -282,6 +284,8 @@ def _known(news: frozenset[Kind], releases: dict[str, str]) -> list[str]:
         if signature is None or not news & {one.kind for one in signature.shown if one.is_news}:
             continue
         if catalog.scenario(name).subject not in releases:
+            continue
+        if not all(words in loop.arguments for words in signature.needs):
             continue
         if lookup(name, releases).status is not Status.NOT_AFFECTED:
             found.append(name)

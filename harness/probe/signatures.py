@@ -86,6 +86,8 @@ class Signature:
     """Whether a training loop can have the bug at all."""
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     """By variant."""
+    needs: tuple[str, ...] = ()
+    """Arguments without which our loops do not have the bug: another fault may look the same."""
 
     @property
     def shown(self) -> list[Shown]:
@@ -139,6 +141,7 @@ def read(folder: Path) -> Signature | None:
         content.get("why", ""),
         content.get("concerns_loops", True),
         {variant: from_json(one) for variant, one in content.get("recorded", {}).items()},
+        tuple(content.get("needs", ())),
     )
 
 

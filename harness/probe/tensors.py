@@ -10,6 +10,10 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """What wrappers add to the names of parameters."""
 
 
+UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
+"""DeepSpeed's optimizers at stage 0 in bf16 and fp16: they flatten gradients only in their step."""
+
+
 def full(tensor: Any) -> Any:
     """A copy of the complete tensor on the CPU, in fp32 or fp64; a collective for a DTensor."""
     import torch
@@ -113,6 +117,8 @@ class Engine:
     def _gradient(self, parameter: Any) -> Any:
         from deepspeed.utils import safe_get_full_grad
 
+        if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
+            return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
             return parameter.get_full_hp_grad()
         return safe_get_full_grad(parameter)

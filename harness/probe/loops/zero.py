@@ -29,6 +29,7 @@ config = {
     "gradient_clipping": options.clip,
     "zero_optimization": {"stage": options.stage},
     "bf16": {"enabled": options.bf16},
+    "zero_allow_untested_optimizer": True,  # for SGD
 }
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
