@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pickle
 import runpy
 import signal
 import sys
 import time
 from pathlib import Path
 
+from harness.probe import packing
 from harness.probe.assignment import Assignment
-from harness.probe.tensors import arrays
 from harness.probe.watch import Watch
 from harness.trial import supervisor
 
@@ -59,8 +58,7 @@ def _run(assignment: Assignment) -> None:
 def _leave(folder: Path, watch: Watch) -> None:
     """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
     file = folder / f"rank{os.environ['RANK']}.pickle"
-    with file.with_suffix(".part").open("wb") as part:
-        pickle.dump(arrays(watch.records()), part, pickle.HIGHEST_PROTOCOL)
+    file.with_suffix(".part").write_bytes(packing.dumped(watch.records()))
     file.with_suffix(".part").rename(file)
     deadline = time.monotonic() + PEER_GRACE
     while time.monotonic() < deadline:

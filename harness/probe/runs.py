@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import threading
 from collections.abc import Container, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from harness.files import ROOT, write_whole, writing
 from harness.machine import cores
+from harness.probe import packing
 from harness.probe.assignment import Assignment
 from harness.probe.layouts import Layout, Settings
 from harness.probe.shims import SHIMMED
@@ -159,7 +159,7 @@ class Runner:
         settings, shift = self.settings, ""
         if layout.shift:
             shift = str(folder / "shift.pickle")
-            Path(shift).write_bytes(pickle.dumps(dict(layout.shift)))
+            Path(shift).write_bytes(packing.dumped(dict(layout.shift)))
         own = folder / "files"
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
@@ -169,6 +169,7 @@ class Runner:
             "rows": settings.rows // divided,
             "k": layout.k,
             "ranks": layout.world,
+            "micro_batches": divided,
             "dir": own,
             "at": settings.at,
         }
@@ -235,7 +236,7 @@ class Runner:
             log = _log(folder, ended)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
-            records = [pickle.loads(file.read_bytes()) for file in files]  # noqa: S301: our own
+            records = [packing.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", _log(folder, ended)

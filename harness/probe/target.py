@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 
-PLACEHOLDERS = ("rows", "k", "ranks", "dir", "at")
+PLACEHOLDERS = ("rows", "k", "ranks", "micro_batches", "dir", "at")
 
 DRIVER = Path(__file__).with_name("made.py")
 """The script that drives a user's function."""

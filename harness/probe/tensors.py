@@ -24,17 +24,6 @@ def full(tensor: Any) -> Any:
     return whole.to("cpu", dtype, copy=True)
 
 
-def arrays(recorded: Any) -> Any:
-    """What was recorded, with numpy's arrays instead of tensors: they are read without torch."""
-    import torch
-
-    if isinstance(recorded, torch.Tensor):
-        return recorded.numpy()
-    if isinstance(recorded, dict):
-        return {key: arrays(value) for key, value in recorded.items()}
-    return [arrays(each) for each in recorded] if isinstance(recorded, list) else recorded
-
-
 def local(tensor: Any) -> Any:
     """What this rank has of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

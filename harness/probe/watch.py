@@ -8,14 +8,13 @@ random numbers: otherwise no two layouts could be compared.
 from __future__ import annotations
 
 import functools
-import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.probe import own_loss, reported, shims
+from harness.probe import own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
@@ -163,7 +162,7 @@ class Watch:
         if (engine := engine_of(self.root)) is not None:
             self._watch_engine(engine)
         file = self.assignment.shift
-        shift = pickle.loads(Path(file).read_bytes()) if file else {}  # noqa: S301: our own
+        shift = packing.loaded(Path(file).read_bytes()) if file else {}
         with torch.no_grad():
             for name, parameter in self.root.named_parameters():
                 mine = local(parameter)

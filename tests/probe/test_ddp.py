@@ -96,6 +96,15 @@ def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) ->
     assert "24 never" in layout(answers, RANKS).broken[0].text
 
 
+def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
+    given = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
+    answers = probing("ddp.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
+    assert first_broken(answers) == {}
+    assert "draws other rows" in layout(answers, RANKS).no_answer
+    assert layout(answers, ACCUMULATION).as_reference
+    assert exit_code(answers) == 3
+
+
 def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
     given = f"{GIVEN} --amp float16 --scale 2000000"
     answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))

@@ -80,6 +80,10 @@ if options.resume:
     begun = saved["step"]
 
 accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
+if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(world))
+    own = torch.utils.data.Subset(data, order[rank::world].tolist())
+    batches = [[x.to(device) for x in batch] for batch in DataLoader(own, options.batch_size)]
 if bug == "drops the last steps of several ranks" and world > 1:
     batches = batches[: -2 * accum]
 for step in range(begun, len(batches) // accum):
