@@ -257,14 +257,15 @@ class Watch:
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
         """The hook before an optimizer's step. With a closure, the gradients come in the step."""
-        if self.engine is not None or not self._trains():
+        if self.engine is not None:
             return None
         self._end_if_done()
         if not self.recording:
             return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
-            self._look(Optimized(optimizer, self.names))
+            if self.root is not None or self.now["losses"]:  # otherwise DeepSpeed makes its state
+                self._look(Optimized(optimizer, self.names))
             return None
 
         def watched() -> Any:
@@ -277,12 +278,8 @@ class Watch:
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not self.recording:
             self._begin()
-        elif self.engine is None and self._trains():
+        elif self.engine is None and "grad" in self.now:
             self._keep(Optimized(optimizer, self.names))
-
-    def _trains(self) -> bool:
-        """Whether training has begun: DeepSpeed lets an optimizer step to make its state."""
-        return self.root is not None or bool(self.now["losses"])
 
     def _scaled(self, step: Any) -> Any:
         """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
