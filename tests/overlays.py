@@ -12,6 +12,7 @@ from harness import catalog
 from harness.machine import cache_folder
 from harness.upstream import overlay, pins, resolution
 from harness.upstream.overlay import Overlay
+from harness.upstream.pins import Stack, here
 
 
 @contextmanager
@@ -33,6 +34,14 @@ def lent_release(scenario: str, release: str) -> Iterator[Overlay]:
     of, cache = catalog.scenario(scenario), cache_folder()
     stack = resolution.stack(of, pins.complete(of, {of.subject: release}), cache)
     with overlay.borrowed(stack, (), cache) as found:
+        yield found
+
+
+@contextmanager
+def lent_packages(day: str, **pins: str) -> Iterator[Overlay]:
+    """An overlay of packages that no scenario is about, with the dependencies of a day (ISO)."""
+    python, platform = here()
+    with overlay.borrowed(Stack(pins, day, python, platform), (), cache_folder()) as found:
         yield found
 
 

@@ -1,4 +1,4 @@
-"""write each scenario's README.md, docs/bugs.md, alive.md and stories/, from recorded runs
+"""write each scenario's README.md and the tables of docs/, from code and recorded runs
 
     python -m harness pages
     python -m harness pages bf16_clip
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import catalog, evidence
-from harness.commands import Arguments, _alive_page, _story_pages
+from harness.commands import Arguments, _alive_page, _probe_table, _story_pages
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md, docs/alive.md, docs/stories")
+    console.print(f"{len(names)} pages, docs/bugs.md, alive.md, probe.md and stories")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
@@ -64,6 +64,9 @@ def write(names: Iterable[str]) -> None:
             folder.mkdir(exist_ok=True)
             for file, text in _story_pages.texts():
                 write_whole(folder / file, text)
+            probe = BUGS.with_name(_probe_table.NAME)
+            if probe.is_file():
+                write_whole(probe, _probe_table.with_table(probe.read_text(encoding="utf-8")))
 
 
 def page(name: str) -> str:

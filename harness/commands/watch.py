@@ -5,6 +5,11 @@ r"""run every night: test new upstream releases, and run our own scenarios
     python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.sqlite
     python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
         --history then.sqlite
+    python -m harness watch --hunt --summary hunt.md
+    python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
+
+--hunt probes right training loops of our own on the newest releases instead, and reports which
+relation breaks, and since which release.
 
 Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
@@ -12,6 +17,9 @@ exit code is 1 if something got worse.
 
 from __future__ import annotations
 
+import argparse
+import json
+import time
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -19,13 +27,17 @@ from pathlib import Path
 from harness import catalog, config
 from harness.commands import Arguments
 from harness.errors import ExitCode, UserError
+from harness.files import write_whole
 from harness.installation import refuse_without_torch
-from harness.nightly import report
+from harness.nightly import hunt_report, report
+from harness.nightly.hunt import Hunter
+from harness.nightly.hunted import STACKS, Stack
 from harness.nightly.steps import Summary, read_index, today, watch
-from harness.report import count, terminal
+from harness.report import Progress, count, terminal
 from harness.run_config import ALL, RunConfig
 from harness.sweep.history import History, writing
 from harness.sweep.history_rows import Kind
+from harness.trial.server_pool import Pool
 
 KEYS = (
     "scenario",
@@ -56,7 +68,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--summary", type=Path, metavar="FILE", help="write Markdown")
     parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write JUnit's XML")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
+    parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
+    )
     options = parser.parse_intermixed_args(arguments)
+    if options.hunt:
+        return _hunt(options)
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
         report.junit: options.junitxml,
@@ -86,6 +104,37 @@ def _watch(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> lis
             summaries.append(watch(history, kind, day, configs, found, console))
             report.show(console, summaries[-1])
     return summaries
+
+
+def _hunt(options: argparse.Namespace) -> int:
+    """Probe our loops on the newest releases of a day; the exit code."""
+    (day,) = days_of(options.as_of) if options.as_of else [today()]
+    stacks = _stacks(options.overrides)
+    refuse_without_torch("watch --hunt")
+    console, found = terminal(), []
+    with Pool() as pool, Progress(console) as progress:
+        hunter = Hunter(pool, progress.say, time.monotonic() + options.budget)
+        for stack in stacks:
+            found.append(hunter.hunt(stack, day))
+            for line in hunt_report.text(found[-1]):
+                console.print(line, highlight=False)
+    if options.summary:
+        write_whole(options.summary, hunt_report.markdown_page(day, found))
+    if options.json:
+        write_whole(options.json, json.dumps(hunt_report.as_json(day, found), indent=1) + "\n")
+    return hunt_report.exit_code(found)
+
+
+def _stacks(words: Sequence[str]) -> list[Stack]:
+    """The stacks of ``stack=A,B``, or all of them."""
+    names = [name for word in words for name in word.partition("=")[2].split(",")]
+    if any(word.partition("=")[0] != "stack" for word in words):
+        raise UserError("a hunt has one override, stack=NAME,...")
+    known = {stack.name: stack for stack in STACKS}
+    for name in names:
+        if name not in known:
+            raise UserError(catalog.unknown("stack", name, known))
+    return [known[name] for name in names] or list(STACKS)
 
 
 def _left(history: History, days: Sequence[str]) -> Sequence[str]:

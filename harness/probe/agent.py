@@ -74,7 +74,8 @@ def _become_rank(folder: Path, rank: int, world: int, port: int) -> NoReturn:
         runpy.run_path(str(RANK), run_name="__main__")
         code = 0
     except BaseException as error:
-        traceback.print_exc()
+        if not isinstance(error, SystemExit):  # its reason is above, as from argparse
+            traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
         (logs / "error.json").write_text(json.dumps({"message": {"message": message}}))
     finally:

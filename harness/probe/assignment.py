@@ -22,6 +22,8 @@ class Assignment:
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
     saves: bool = False
     """Whether the script saves after the last step, and so goes on until it begins another."""
+    epoch: bool = False
+    """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
     perturb: int | None = None
     """The seed of one-ulp perturbations; None for none."""
     one_order: bool = False

@@ -42,31 +42,74 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     if run.failure:
         return found
     first = run.layout.first
+    found.no_answer = _no_steps(run, reference)
+    if found.no_answer:
+        return found
     for step in range(min(run.steps, len(reference.steps) - first)):
         here = [steps[step] for steps in run.ranks]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
         if why := _incomparable(moment):
             found.no_answer = why
             return found
+        if step == 0 and (parts := moment.parts_of(0)):
+            found.notes.append(
+                f"{len(parts)} parameters were not compared: a rank has parts of them "
+                f"({several(parts)})"
+            )
         _measure(moment, found.worst)
         found.broken = broken(moment)
+        if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
+            return _until(found, first + step)
         if found.broken:
             found.step = first + step + 1
             return found
     if run.steps < len(reference.steps) - first:
+        if run.steps and reference.ends(first + run.steps):
+            return _until(found, first + run.steps)
         text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
         found.broken = [Broken("steps", text)]
     return found
 
 
+def _until(found: Compared, step: int) -> Compared:
+    """The comparison of the steps before this one, the end of the data: what fills it up, or
+    whether it is taken at all, is the sampler's affair."""
+    found.broken = []
+    why = f"step {step + 1} of the reference has fewer rows than the first"
+    if step == found.layout.first:
+        found.no_answer = why
+    else:
+        found.notes.append(f"{why}, so it and those after it were not compared")
+    return found
+
+
+def _no_steps(run: Run, reference: Reference) -> str:
+    """Why the reference has no steps beside which those of a resumed run could be put."""
+    first = run.layout.first
+    if len(reference.steps) <= first:
+        return f"the reference took {len(reference.steps)} steps: none follows the stop"
+    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: first + 1]):
+        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
+    return ""
+
+
 def _incomparable(at: Moment) -> str:
-    """Why a step cannot be compared: the optimizer has shards that nobody can put together."""
-    for one in at.here:
-        for name, gradient in at.right["grad"].items():
+    """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
+    shards that nobody can put together."""
+    for rank, one in enumerate(at.here):
+        if one["skipped"] != at.right["skipped"]:
+            return (
+                f"the scaler of the loss skipped {one['skipped']} steps before step "
+                f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
+                "smaller scale"
+            )
+        for name, gradient in at.owned(rank, at.right["grad"]).items():
             other = one["grad"].get(name)
             if other is not None and other.shape != gradient.shape:
                 shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
                 return f"{name} has the shape {shapes}: shards that probe cannot put together"
+        if len(at.parts_of(rank)) == len(one["update"]):
+            return "the ranks have only parts of the parameters, which probe cannot put together"
         if not set(one["grad"]) & set(at.right["grad"]):
             names = several(one["grad"]), several(at.right["grad"])
             return f"the optimizer has {names[0]}; that of the reference has {names[1]}"
@@ -76,11 +119,12 @@ def _incomparable(at: Moment) -> str:
 def _measure(at: Moment, worst: dict[str, float]) -> None:
     """Note the largest distances: how near to an alarm a right loop comes."""
     keep = at.reference.certain(at.number)
-    for one in at.here:
-        update = numbers.masked(one["update"], keep)
-        right = numbers.masked(at.right["update"], keep)
+    for rank, one in enumerate(at.here):
+        update = numbers.masked(at.owned(rank, one["update"]), keep)
+        right = at.owned(rank, numbers.masked(at.right["update"], keep))
+        gradient = at.owned(rank, at.right["grad"])
         found = {
-            "gradient": numbers.worst(one["grad"], at.right["grad"], at.spread("grad")),
+            "gradient": numbers.worst(one["grad"], gradient, at.spread("grad")),
             "update": numbers.worst(update, right, at.spread("update")),
         }
         for what, times in found.items():
@@ -93,3 +137,8 @@ def refuse_unusable(reference: Run) -> None:
         lines = reference.log.strip().splitlines()[-LOG_LINES:]
         why = f"the reference, 1 rank, gives no answer: {reference.failure}"
         raise Inconclusive("\n    | ".join([why, *lines]))
+    if not any(numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]):
+        raise Inconclusive(
+            "the reference, 1 rank, gives no answer: its gradients are all 0, so no layout can "
+            "differ; does its loss depend on its parameters?"
+        )

@@ -9,7 +9,12 @@ from functools import partial
 from harness.errors import UserError
 
 RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
-LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME)
+RANKS_RESUME = "ranks-resume"
+"""Stop and resume on several ranks, compared with these ranks without a stop; only on request."""
+SEED = "seed"
+"""Another seed on several ranks; needs the arguments that set it."""
+LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME)
+USUAL = LAYOUTS[:-1]
 
 SEEDS = (1, 2)
 """The seeds of the perturbed reference runs: their spread is what rounding does."""
@@ -32,6 +37,10 @@ class Settings:
     same_rows: bool = False
     """Whether all ranks see the same rows, as in tensor parallelism."""
     layouts: tuple[str, ...] = ()
+    epoch: bool = False
+    """Whether the script goes on to its own end, the end of an epoch, and all rows are counted."""
+    other_seed: str = ""
+    """Arguments that set another seed."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -43,8 +52,11 @@ class Settings:
             raise UserError("--ranks and --k must be at least 2")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
-        if RESUME in self.layouts and not (self.save and self.resume):
-            raise UserError("the layout resume needs --save and --resume")
+        resumed = set(self.layouts) & {RESUME, RANKS_RESUME}
+        if resumed and not (self.save and self.resume):
+            raise UserError(f"the layout {min(resumed)} needs --save and --resume")
+        if SEED in self.layouts and not self.other_seed:
+            raise UserError("the layout seed needs --other-seed")
         if bool(self.save) != bool(self.resume):
             raise UserError("--save and --resume are needed together")
 
@@ -67,6 +79,7 @@ class Layout:
     after: str = ""
     """The layout that must have ended before this one starts."""
     saves: bool = False
+    epoch: bool = False
     one_order: bool = False
     shift: Mapping[str, object] = field(default_factory=dict)
 
@@ -75,18 +88,15 @@ class Layout:
         return self.first > 0
 
 
-SAVING = "saving"
-
-
 def reference(settings: Settings) -> Layout:
-    return Layout("1 rank", steps=settings.steps)
+    return Layout("1 rank", steps=settings.steps, epoch=settings.epoch)
 
 
 def rounding(of: Layout) -> list[Layout]:
     """Further runs of a layout, in which everything is an ulp away."""
     from dataclasses import replace
 
-    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n) for n in SEEDS]
+    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False) for n in SEEDS]
 
 
 def compared(settings: Settings) -> list[Layout]:
@@ -95,30 +105,47 @@ def compared(settings: Settings) -> list[Layout]:
         RANKS: partial(_divided, settings, RANKS, settings.ranks, 1),
         ACCUMULATION: partial(_divided, settings, ACCUMULATION, 1, settings.k),
         BOTH: partial(_divided, settings, BOTH, settings.ranks, settings.k),
-        RESUME: partial(_resumed, settings),
+        RESUME: partial(_resumed, settings, RESUME, 1),
+        SEED: partial(_seeded, settings),
+        RANKS_RESUME: partial(_resumed, settings, RANKS_RESUME, settings.ranks),
     }
     return [layout for kind in _chosen(settings) for layout in makers[kind]()]
 
 
 def _chosen(settings: Settings) -> Sequence[str]:
-    wanted = settings.layouts or LAYOUTS
-    return [kind for kind in LAYOUTS if kind in wanted and (kind != RESUME or settings.resume)]
+    wanted = settings.layouts or USUAL
+    needed = {RESUME: settings.resume, SEED: settings.other_seed}
+    return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
+
+
+def without_a_stop(settings: Settings) -> Layout:
+    """What RANKS_RESUME and SEED are compared with."""
+    return Layout(f"{settings.ranks} ranks", world=settings.ranks, steps=settings.steps)
 
 
 def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layout]:
     ranks = f"{world} ranks" if world > 1 else ""
     micro = f"{k} micro-batches" if k > 1 else ""
     name = " x ".join(filter(None, (ranks, micro)))
-    yield Layout(name, kind, world, k, steps=settings.steps)
+    yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch)
 
 
-def _resumed(settings: Settings) -> Iterator[Layout]:
-    yield Layout(SAVING, steps=settings.at, more=settings.save, saves=True)
+def _seeded(settings: Settings) -> Iterator[Layout]:
+    name = f"another seed on {settings.ranks} ranks"
+    yield Layout(name, SEED, settings.ranks, steps=1, more=settings.other_seed)
+
+
+def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
+    on = f" on {world} ranks" if world > 1 else ""
+    saving = f"saving{on}"
+    yield Layout(saving, world=world, steps=settings.at, more=settings.save, saves=True)
     yield Layout(
-        "stop and resume",
-        RESUME,
+        f"stop and resume{on}",
+        kind,
+        world,
         steps=settings.steps - settings.at,
         first=settings.at,
         more=settings.resume,
-        after=SAVING,
+        epoch=settings.epoch,
+        after=saving,
     )

@@ -3,17 +3,20 @@
 Rounding is measured, not assumed: the reference runs twice more, with every leaf output, every
 gradient and all weights moved by one ulp of their own type. What is further from the reference than
 ``SAFE`` times that spread is another result.
+
+The tensors are numpy's arrays here: torch takes seconds to import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy import ndarray
 
-Named = Mapping[str, "Tensor"]
+Array: TypeAlias = "ndarray[Any, Any]"
+Named = Mapping[str, Array]
 Spread = Mapping[str, float]
 
 SAFE = 16.0
@@ -46,12 +49,18 @@ class Share(NamedTuple):
         return self.aside < ELSEWHERE
 
 
-def flat(named: Named, names: Iterable[str], like: Named) -> Tensor:
+def flat(named: Named, names: Iterable[str], like: Named) -> Array:
     """The tensors of these names in one vector; zeros for those that are missing."""
-    import torch
+    import numpy
 
-    found = [named.get(name, torch.zeros_like(like[name])) for name in names]
-    return torch.cat([tensor.double().flatten() for tensor in found])
+    found = [named[name] if name in named else numpy.zeros_like(like[name]) for name in names]
+    return numpy.concatenate([each.astype(float).ravel() for each in found] or [numpy.zeros(0)])
+
+
+def length(array: Array) -> float:
+    """The Euclidean norm, in fp64."""
+    vector = array.astype(float).ravel()
+    return float(vector @ vector) ** 0.5
 
 
 def share(got: Named, right: Named, names: Iterable[str] | None = None) -> Share:
@@ -60,18 +69,18 @@ def share(got: Named, right: Named, names: Iterable[str] | None = None) -> Share
     g, r = flat(got, chosen, right), flat(right, chosen, right)
     square = float(r @ r)
     ratio = float(g @ r) / square if square else float("nan")
-    rest = float((g - ratio * r).norm() / g.norm()) if square and bool(g.any()) else 0.0
+    rest = length(g - ratio * r) / length(g) if square and bool(g.any()) else 0.0
     return Share(ratio, rest)
 
 
 def norm(named: Named) -> float:
-    return float(sum(float(tensor.double().norm()) ** 2 for tensor in named.values()) ** 0.5)
+    return float(sum(length(tensor) ** 2 for tensor in named.values()) ** 0.5)
 
 
 def distances(got: Named, right: Named) -> dict[str, float]:
     """By name, how far apart two tensors are; a missing one counts as zeros."""
     return {
-        name: float((got[name].double() - tensor.double() if name in got else tensor).norm())
+        name: length(got[name].astype(float) - tensor if name in got else tensor)
         for name, tensor in right.items()
     }
 
@@ -81,16 +90,22 @@ def spread(perturbed: Sequence[Named], right: Named) -> dict[str, float]:
     whole = LEAST_OF_ALL * norm(right)
     found = [distances(each, right) for each in perturbed]
     return {
-        name: max([far[name] for far in found] + [LEAST * float(tensor.norm()), whole])
+        name: max([far[name] for far in found] + [LEAST * length(tensor), whole])
         for name, tensor in right.items()
     }
 
 
 def astray(got: Named, right: Named, rounding: Spread) -> dict[str, float]:
     """By name, how many times the spread a tensor is away, of those that are too far."""
-    far = {n: d / rounding[n] if rounding[n] else float(d > 0) * float("inf")
-           for n, d in distances(got, right).items()}  # fmt: skip
+    far = {name: _times(far, rounding[name]) for name, far in distances(got, right).items()}
     return {name: times for name, times in far.items() if not times <= SAFE}
+
+
+def _times(far: float, spread: float) -> float:
+    """How many times a spread it is; nothing is far from nothing, even where nothing is moved."""
+    if spread:
+        return far / spread
+    return float("inf") if far else 0.0
 
 
 def worst(got: Named, right: Named, rounding: Spread) -> float:
@@ -100,14 +115,14 @@ def worst(got: Named, right: Named, rounding: Spread) -> float:
     )
 
 
-def masked(named: Named, keep: Mapping[str, Any]) -> dict[str, Tensor]:
+def masked(named: Named, keep: Mapping[str, Any]) -> dict[str, Array]:
     """The tensors with zeros where nothing is certain."""
     return {n: t * keep[n] if n in keep else t for n, t in named.items()}
 
 
-def certain(gradient: Named, rounding: Spread) -> dict[str, Tensor]:
+def certain(gradient: Named, rounding: Spread) -> dict[str, Array]:
     """Which values of a gradient are clearly more than rounding."""
     return {
-        name: tensor.abs() > CERTAIN * rounding[name] / max(tensor.numel(), 1) ** 0.5
+        name: abs(tensor) > CERTAIN * rounding[name] / max(tensor.size, 1) ** 0.5
         for name, tensor in gradient.items()
     }

@@ -30,7 +30,7 @@ def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share], None]
         if gradient is None:  # a wrapper's copy of the logits, which the loss does not use
             return
         shares = [
-            share({LOGITS: gradient.detach().cpu()}, {LOGITS: expected.cpu()})
+            share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
             for expected in _gradients(logits.detach().float(), labels)
         ]
         fitting = [one for one in shares if one.is_factor]
@@ -38,6 +38,10 @@ def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share], None]
             found(fitting[0])
 
     logits.register_hook(compared)
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.cpu().float().numpy()
 
 
 def _gradients(logits: Any, labels: Any) -> Iterator[Any]:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.facts.numbers import near
+from harness.probe import own_steps, slope
 from harness.probe.comparison import Compared, compare, refuse_unusable
+from harness.probe.epochs import epoch
+from harness.probe.evaluation import evaluation
 from harness.probe.layouts import (
     ACCUMULATION,
     BOTH,
     RANKS,
+    RANKS_RESUME,
     RESUME,
+    SEED,
     Layout,
     Settings,
     compared,
     reference,
     rounding,
+    without_a_stop,
 )
 from harness.probe.reference import Reference
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
+from harness.spec import Lane
 
-SAMPLES = "samples"
+SAMPLES, ORDER = "samples", "order of samples"
 
 OWN_LOSS = 2e-3
 """How far a gradient may be from that of the mean cross-entropy, as a part of it."""
@@ -39,6 +46,8 @@ class Answers:
     not_tested: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of each run."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
     decided: float = 1.0
     """The share of the values whose updates were compared at the last step."""
 
@@ -53,16 +62,26 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     refuse_unusable(first)
     perturbed = [runner.start(each).result() for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    answers = Answers(_about(first), decided=right.decided(len(right.steps) - 1))
+    moved = [runner.start(each) for each in slope.ends(settings, right)]
+    decided = right.decided(len(right.steps) - 1)
+    answers = Answers(_about(first), releases=first.releases, decided=decided)
     for layout in wanted:
         run = runner.start(layout).result()
         answers.seconds[layout.name] = run.seconds
         if layout.kind:
-            answers.layouts.append(_compared(runner, settings, run, right))
+            if layout.kind == RANKS_RESUME:
+                found = _rank_by_rank(runner, settings, run)
+            elif layout.kind == SEED:
+                found = _seeded(run, runner.start(without_a_stop(settings)).result())
+            else:
+                found = _compared(runner, settings, run, right)
+                _compare_whole(found, settings, run, first)
+            answers.layouts.append(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
+    answers.notes += filter(None, [slope.note(right, [each.result() for each in moved])])
     answers.notes = list(dict.fromkeys(answers.notes))
-    answers.not_tested = list(_not_tested(settings, right, answers))
+    answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
 
 
@@ -84,13 +103,82 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return found
+        return _without_an_answer(found, run, right)
     ordered.layout = run.layout
     ordered.notes.append(
         f"draws another order than the reference ({found.broken[0].text}); none comes twice. It "
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:
+    """Compare what is of no single step: the rows of an epoch, and evaluations."""
+    if found.no_answer:
+        return
+    if settings.epoch and not found.broken:
+        over_all = epoch(run, first, settings.same_rows)
+        found.broken += [over_all] if over_all else []
+    evaluated = evaluation(run, first)
+    if isinstance(evaluated, Broken):
+        found.broken.append(evaluated)
+    elif evaluated and not found.broken:
+        found.notes.append(evaluated)
+
+
+def _seeded(run: Run, usual: Run) -> Compared:
+    """With another seed, the first step must have other rows."""
+    found = Compared(run.layout, run.seconds, no_answer=run.failure or usual.failure, log=run.log)
+    if found.no_answer:
+        return found
+    rows = [[one[0]["rows"] for one in each.ranks] for each in (run, usual)]
+    if rows[0] == rows[1] and any(map(any, rows[0])):
+        found.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
+        found.step = 1
+    return found
+
+
+def _rank_by_rank(runner: Runner, settings: Settings, run: Run) -> Compared:
+    """A resume on several ranks, each of which is compared with itself without a stop: what a rank
+    has need not be what one rank alone would have. It is the same program, so the tolerance is what
+    a repetition differs by."""
+    base = without_a_stop(settings)
+    again = replace(base, name=f"{base.name}, again")
+    whole, repeated = (each.result() for each in map(runner.start, (base, again)))
+    if run.failure or whole.failure:
+        why = run.failure or f"{base.name}: {whole.failure}"
+        return Compared(run.layout, run.seconds, no_answer=why, log=run.log or whole.log)
+    each = [_of_rank(rank, run, whole, repeated) for rank in range(len(run.ranks))]
+    if settings.same_rows:  # later stages of a pipeline are given activations
+        for one in each[1:]:
+            one.broken = [each for each in one.broken if each.relation != SAMPLES]
+    wrong = sorted((one for one in each if one.broken), key=lambda one: one.step or 0)
+    return next(iter([*(one for one in each if one.no_answer), *wrong]), each[0])
+
+
+def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
+    right = Reference(whole.ranks[rank], [each.ranks[rank] for each in [repeated] if each.ranks])
+    found = compare(replace(run, ranks=[run.ranks[rank]]), right)
+    found.broken = [
+        replace(one, text=one.text.replace("rank 0", f"rank {rank}"), ranks=(rank,))
+        for one in found.broken
+    ]
+    return found
+
+
+def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
+    """Other rows, as many as in the reference and none of them twice, are no fault by themselves:
+    the script shuffles by itself, or draws at random."""
+    for number, step in enumerate(right.steps[: run.steps]):
+        here = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
+        if here != sum(map(len, step["rows"])):
+            return found
+    found.no_answer = (
+        "draws other rows than the reference, also with every sampler in one order. None comes "
+        "twice, but nothing can be compared"
+    )
+    found.broken, found.step = [], None
+    return found
 
 
 def _begins_with_samples(broken: list[Broken]) -> bool:
@@ -147,6 +235,7 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
+    yield from own_steps.notes(right.steps)
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     own = right.steps[0]["own"]
@@ -165,11 +254,13 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
 
 ALWAYS = (
     "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing), evaluation, and collectives of GPUs",
+    "dropout (switched off while probing)",
 )
 
 
-def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Iterator[str]:
+def _not_tested(
+    settings: Settings, lane: Lane, first: Run, right: Reference, answers: Answers
+) -> Iterator[str]:
     """What the answers say nothing about."""
     kinds = {found.layout.kind for found in answers.layouts if not found.no_answer}
     names = {
@@ -177,18 +268,27 @@ def _not_tested(settings: Settings, right: Reference, answers: Answers) -> Itera
         ACCUMULATION: "accumulated micro-batches",
         BOTH: "ranks together with micro-batches",
         RESUME: "stop and resume",
+        SEED: "the order of samples with another seed",
+        RANKS_RESUME: "stop and resume on several ranks (--layouts ranks-resume)",
     }
     for kind, name in names.items():
         if kind not in kinds:
             how = " (needs --save and --resume)" if kind == RESUME and not settings.save else ""
+            how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     if right.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
     if not any(right.steps[0]["rows"]):
         yield "samples: no module with parameters was called with them"
+    elif not settings.epoch:
+        yield "rows that come twice or never later in an epoch (needs --epoch)"
+    if not first.reported[0]:
+        yield "evaluation: no loss of one was reported"
     if answers.decided < 0.99:
         yield (
             f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
             "than rounding"
         )
     yield from ALWAYS
+    if lane is Lane.CPU:
+        yield "collectives of GPUs (needs --launch gpu)"

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from harness.probe import packing
 from harness.probe.assignment import Assignment
 from harness.probe.watch import Watch
 from harness.trial import supervisor
@@ -21,14 +22,14 @@ PEER_GRACE = 20
 
 def main(folder: Path) -> None:
     """Run the script until it has taken its steps, or has ended."""
-    told = Assignment(**json.loads((folder / "assignment.json").read_text()))
-    os.chdir(told.cwd)
+    assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
+    os.chdir(assignment.cwd)
     _set_up_process()
-    importlib.import_module(told.imports)  # unless this process was forked with it
-    watch = Watch(told, lambda steps: _leave(folder, steps))
+    importlib.import_module(assignment.imports)  # unless this process was forked with it
+    watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
-    _run(told)
-    _leave(folder, watch.steps)
+    _run(assignment)
+    _leave(folder, watch)
 
 
 def _set_up_process() -> None:
@@ -39,31 +40,29 @@ def _set_up_process() -> None:
     supervisor.set_name(f"rank {os.environ['RANK']}")
 
 
-def _run(told: Assignment) -> None:
+def _run(assignment: Assignment) -> None:
     """Run the script or the module, as Python itself would."""
-    sys.argv = [told.script, *told.arguments]
+    sys.argv = [assignment.script, *assignment.arguments]
     try:
-        if told.module:
-            sys.path.insert(0, told.cwd)
-            runpy.run_module(told.script, run_name="__main__", alter_sys=True)
+        if assignment.module:
+            sys.path.insert(0, assignment.cwd)
+            runpy.run_module(assignment.script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(told.script).resolve().parent))
-            runpy.run_path(told.script, run_name="__main__")
+            sys.path.insert(0, str(Path(assignment.script).resolve().parent))
+            runpy.run_path(assignment.script, run_name="__main__")
     except SystemExit as left:
         if left.code:
             raise
 
 
-def _leave(folder: Path, steps: list[dict[str, object]]) -> None:
-    """Write the steps down and end, when all ranks have got here: no teardown is needed."""
-    import torch
-
-    file = folder / f"rank{os.environ['RANK']}.pt"
-    torch.save(steps, file.with_suffix(".part"))
+def _leave(folder: Path, watch: Watch) -> None:
+    """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
+    file = folder / f"rank{os.environ['RANK']}.pickle"
+    file.with_suffix(".part").write_bytes(packing.dumped(watch.records()))
     file.with_suffix(".part").rename(file)
     deadline = time.monotonic() + PEER_GRACE
     while time.monotonic() < deadline:
-        if len(list(folder.glob("rank*.pt"))) >= int(os.environ["WORLD_SIZE"]):
+        if len(list(folder.glob("rank*.pickle"))) >= int(os.environ["WORLD_SIZE"]):
             break
         time.sleep(0.005)
     sys.stdout.flush()

@@ -8,24 +8,40 @@ NEAR = 2e-3
 """How far (as a fraction) a ratio may be from that of a mistake."""
 
 
-def meaning(ratio: float, world: int, k: int) -> str:
-    """The mistake with this ratio; empty if there is none that we know."""
-    meanings = {
-        "nothing at all": 0.0,
-        "the sign is turned": -1.0,
-        "never divided by the accumulation steps": k,
-        "divided by the accumulation steps twice": 1 / k,
-        "summed over the ranks, not averaged": world,
-        "divided by the number of ranks twice": 1 / world,
-        "divided neither by the ranks nor by the accumulation steps": world * k,
-        "divided by both the ranks and the accumulation steps once too often": 1 / (world * k),
-    }
+MISTAKES = {
+    "0": ("nothing at all", lambda world, k: 0.0),
+    "-1": ("the sign is turned", lambda world, k: -1.0),
+    "k": ("never divided by the accumulation steps", lambda world, k: float(k)),
+    "1/k": ("divided by the accumulation steps twice", lambda world, k: 1 / k),
+    "ranks": ("summed over the ranks, not averaged", lambda world, k: float(world)),
+    "1/ranks": ("divided by the number of ranks twice", lambda world, k: 1 / world),
+    "ranks*k": (
+        "divided neither by the ranks nor by the accumulation steps",
+        lambda world, k: float(world * k),
+    ),
+    "1/(ranks*k)": (
+        "divided by both the ranks and the accumulation steps once too often",
+        lambda world, k: 1 / (world * k),
+    ),
+}
+"""By the ratio in terms of ranks and micro-batches, what it means, and its value."""
+
+
+def term(ratio: float, world: int, k: int) -> str:
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
     close = (
-        words
-        for words, value in meanings.items()
+        name
+        for name, value in values.items()
         if value != 1 and near(ratio, value, within=NEAR * max(abs(value), SMALL))
     )
     return next(close, "")
+
+
+def meaning(ratio: float, world: int, k: int) -> str:
+    """The mistake with this ratio; empty if there is none that we know."""
+    found = term(ratio, world, k)
+    return MISTAKES[found][0] if found else ""
 
 
 SMALL = 0.02
@@ -34,5 +50,5 @@ SMALL = 0.02
 
 def times(ratio: float, world: int, k: int) -> str:
     """A ratio in words, with its meaning."""
-    said = meaning(ratio, world, k)
-    return f"{ratio:.4g} times" + (f" ({said})" if said else "")
+    words = meaning(ratio, world, k)
+    return f"{ratio:.4g} times" + (f" ({words})" if words else "")

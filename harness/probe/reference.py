@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Reference:
             right = self._named(self.steps, step, what)
             others = [self._named(run, step, what) for run in self.rounded if step < len(run)]
             found = numbers.spread(others, right)
-            if what == "update":  # an update is at least an ulp of the weight that it is added to
+            if what in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
                 found = {n: max(s, eps[n] * largest[n]) for n, s in found.items()}
             self._spreads[key] = found
@@ -59,7 +59,12 @@ class Reference:
     def decided(self, step: int) -> float:
         """The share (0 to 1) of the values whose updates are compared."""
         kept = self.certain(step).values()
-        return sum(float(k.sum()) for k in kept) / max(sum(k.numel() for k in kept), 1)
+        return sum(float(k.sum()) for k in kept) / max(sum(k.size for k in kept), 1)
+
+    def ends(self, step: int) -> bool:
+        """Whether a step is that of the end of the data, which has fewer rows."""
+        first, last = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
+        return last < first
 
     def loss(self, step: int) -> float:
         return float(sum(self.steps[step]["losses"]))
@@ -92,6 +97,23 @@ class Moment:
     def clipping(self) -> bool:
         """Whether gradients were clipped where hooks see it, in both."""
         return bool(self.right["raw"]) and all(one["raw"] for one in self.here)
+
+    def owned(self, rank: int, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of named things, those of parameters that the rank has as a whole: a stage of a pipeline
+        has some, and a rank of tensor parallelism has parts of others.
+
+        What no rank has counts as every rank's: it is missing.
+        """
+        if not self.same_rows:
+            return named
+        held = [set(one["update"]) for one in self.here]
+        others = set().union(*held) - held[rank] | set(self.parts_of(rank))
+        return {name: one for name, one in named.items() if name.partition(" ")[0] not in others}
+
+    def parts_of(self, rank: int) -> list[str]:
+        """The parameters of which a rank has only a part, without anything that says which."""
+        mine, right = self.here[rank]["update"], self.right["update"]
+        return [name for name in mine if name in right and mine[name].shape != right[name].shape]
 
     def spread(self, what: str) -> Spread:
         return self.reference.spread(self.number, what)

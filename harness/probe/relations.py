@@ -44,7 +44,10 @@ def weights(at: Moment) -> Broken | None:
     if not at.first:
         return None
     right, rounding = at.right["before"], at.spread("before")
-    off = {r: numbers.astray(one["before"], right, rounding) for r, one in enumerate(at.here)}
+    off = {
+        rank: numbers.astray(one["before"], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
@@ -99,7 +102,8 @@ def stale(at: Moment) -> Broken | None:
 def loss(at: Moment) -> Broken | None:
     """The mean of the ranks' losses is the reference's."""
     right = at.reference.loss(at.number)
-    found = sum(sum(one["losses"]) for one in at.here) / len(at.here)
+    losses = [sum(one["losses"]) for one in at.here if one["losses"]]
+    found = sum(losses) / max(len(losses), 1)  # of a pipeline, the last stage has one
     if near(found, right, within=numbers.SAFE * at.reference.loss_spread(at.number)):
         return None
     ratio = found / right if right else float("nan")
@@ -119,24 +123,27 @@ def clipped(at: Moment) -> Broken | None:
 
 def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     right, rounding = at.right[what], at.spread(what)
-    off = {rank: numbers.astray(one[what], right, rounding) for rank, one in enumerate(at.here)}
+    off = {
+        rank: numbers.astray(one[what], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    got = at.here[rank][what]
+    got, right = at.here[rank][what], at.owned(rank, right)
     found = numbers.share(got, right)
     details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
     if what == "grad" and not at.clipping and not any(details):
         details.append(made_of(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
-    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
     return Broken(
         relation,
         f"{several_ranks(off)}: {_described(at, found)} the reference's",
         found.ratio,
-        said,
+        explanation,
         tuple(names),
         tuple(off),
         tuple(filter(None, details)),
@@ -155,7 +162,7 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
 
 def _unlike_ranks(at: Moment, what: str) -> str:
     """Whether the ranks have gradients of their own, and what their mean is."""
-    if at.layout.world == 1:
+    if at.layout.world == 1 or at.same_rows:
         return ""
     right, rounding = at.right[what], at.spread(what)
     first, *others = (one[what] for one in at.here)
@@ -164,18 +171,18 @@ def _unlike_ranks(at: Moment, what: str) -> str:
         return ""
     total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
     mean = numbers.share({n: t / at.layout.world for n, t in total.items()}, right)
-    told = "the ranks have unlike gradients"
+    text = "the ranks have unlike gradients"
     if mean.is_factor:
-        told += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
-    return told
+        text += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
+    return text
 
 
 def _clips(at: Moment) -> str:
     here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
     there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
     counts = len(at.here[0]["clips"]), len(at.right["clips"])
-    told = f"clipping saw the norm {here} (by rank), in the reference {there}"
-    return told if counts[0] == counts[1] else f"{told}; {counts[0]} times a step, not {counts[1]}"
+    text = f"clipping saw the norm {here} (by rank), in the reference {there}"
+    return text if counts[0] == counts[1] else f"{text}; {counts[0]} times a step, not {counts[1]}"
 
 
 def rate(at: Moment) -> Broken | None:
@@ -195,17 +202,19 @@ def update(at: Moment) -> Broken | None:
     keep = at.reference.certain(at.number)
     right, rounding = numbers.masked(at.right["update"], keep), at.spread("update")
     off = {
-        rank: numbers.astray(numbers.masked(one["update"], keep), right, rounding)
+        rank: numbers.astray(
+            numbers.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
+        )
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    found = numbers.share(at.here[rank]["update"], at.right["update"])
+    found = numbers.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
     text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
-    said = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
-    return Broken("update", text, found.ratio, said, tuple(names), tuple(off))
+    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
 
 
 RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.errors import ExitCode
 from harness.facts.numbers import named
+from harness.probe import evaluation
 from harness.probe.comparison import LOG_LINES, Compared
 from harness.probe.questions import Answers
+
+if TYPE_CHECKING:
+    from harness.probe.known import Known
 
 WIDTH = 26
 
@@ -23,20 +27,23 @@ def exit_code(answers: Answers) -> int:
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
-def text(answers: Answers, seconds: float) -> Iterator[str]:
+def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Iterator[str]:
     """The lines of the report."""
     yield f"{'reference: 1 rank':{WIDTH}}  {answers.about}"
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     for found in answers.layouts:
-        yield from _layout(found, told)
+        yield from _layout(found, reported)
     for note in answers.notes:
         yield f"note: {note}"
     yield "not tested:"
     yield from (f"    {what}" for what in answers.not_tested)
+    if known:
+        yield "known bugs with the same signature that these releases have:"
+        yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in known)
     yield f"{seconds:.1f} s"
 
 
-def _layout(found: Compared, told: set[tuple[str, ...]]) -> Iterator[str]:
+def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
     """The lines about a layout; shorter if an earlier one has the same fault."""
     name = f"{found.layout.name:{WIDTH}}"
     if found.no_answer:
@@ -49,16 +56,18 @@ def _layout(found: Compared, told: set[tuple[str, ...]]) -> Iterator[str]:
         step = f" at step {found.step}" if found.step else ""
         yield f"{name}  BROKEN{step}: {first.relation}  ({found.seconds:.1f} s)"
         fault = (first.relation, first.meaning, *first.parameters)
-        yield f"    {first.text}" + (", as above" if fault in told else "")
-        if fault not in told:
+        yield f"    {first.text}" + (", as above" if fault in reported else "")
+        if fault not in reported:
             yield from (f"    {detail}" for detail in first.details)
-        told.add(fault)
-        if others:
-            yield f"    and as a result: {', '.join(each.relation for each in others)}"
+        reported.add(fault)
+        results = [one.relation for one in others if one.relation != evaluation.RELATION]
+        if results:
+            yield f"    and as a result: {', '.join(results)}"
+        yield from (f"    {one.relation}: {one.text}" for one in others[len(results) :])
     yield from (f"    note: {note}" for note in found.notes)
 
 
-def as_json(answers: Answers, seconds: float) -> dict[str, Any]:
+def as_json(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe.md describes the keys."""
     return {
         "exit_code": exit_code(answers),
@@ -66,6 +75,7 @@ def as_json(answers: Answers, seconds: float) -> dict[str, Any]:
         "layouts": [_layout_json(found) for found in answers.layouts],
         "notes": answers.notes,
         "not_tested": answers.not_tested,
+        "known": [asdict(bug) for bug in known],
         "updates_compared": answers.decided,
         "seconds": round(seconds, 2),
     }

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.files import ROOT, write_whole, writing
 from harness.machine import cores
+from harness.probe import packing
 from harness.probe.assignment import Assignment
 from harness.probe.layouts import Layout, Settings
 from harness.probe.shims import SHIMMED
@@ -44,11 +45,24 @@ LATE = {
 """What packages import only while they train, and takes a second."""
 
 ENVIRONMENT = {
-    "ACCELERATE_USE_CPU": "true",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's thread would forbid forks
     "TOKENIZERS_PARALLELISM": "false",  # tokenizers warn in every forked process
     "WANDB_MODE": "disabled",
 }
+
+TRAINING = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "trl",
+    "lightning",
+    "deepspeed",
+    "peft",
+}
+"""Packages that a script which imports them in a function is sure to use."""
+
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 Step = dict[str, Any]
 
@@ -65,6 +79,13 @@ class Run:
     """Why there is no answer."""
     log: str = ""
     """The end of what the failing rank wrote."""
+    seen: list[list[list[str]]] = field(default_factory=list)
+    """By rank, the rows of each step; over an epoch, also of those that are not compared."""
+    reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
+    """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
+
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that rank 0 has imported."""
 
     @property
     def steps(self) -> int:
@@ -86,11 +107,21 @@ class Runner:
     """Seconds for one layout."""
     pool: Pool
     """The server with the script's imports."""
+    site: str = ""
+    """A folder with packages that come before those of the interpreter, such as an overlay's."""
+    gpus: tuple[str, ...] = ()
+    """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
+    @property
+    def lane(self) -> Lane:
+        return Lane.GPU if self.gpus else Lane.CPU
+
     def __enter__(self) -> Runner:
-        self._workers = ThreadPoolExecutor(min(cores(), MOST_AT_ONCE), "probe")
+        # Layouts would share GPUs: one at a time, as each has the first ones.
+        at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
+        self._workers = ThreadPoolExecutor(at_once, "probe")
         self._imports = self._write_imports()
         self._server()
         return self
@@ -125,17 +156,24 @@ class Runner:
 
     def _assign(self, layout: Layout, folder: Path) -> None:
         """Write down what the ranks are to do."""
-        import torch
-
         settings, shift = self.settings, ""
         if layout.shift:
-            shift = str(folder / "shift.pt")
-            torch.save(dict(layout.shift), shift)
-        own = self.folder / "checkpoint" if layout.saves or layout.resumed else folder / "files"
+            shift = str(folder / "shift.pickle")
+            Path(shift).write_bytes(packing.dumped(dict(layout.shift)))
+        own = folder / "files"
+        if layout.saves or layout.resumed:
+            own = self.folder / f"checkpoint_{layout.world}"
         own.mkdir(exist_ok=True)
         divided = layout.k * (1 if settings.same_rows else layout.world)
-        values = {"rows": settings.rows // divided, "k": layout.k, "dir": own, "at": settings.at}
-        told = Assignment(
+        values = {
+            "rows": settings.rows // divided,
+            "k": layout.k,
+            "ranks": layout.world,
+            "micro_batches": divided,
+            "dir": own,
+            "at": settings.at,
+        }
+        assignment = Assignment(
             self.target.script,
             self.target.module,
             self.target.filled(values, layout.more),
@@ -144,11 +182,12 @@ class Runner:
             layout.steps,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
+            epoch=layout.epoch,
             perturb=layout.perturb,
             one_order=layout.one_order,
             shift=shift,
         )
-        (folder / "assignment.json").write_text(json.dumps(asdict(told)))
+        (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
     def _tick(self) -> None:
         if self._stop.is_set():
@@ -161,9 +200,12 @@ class Runner:
     @property
     def _environment(self) -> dict[str, str]:
         """That of ranks, with the user's own path for imports."""
-        ours = rank_environment(RankSettings(Lane.CPU, ROOT, self.extensions, 1, self.python))
-        path = ours["PYTHONPATH"], os.environ.get("PYTHONPATH", ""), str(self.extensions)
-        return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        settings = RankSettings(self.lane, ROOT, self.extensions, 1, self.python, self.gpus)
+        ours = rank_environment(settings)
+        users = os.environ.get("PYTHONPATH", "")
+        path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
+        on_cpu = ON_CPU if self.lane is Lane.CPU else {}
+        return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
@@ -174,7 +216,7 @@ class Runner:
             beside |= {path.stem for path in source.parent.iterdir()}
         words = " ".join([script, *self.target.arguments])
         named = [name for name in SHIMMED if name in words]
-        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{Lane.CPU}')"]
+        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{self.lane}')"]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
         text = "\n".join(lines) + "\n"
@@ -186,23 +228,24 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        import torch
-
         failure, log = _failure(ended, self.timeout), ""
-        ranks = []
+        ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
             log = _log(folder, ended)
         else:
-            files = [folder / f"rank{n}.pt" for n in range(layout.world)]
-            ranks = [torch.load(file, weights_only=True) for file in files]
+            files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
+            records = [packing.loaded(file.read_bytes()) for file in files]
+            ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", _log(folder, ended)
                 ranks = []
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        return Run(layout, ranks, ended.seconds, failure, log)
+        seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
+        releases = records[0]["releases"] if records else {}
+        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases)
 
 
 def _failure(ended: Exit, timeout: float) -> str:
@@ -214,15 +257,19 @@ def _failure(ended: Exit, timeout: float) -> str:
 
 
 def _log(folder: Path, ended: Exit) -> str:
-    """The end of the log of the rank that failed."""
+    """The end of the log of the rank that failed, or of the agent if no rank did."""
     rank = (ended.failure or {}).get("rank", 0)
-    with suppress(OSError):
-        return (folder / "logs" / f"rank_{rank}" / "stderr.log").read_text(errors="replace")[-3000:]
+    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
+        with suppress(OSError):
+            if text := file.read_text(errors="replace").strip():
+                return text[-3000:]
     return ""
 
 
 def _source(target: Target) -> Path | None:
     """The file of a script, or of a module that can be found."""
+    if target.made:
+        return Path(target.made)
     if not target.module:
         return Path(target.script)
     with suppress(ImportError, ValueError):
@@ -233,18 +280,22 @@ def _source(target: Target) -> Path | None:
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:
-    """The imports at the top level of a script, each of which may fail; not those elsewhere, which
-    may never happen, and not those of modules in ``without``."""
+    """The imports at the top level of a script, each of which may fail, and those of training
+    packages elsewhere; not other ones elsewhere, which may never happen, and not those of modules
+    in ``without``."""
     try:
-        nodes = ast.parse(source).body
+        tree = ast.parse(source)
     except SyntaxError:
         return  # the reference will say so
-    for node in nodes:
+    for node in [*tree.body, *(each for each in ast.walk(tree) if each not in tree.body)]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
         else:
             continue
-        if not any(name.partition(".")[0] in without for name in names):
+        packages = {name.partition(".")[0] for name in names}
+        if any(name in without for name in packages):
+            continue
+        if node in tree.body or packages <= TRAINING:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"

@@ -1,4 +1,4 @@
-"""Which samples a model was given, told by their content; and one order for all samplers."""
+"""Which samples a model was given, recognised by their content; and one order for all samplers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def digest(tensor: Any) -> str:
 def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     """A digest of each row of a batch, without its padding.
 
-    Text is told by its ``input_ids``, anything else by the tensor with the most numbers in a row.
+    Text is recognised by its ``input_ids``, anything else by the tensor with the most numbers in a
+    row.
     Rows that are packed into one are taken apart where ``position_ids`` begin again.
     """
     tensors = dict(_tensors(arguments, named))

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from harness.errors import UserError
 
-PLACEHOLDERS = ("rows", "k", "dir", "at")
+PLACEHOLDERS = ("rows", "k", "ranks", "micro_batches", "dir", "at")
+
+DRIVER = Path(__file__).with_name("made.py")
+"""The script that drives a user's function."""
 
 FLAGS = {
     "torchrun": {
@@ -40,6 +43,8 @@ class Target:
     script: str
     arguments: tuple[str, ...]
     module: bool = False
+    made: str = ""
+    """The file with a function that makes the loop's step; then the script is ``made.py``."""
 
     def filled(self, values: Mapping[str, object], more: str = "") -> list[str]:
         """The arguments, and ``more`` ones, without placeholders. Other braces are left alone."""
@@ -62,6 +67,17 @@ def target(words: Sequence[str]) -> Target:
     if not module and not Path(script).is_file():
         raise UserError(f"there is no script {script}")
     return Target(script, tuple(arguments), module)
+
+
+def made(function: str, words: Sequence[str], same_rows: bool) -> Target:
+    """The script that makes steps with the user's ``file.py:function``."""
+    file, colon, name = function.rpartition(":")
+    if not (colon and name.isidentifier()):
+        raise UserError(f"--make {function}: write file.py:function")
+    if not Path(file).is_file():
+        raise UserError(f"there is no file {file}")
+    rows = ["{rows}", "{k}", "same rows" if same_rows else "rows of its own"]
+    return Target(str(DRIVER), (file, name, *rows, *words), made=file)
 
 
 def _without_launcher(words: list[str]) -> tuple[list[str], str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers add to the names of parameters."""
+
+
+UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
+"""DeepSpeed's optimizers at stage 0 in bf16 and fp16: they flatten gradients only in their step."""
 
 
 def full(tensor: Any) -> Any:
@@ -33,6 +38,20 @@ def is_deepspeed(module: Any) -> bool:
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
 
 
+def engine_of(module: Any) -> Any:
+    """DeepSpeed's engine of a model that is called: the model itself, or what calls it, as a
+    pipeline's engine calls its stage; None without one."""
+    if is_deepspeed(module):
+        return module
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if is_deepspeed(caller) and getattr(caller, "module", None) is module:
+            return caller
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
 class Optimized:
     """What an optimizer of torch updates, by the names that the model has for it."""
 
@@ -51,6 +70,14 @@ class Optimized:
 
     def weights(self) -> dict[str, Any]:
         return {name: full(p) for name, p in self._named()}
+
+    def copies(self) -> dict[str, Any]:
+        """What the model computes with, where the optimizer has other weights: nothing here."""
+        return {}
+
+    def clipping(self) -> float:
+        """The greatest norm of gradients that the optimizer's own step leaves; 0 for any."""
+        return 0.0
 
     def state(self) -> dict[str, Any]:
         """The tensors of the optimizer's state: moments and counts of steps."""
@@ -90,6 +117,8 @@ class Engine:
     def _gradient(self, parameter: Any) -> Any:
         from deepspeed.utils import safe_get_full_grad
 
+        if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
+            return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
             return parameter.get_full_hp_grad()
         return safe_get_full_grad(parameter)
@@ -100,10 +129,27 @@ class Engine:
         whole = {name: (safe_get_full_fp32_param(p), p) for name, p in self._named()}
         return {name: full(p if master is None else master) for name, (master, p) in whole.items()}
 
+    def copies(self) -> dict[str, Any]:
+        """The weights in bf16 or fp16 that the model computes with, beside the optimizer's."""
+        return {copy: full(p) for copy, p in self._copies()}
+
+    def _copies(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._named():
+            if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
+                yield f"{name} in {str(parameter.dtype).removeprefix('torch.')}", parameter
+
+    def clipping(self) -> float:
+        return float(self._engine.gradient_clipping() or 0.0)
+
     def state(self) -> dict[str, Any]:
         return {}
+
+    def overflowed(self) -> bool:
+        """Whether the last step was skipped, because a gradient in fp16 was infinite."""
+        return bool(getattr(self._engine.optimizer, "overflow", False))
 
     def eps(self) -> dict[str, float]:
         import torch
 
-        return {name: torch.finfo(torch.float32).eps for name, _ in self._named()}
+        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named()}
+        return masters | {copy: torch.finfo(p.dtype).eps for copy, p in self._copies()}

@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from harness.probe import own_loss, shims
+from harness.probe import own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
-from harness.probe.tensors import Engine, Optimized, full, is_deepspeed, local, plain
+from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain
 from harness.probe.unlike import unlike_by_design
+from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
 
@@ -28,24 +31,43 @@ PARTS_UP_TO = 2_000_000
 class Watch:
     """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
 
-    def __init__(self, told: Assignment, done: Callable[[list[Step]], None]) -> None:
+    def __init__(self, assignment: Assignment, done: Callable[[], None]) -> None:
         import torch
 
-        self.told, self.done = told, done
+        self.assignment, self.done = assignment, done
         self.steps: list[Step] = []
         self.root: Any = None
         self.names: dict[int, str] = {}
         self.engine: Engine | None = None
+        self.seen: list[list[str]] = []
+        """The rows of each step; over an epoch, also those of the steps that are not recorded."""
+        self.reported = reported.Reported()
         self.noise: Any = None
-        if told.perturb is not None:
-            self.noise = torch.Generator().manual_seed(told.perturb)
+        if assignment.perturb is not None:
+            self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._depth = 0
         self._begin()
 
+    @property
+    def recording(self) -> bool:
+        """Whether steps are still recorded; after the last, only the rows of an epoch are."""
+        return len(self.steps) < self.assignment.steps
+
     def _begin(self) -> None:
         """Begin to record a step."""
-        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0}
-        self.now |= {"clips": [], "raw": None, "drops": [], "rng": None, "own": None}
+        self.seen.append([])
+        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
+        self.now["scaled"] = False
+        self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
+
+    def records(self) -> dict[str, Any]:
+        """What the rank writes down."""
+        return {
+            "steps": self.steps,
+            "seen": self.seen,
+            "reported": self.reported.values,
+            "releases": _releases(),
+        }
 
     # -- hooks --
 
@@ -65,11 +87,14 @@ class Watch:
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
         torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
+        scaler = torch.amp.GradScaler
+        scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
         _replace(torch.nn.utils.clip_grad_norm_, self._clip)
         _replace(functional.dropout, self._dropout)
         _replace(functional.scaled_dot_product_attention, self._attention)
-        if self.told.one_order:
+        if self.assignment.one_order:
             draw_one_order()
+        self.reported.install(lambda: len(self.seen) - 1)
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
@@ -114,33 +139,38 @@ class Watch:
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
         """The model is given a micro-batch."""
-        import torch
 
         if self.root is None and next(module.parameters(), None) is not None:
             self.root = module
             self._meet()
         if module is not self.root:
             return
+        found = rows(arguments, named)
+        self.seen[-1] += found
+        if not self.recording:
+            return
         for name, parameter in module.named_parameters():
             if id(parameter) not in self.names:
                 self._follow(plain(name), parameter)
-        self.now["rows"].append(rows(arguments, named))
-        self.now["rng"] = self.now["rng"] or digest(torch.get_rng_state())
+        self.now["rows"].append(found)
 
     def _meet(self) -> None:
         """The model is seen for the first time: move its weights, where that is asked for."""
         import torch
 
-        if is_deepspeed(self.root):
-            self._watch_engine()
-        shift = torch.load(self.told.shift) if self.told.shift else {}
+        self.reported.install(lambda: len(self.seen) - 1)
+        if (engine := engine_of(self.root)) is not None:
+            self._watch_engine(engine)
+        file = self.assignment.shift
+        shift = packing.loaded(Path(file).read_bytes()) if file else {}
         with torch.no_grad():
             for name, parameter in self.root.named_parameters():
                 mine = local(parameter)
                 if self.noise is not None and mine.is_floating_point():
                     mine.add_(self._ulp(mine))
                 if plain(name) in shift:
-                    mine.add_(shift[plain(name)].to(mine.device, mine.dtype))
+                    moved = torch.from_numpy(shift[plain(name)])
+                    mine.add_(moved.to(mine.device, mine.dtype))
         count = sum(parameter.numel() for parameter in self.root.parameters())
         self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
 
@@ -152,13 +182,15 @@ class Watch:
 
     def _part(self, name: str, gradient: Any) -> None:
         """A parameter's gradient of one backward on this rank alone, before any reduction."""
-        if self.now["parts"]:
+        if self.now["parts"] and self.recording:
             part = self.now["parts"][-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
     def _backward(self, backward: Any) -> Any:
         @functools.wraps(backward)
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+            if not self.recording:
+                return backward(loss, *arguments, **named)
             if not self.now["losses"]:
                 self.now["stale"] = self._norm()
             self.now["losses"].append(float(full(loss).sum()))
@@ -180,7 +212,7 @@ class Watch:
 
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)
-            if self.now["raw"] is None:
+            if self.now["raw"] is None and self.recording:
                 self.now["raw"] = {
                     self.names.get(id(p), f"parameter {n}"): full(p.grad)
                     for n, p in enumerate(parameters)
@@ -193,19 +225,17 @@ class Watch:
         return watched
 
     def _dropout(self, dropout: Any) -> Any:
-        import torch
 
         @functools.wraps(dropout)
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(input))
                 dropout(input.detach(), p, True)
             return input
 
         return kept
 
     def _attention(self, attention: Any) -> Any:
-        import torch
 
         @functools.wraps(attention)
         def attend(
@@ -218,7 +248,7 @@ class Watch:
             **named: Any,
         ) -> Any:
             if dropout_p > 0:
-                self.now["drops"].append(digest(torch.get_rng_state()))
+                self.now["drops"].append(_generator(query))
             return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
         return attend
@@ -230,9 +260,12 @@ class Watch:
         if self.engine is not None:
             return None
         self._end_if_done()
+        if not self.recording:
+            return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
-            self._look(Optimized(optimizer, self.names))
+            if self.root is not None or self.now["losses"]:  # otherwise DeepSpeed makes its state
+                self._look(Optimized(optimizer, self.names))
             return None
 
         def watched() -> Any:
@@ -243,36 +276,66 @@ class Watch:
         return (optimizer, watched), {}
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if self.engine is None:
+        if not self.recording:
+            self._begin()
+        elif self.engine is None and "grad" in self.now:
             self._keep(Optimized(optimizer, self.names))
 
-    def _watch_engine(self) -> None:
+    def _scaled(self, step: Any) -> Any:
+        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
+
+        @functools.wraps(step)
+        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            self.now["scaled"] = scaler.is_enabled()
+            taken = len(self.steps)
+            value = step(scaler, *arguments, **named)
+            if self.recording and len(self.steps) == taken:
+                self._skip()
+            return value
+
+        return watched
+
+    def _skip(self) -> None:
+        """Forget a step that was not taken, except that it was skipped."""
+        skipped = self.now["skipped"] + 1
+        self._begin()
+        self.now["skipped"] = skipped
+
+    def _watch_engine(self, made: Any) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
-        take = self.root._take_model_step
-        engine = self.engine = Engine(self.root)
+        take = made._take_model_step
+        engine = self.engine = Engine(made)
 
         def watched(*arguments: Any, **named: Any) -> Any:
             self._end_if_done()
+            if not self.recording:
+                self._begin()
+                return take(*arguments, **named)
             self._look(engine)
             value = take(*arguments, **named)
-            self._keep(engine)
+            if engine.overflowed():
+                self._skip()
+            else:
+                self._keep(engine)
             return value
 
-        self.root._take_model_step = watched
+        made._take_model_step = watched
 
     def _look(self, updated: Any) -> None:
         """Record what the optimizer has before its step."""
-        before = updated.weights()
-        self._before = before
+        before = self._before = updated.weights()
+        every = {**before, **updated.copies()}
         self.now |= {
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
             "optimizer": updated.kind,
             "eps": updated.eps(),
-            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in before.items()},
+            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
+            "group": {n: v for n, v in updated.groups[0].items() if isinstance(v, (int, float))},
+            "clipping": updated.clipping(),
         }
-        if len(self.steps) in self.told.keep:
-            self.now |= {"before": before, "state": updated.state()}
+        if len(self.steps) in self.assignment.keep:
+            self.now |= {"before": every, "state": updated.state()}
 
     def _keep(self, updated: Any) -> None:
         """The step is taken: record how far the weights went, and begin the next."""
@@ -280,16 +343,35 @@ class Watch:
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
+        self.now["slopes"] = self.engine is None and not self.now["scaled"]
         if not self.steps:
             self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
         self.steps.append(self.now)
         self._begin()
-        if not self.told.saves:
+        if not self.assignment.saves:
             self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if len(self.steps) >= self.told.steps:
-            self.done(self.steps)
+        if not (self.recording or self.assignment.epoch):
+            self.done()
+
+
+def _releases() -> dict[str, str]:
+    """By module, the release of what this process has imported."""
+    found = {}
+    for name in list(sys.modules):
+        if "." not in name or name in IMPORTS.values():
+            with suppress(Exception):  # some modules compute their attributes
+                found[name] = sys.modules[name].__version__
+    return {name: version for name, version in found.items() if type(version) is str}
+
+
+def _generator(tensor: Any) -> str:
+    """The state of the generator that draws the numbers on a tensor's device."""
+    import torch
+
+    on_gpu = tensor.device.type == "cuda"
+    return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
 
 
 def _replace(function: Any, wrap: Callable[[Any], Any]) -> None:

@@ -49,6 +49,12 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     return _between(packages, here, tested)
 
 
+def why_affected(name: str, have: Mapping[str, str]) -> str:
+    """What says that these releases have the bug; empty if they do not, or if it is not known."""
+    found = lookup(name, have)
+    return found.why if found.status is Status.AFFECTED else ""
+
+
 def _own(named: str, facts: Sequence[Fact]) -> Lookup:
     """The result of exactly these releases."""
     statuses = {status for fact in facts if (status := Status(fact["status"])).certain}

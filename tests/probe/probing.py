@@ -1,4 +1,4 @@
-"""Probes the scripts beside this file, with servers that all tests of a file share."""
+"""Probes the loops of harness/probe/loops, with servers that all tests of a file share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from harness.machine import cache_folder, own_folder
+from harness.probe import loops
 from harness.probe.comparison import Compared
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
@@ -19,7 +20,7 @@ from harness.probe.runs import Runner
 from harness.probe.target import target
 from harness.trial.server_pool import Pool
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = loops.FOLDER
 SAVE, RESUMED = "--save {dir} --save-at {at}", "--resume {dir}"
 
 
@@ -53,7 +54,7 @@ def layout(answers: Answers, kind: str) -> Compared:
     return next(found for found in answers.layouts if found.layout.kind == kind)
 
 
-def told(answers: Answers) -> dict[str, tuple[str, str]]:
+def first_broken(answers: Answers) -> dict[str, tuple[str, str]]:
     """By layout, the relation that is broken first, and what its ratio means; right ones not."""
     return {
         found.layout.kind: (found.broken[0].relation, found.broken[0].meaning)

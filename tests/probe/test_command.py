@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from harness import machine
 from harness.__main__ import main
 from tests.probe.probing import SCRIPTS
 
@@ -44,6 +45,11 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
         ("raise ValueError('no data')", "ValueError: no data"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("print('done')", "took no step"),
+        (
+            "import torch; m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), 0.1)\n"
+            "for n in range(9):\n  m(torch.ones(2, 4)).softmax(-1).sum().backward(); o.step()",
+            "gradients are all 0",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         (
             "import subprocess, time; subprocess.Popen(['sleep', '4321']); time.sleep(4321)",
@@ -72,6 +78,15 @@ def test_a_layout_without_an_answer_is_not_as_the_reference(
     assert "NO ANSWER: rank" in capsys.readouterr().out
 
 
-def test_a_script_that_is_not_told_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", DDP, "--batch-size", "4"]) == 2
     assert "{rows}" in capsys.readouterr().err
+
+
+def test_a_machine_with_too_few_gpus_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine.Gpu("0", "GPU-1", "H200")
+    monkeypatch.setattr("harness.commands.probe.gpus", lambda: (one,))
+    assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
+    assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.probe.report import exit_code
 from harness.trial.server_pool import Pool
-from tests.probe.probing import RESUMED, SAVE, Probing, layout, refused, told
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
 
@@ -32,13 +32,14 @@ def probing() -> Iterator[Probing]:
         "--optimizer sgd --clip 0.1",
         "--dropout 0.3 --seed 3",
         "--dtype bfloat16 --clip 0.5 --seed 4",
+        "--amp float16 --clip 0.1",
     ],
 )
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more: str) -> None:
     answers = probing("ddp.py", f"{GIVEN} {more}", Settings(save=SAVE, resume=RESUMED))
     assert [found.layout.kind for found in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
     assert not refused(answers)
-    assert told(answers) == {}
+    assert first_broken(answers) == {}
     assert exit_code(answers) == 0
 
 
@@ -76,8 +77,48 @@ def test_a_mistake_is_named_in_the_layouts_that_have_it(
 ) -> None:
     answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], Settings())
     assert not refused(answers)
-    assert told(answers) == broken
+    assert first_broken(answers) == broken
     assert exit_code(answers) == 1
+
+
+def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, epoch=True)
+    answers = probing("ddp.py", f"{GIVEN} --rows 31", settings)
+    assert first_broken(answers) == {}
+    assert "fewer rows" in layout(answers, RANKS).notes[0]
+    assert layout(answers, RESUME).as_reference
+
+
+def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) -> None:
+    given = [*f"{GIVEN} --bug".split(), "drops the last steps of several ranks"]
+    answers = probing("ddp.py", given, Settings(layouts=(RANKS,), epoch=True))
+    assert first_broken(answers) == {RANKS: ("samples", "")}
+    assert "24 never" in layout(answers, RANKS).broken[0].text
+
+
+def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
+    given = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
+    answers = probing("ddp.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
+    assert first_broken(answers) == {}
+    assert "draws other rows" in layout(answers, RANKS).no_answer
+    assert layout(answers, ACCUMULATION).as_reference
+    assert exit_code(answers) == 3
+
+
+def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
+    given = f"{GIVEN} --amp float16 --scale 2000000"
+    answers = probing("ddp.py", given, Settings(save=SAVE, resume=RESUMED))
+    assert first_broken(answers) == {}
+    assert "smaller scale" in layout(answers, RANKS).no_answer
+    assert "smaller scale" in layout(answers, RESUME).no_answer
+    assert exit_code(answers) == 3
+
+
+def test_a_resume_after_the_end_of_the_data_gives_no_answer(probing: Probing) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,), steps=14, at=12)
+    answers = probing("ddp.py", GIVEN, settings)
+    assert refused(answers)
+    assert exit_code(answers) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,5 +134,5 @@ def test_a_resume_that_forgets_something_is_named(
 ) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
     answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
-    assert told(answers) == {RESUME: (relation, "")}
+    assert first_broken(answers) == {RESUME: (relation, "")}
     assert layout(answers, RESUME).step == step

@@ -10,7 +10,7 @@ from harness.errors import UserError
 from harness.probe.layouts import Settings
 from harness.probe.target import Target, target
 
-VALUES = {"rows": 4, "k": 3, "dir": "/checkpoints", "at": 2}
+VALUES = {"rows": 4, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +44,10 @@ def test_a_module_needs_no_file(launcher: str) -> None:
 
 
 def test_placeholders_are_filled_in_and_other_braces_are_left_alone() -> None:
-    found = Target("train.py", ("--bs={rows}", "--fsdp", '{"a": {}}', "{other}"))
+    words = "--bs={rows}", "--fsdp", '{"a": {}}', "{other}", "--n={micro_batches}"
+    found = Target("train.py", words)
     assert found.filled(VALUES, "--save {dir}/step-{at}") == [
-        "--bs=4", "--fsdp", '{"a": {}}', "{other}", "--save", "/checkpoints/step-2",
+        "--bs=4", "--fsdp", '{"a": {}}', "{other}", "--n=6", "--save", "/checkpoints/step-2",
     ]  # fmt: skip
 
 

@@ -13,24 +13,33 @@ parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--clip", type=float, default=1.0)
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--dropout", type=float, default=0.1)
+parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
 parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
+parser.add_argument("--default-sampler", action="store_true", help="not the seedable one")
 options = parser.parse_args()
 
+seedable = not (options.device_specific or options.default_sampler)
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
-    cpu=True,
+    cpu=not torch.cuda.is_available(),
+    mixed_precision="bf16" if options.bf16 else "no",
     step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
-    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=not options.device_specific),
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable),
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(144, 16, generator=generator)
 data = TensorDataset(inputs, torch.randint(0, 8, (144,), generator=generator))
 set_seed(options.seed, device_specific=options.device_specific)
-model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(options.dropout), nn.Linear(32, 8))
+if options.optimizer == "adamw":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
 loader = DataLoader(data, options.batch_size, shuffle=True)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)

@@ -5,6 +5,7 @@
 
 import argparse
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -17,35 +18,49 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--rows", type=int, default=144, help="of an epoch")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--dropout", type=float, default=0.0)
-parser.add_argument("--dtype", default="float32")
+parser.add_argument("--dtype", default="float32", help="of the weights")
+parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
+parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss begins with")
+parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
 parser.add_argument("--bug", default="")
 options = parser.parse_args()
 
-dist.init_process_group("gloo")
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if on_gpu else "gloo")
 torch.manual_seed(options.seed)
 rank, world, bug = dist.get_rank(), dist.get_world_size(), options.bug
 
 VOCABULARY, LENGTH = 50, 12
-data = TensorDataset(torch.randint(1, VOCABULARY, (144, LENGTH)))
+data = TensorDataset(torch.randint(1, VOCABULARY, (options.rows, LENGTH)))
+labels = data.tensors[0].clone()
+if options.padded:
+    labels[torch.arange(LENGTH) >= torch.randint(6, LENGTH + 1, (len(labels), 1))] = -100
+data = TensorDataset(*data.tensors, labels)
 model = nn.Sequential(
     nn.Embedding(VOCABULARY, options.width),
     nn.Linear(options.width, options.width),
     nn.Dropout(options.dropout),
     nn.LayerNorm(options.width),
     nn.Linear(options.width, VOCABULARY),
-).to(getattr(torch, options.dtype))
+).to(device, getattr(torch, options.dtype))
 trained = model if bug == "no all-reduce" else DDP(model)
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler(device.type, options.scale, enabled=options.amp == "float16")
+amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 sampler = DistributedSampler(data, seed=options.seed)
 if bug == "no sampler":
@@ -60,32 +75,44 @@ if options.resume:
         optimizer.load_state_dict(saved["optimizer"])
     if bug != "resume without schedule":
         schedule.load_state_dict(saved["schedule"])
+    scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["random"])
     begun = saved["step"]
 
-accum, batches = options.accum, list(loader)
-if bug == "drops a batch":
-    batches = batches[1:]
+accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
+if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(world))
+    own = torch.utils.data.Subset(data, order[rank::world].tolist())
+    batches = [[x.to(device) for x in batch] for batch in DataLoader(own, options.batch_size)]
+if bug == "drops the last steps of several ranks" and world > 1:
+    batches = batches[: -2 * accum]
 for step in range(begun, len(batches) // accum):
     at = 0 if bug == "resume from the first batch" and options.resume and step == begun else step
-    for number, (ids,) in enumerate(batches[at * accum : (at + 1) * accum]):
+    micro_batches = batches[at * accum : (at + 1) * accum]
+    tokens = sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches).float()
+    dist.all_reduce(tokens)
+    for number, (ids, wanted) in enumerate(micro_batches):
         last = number == accum - 1
         with contextlib.nullcontext() if last or trained is model else trained.no_sync():
-            logits = trained(ids)
+            with torch.autocast(**amp, enabled=bool(options.amp)):
+                logits = trained(ids)
             loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
+                logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten(), reduction="sum"
             )
+            loss = loss * world * accum / tokens  # the mean over the tokens of all micro-batches
             loss = loss if bug == "never divided by k" else loss / accum
             loss = loss / accum if bug == "divided by k twice" else loss
             loss = loss * world if bug == "summed over ranks" else loss
-            loss.backward()
+            scaler.scale(loss).backward()
         if bug == "clips each micro-batch":
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         if bug == "zero_grad in each micro-batch" and not last:
             optimizer.zero_grad()
     if options.clip and bug != "clips each micro-batch":
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     schedule.step()
     if bug == "schedule by micro-batch":
         for _ in range(accum - 1):
@@ -95,4 +122,5 @@ for step in range(begun, len(batches) // accum):
     if options.save and step + 1 == options.save_at and rank == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"schedule": schedule.state_dict(), "random": torch.get_rng_state()}
+        state["scaler"] = scaler.state_dict()
         torch.save({**state, "step": step + 1}, f"{options.save}/state.pt")

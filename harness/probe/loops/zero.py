@@ -13,6 +13,8 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -27,9 +29,18 @@ config = {
     "gradient_clipping": options.clip,
     "zero_optimization": {"stage": options.stage},
     "bf16": {"enabled": options.bf16},
+    "zero_allow_untested_optimizer": True,  # for SGD
 }
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+if options.optimizer == "adamw":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if options.warmup:
+    rates = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": options.warmup}
+    config["scheduler"] = {"type": "WarmupLR", "params": {**rates, "warmup_type": "linear"}}
+    schedule = None
+else:
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 engine, _, loader, _ = deepspeed.initialize(
     model=model, optimizer=optimizer, lr_scheduler=schedule, training_data=data, config=config
 )

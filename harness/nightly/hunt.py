@@ -1,0 +1,330 @@
+"""A hunt: right loops are probed on the newest releases of a day; what breaks is news.
+
+Each result is stored in the cache, by the releases and by our own code: so the next hunt probes
+only what came out since, and a hunt that was ended goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.errors import HarnessError
+from harness.files import write_whole, writing
+from harness.machine import cache_folder
+from harness.nightly.hunted import Stack
+from harness.probe import loops, signatures
+from harness.probe.prober import Loop, Prober
+from harness.probe.signatures import Recorded, Shown
+from harness.sweep import affected
+from harness.sweep.cell import Status
+from harness.sweep.lookup import lookup
+from harness.trial.server_pool import Pool
+from harness.upstream import index, overlay, overlay_cache, pins, release_days
+
+CODE = ("harness.probe.questions", "harness.probe.rank", "harness.probe.agent")
+"""The modules that results depend on, with all that they import."""
+
+Say = Callable[[str], object]
+Kind = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A loop that was probed with some releases."""
+
+    row: tuple[int, ...]
+    loop: Loop
+    result: Recorded
+
+    @property
+    def news(self) -> frozenset[Kind]:
+        return frozenset(one.kind for one in self.result.shown if one.is_news)
+
+    def of(self, relation: str) -> frozenset[Kind]:
+        """The news about one relation, or one note."""
+        return frozenset(kind for kind in self.news if kind[1] == relation)
+
+    @property
+    def unclear(self) -> str:
+        """Why there is no answer, for the whole or for layouts; empty if there is one."""
+        silent = [kind for kind, status in self.result.statuses.items() if status == "no answer"]
+        return self.result.no_answer or (f"no answer: {', '.join(silent)}" if silent else "")
+
+
+@dataclass
+class Finding:
+    """The same relations, broken in one or more loops of a stack."""
+
+    stack: str
+    releases: dict[str, str]
+    shown: list[Shown]
+    simplest: str
+    """The loop with the fewest settings that shows it."""
+    seen: int
+    """In how many of the loops."""
+    since: str = ""
+    """The first release that has it, as far as was searched."""
+    known: list[str] = field(default_factory=list)
+    """Bugs of the catalogue with this signature that these releases have."""
+
+
+@dataclass
+class Hunted:
+    """What a hunt found in a stack."""
+
+    stack: str
+    releases: dict[str, str]
+    probed: int = 0
+    left: int = 0
+    """Settings that were not probed, because the time was over."""
+    findings: list[Finding] = field(default_factory=list)
+    unclear: dict[str, str] = field(default_factory=dict)
+    """Why loops gave no answer, by their names."""
+    seconds: float = 0.0
+
+
+@dataclass
+class Hunter:
+    """Probes loops with the releases of a day, or finds the stored result."""
+
+    pool: Pool
+    say: Say = print
+    deadline: float = float("inf")
+    """The time.monotonic() after which no new setting is probed, and no release is searched."""
+
+    def hunt(self, stack: Stack, day: str) -> Hunted:
+        """Probe the settings of a stack, and search the first release of what breaks."""
+        releases, began = newest(stack.packages, day), time.monotonic()
+        hunted = Hunted(stack.name, releases)
+        probed: list[Probed] = []
+        for row in stack.rows():
+            if time.monotonic() > self.deadline:
+                hunted.left += 1
+                continue
+            loop = stack.made(row)
+            self.say(f"{stack.name}: {loop.name}")
+            probed.append(Probed(row, loop, self.result(loop, releases, day)))
+        hunted.probed = len(probed)
+        hunted.unclear = {one.loop.name: one.unclear for one in probed if one.unclear}
+        relations = sorted({relation for one in probed for _, relation, _ in one.news})
+        hunted.findings = [
+            self._finding(stack, releases, day, relation, having)
+            for relation in relations
+            for having in related(probed, relation)
+        ]
+        hunted.seconds = time.monotonic() - began
+        return hunted
+
+    def _finding(
+        self,
+        stack: Stack,
+        releases: dict[str, str],
+        day: str,
+        relation: str,
+        having: Sequence[Probed],
+    ) -> Finding:
+        simple = min(having, key=_others)
+        for row in _simpler(simple.row):
+            loop = stack.made(row)
+            other = Probed(row, loop, self.result(loop, releases, day))
+            if other.of(relation) == simple.of(relation) and _others(other) < _others(simple):
+                simple = other
+        shown = [one for one in simple.result.shown if one.kind in simple.of(relation)]
+        found = Finding(stack.name, releases, shown, simple.loop.name, len(having))
+        found.known = _known(simple.of(relation), simple.loop, releases)
+        found.since = _recorded_since(found.known, stack.packages[0], releases) or self._since(
+            stack, releases, day, simple, relation
+        )
+        return found
+
+    def _since(
+        self, stack: Stack, releases: dict[str, str], day: str, one: Probed, relation: str
+    ) -> str:
+        """In words, since which release of the stack's subject it is so."""
+        subject = stack.packages[0]
+        known = [r for r in _published(subject) if EARLIEST <= r.day <= day]
+        versions, days = [r.version for r in known], {r.version: r.day for r in known}
+
+        def has(version: str) -> bool | None:
+            if time.monotonic() > self.deadline:
+                return None
+            self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
+            then = release_days.settled(days[version], pins.here()[0])
+            found = newest(stack.packages, then) | {subject: version}
+            probed = Probed((), one.loop, self.result(one.loop, found, then, passing=True))
+            if probed.unclear and not probed.of(relation):
+                return None
+            return bool(probed.of(relation) & one.of(relation))
+
+        first, before = first_with(versions[: versions.index(releases[subject]) + 1], has)
+        return f"{subject} {first}" + (f"; {before} is right" if before else " or earlier")
+
+    def result(
+        self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
+    ) -> Recorded:
+        """What a loop shows with these releases, stored or probed now. Overlays that are only
+        ``passing`` are deleted again: a search needs many, and each only once."""
+        file = _file(loop, releases, day)
+        if file.is_file():
+            return signatures.from_json(json.loads(file.read_text(encoding="utf-8")))
+        found = self._probed(loop, releases, day, passing)
+        if found.no_answer:  # perhaps the machine's fault: the next hunt tries again
+            return found
+        with writing(file, "HARNESS_CACHE"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(asdict(found)) + "\n")
+        return found
+
+    def _probed(self, loop: Loop, releases: dict[str, str], day: str, passing: bool) -> Recorded:
+        import torch
+
+        installed, python = str(torch.__version__), pins.here()
+        try:
+            stack = pins.Stack(releases, day, *python)
+            with overlay.borrowed(stack, (), cache_folder()) as made:
+                answers = Prober(self.pool, made.site)(loop)
+            if made.made and passing:
+                overlay_cache.delete(cache_folder(), made.key)
+            return signatures.recorded(answers, releases, installed, day)
+        except HarnessError as error:
+            why = " ".join(str(error).split())[:300]
+            return Recorded(releases, installed, day, {}, no_answer=why)
+
+
+def related(probed: Sequence[Probed], relation: str) -> list[list[Probed]]:
+    """The loops that break a relation, in groups that have a layout and a ratio in common."""
+    groups: list[list[Probed]] = []
+    for one in probed:
+        near = [g for g in groups if any(one.of(relation) & other.of(relation) for other in g)]
+        if one.of(relation):
+            groups = [g for g in groups if g not in near]
+            groups.append([each for group in near for each in group] + [one])
+    return groups
+
+
+EARLIEST = "2023-06-01"
+"""Releases before that are not searched for the first one with a fault."""
+
+
+def first_with(
+    versions: Sequence[str], has: Callable[[str], bool | None]
+) -> tuple[str, str | None]:
+    """The first version with a fault that the last one has, and the one before it.
+
+    It goes back in growing steps, then halves the distance. A version without an answer counts as
+    one that ends the search: the second value is None then.
+    """
+    wrong, step = len(versions) - 1, 1
+    right: int | None = None
+    while wrong > 0 and right is None:
+        at = max(wrong - step, 0)
+        answer = has(versions[at])
+        if answer is None:
+            return versions[wrong], None
+        if answer:
+            wrong, step = at, step * 2
+        else:
+            right = at
+    while right is not None and wrong - right > 1:
+        at = (wrong + right) // 2
+        answer = has(versions[at])
+        if answer is None:
+            return versions[wrong], None
+        if answer:
+            wrong = at
+        else:
+            right = at
+    return versions[wrong], None if right is None else versions[right]
+
+
+def newest(packages: Sequence[str], day: str) -> dict[str, str]:
+    """The newest release of each package on a day, by its version."""
+    return {
+        package: max(
+            (r for r in _published(package) if r.day <= day), key=lambda r: Version(r.version)
+        ).version
+        for package in packages
+    }
+
+
+@cache
+def _published(package: str) -> list[index.Release]:
+    return [
+        r for r in index.releases(package) if r.final and not r.yanked and r.day and r.installable
+    ]
+
+
+def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The same settings with one of them at its default."""
+    for place, choice in enumerate(row):
+        if choice:
+            yield (*row[:place], 0, *row[place + 1 :])
+
+
+def _others(one: Probed) -> int:
+    """How many settings are not at their default."""
+    return sum(map(bool, one.row))
+
+
+def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[str]:
+    """The bugs of the catalogue with this signature that these releases have."""
+    found = []
+    for name in catalog.sound():
+        signature = signatures.read(catalog.folder(name))
+        if signature is None or not news & {one.kind for one in signature.shown if one.is_news}:
+            continue
+        if catalog.scenario(name).subject not in releases:
+            continue
+        if not all(words in loop.arguments for words in signature.needs):
+            continue
+        if lookup(name, releases).status is not Status.NOT_AFFECTED:
+            found.append(name)
+    return found
+
+
+def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]) -> str:
+    """The first release with a known bug, of those that were tested for the catalogue."""
+    for name in known:
+        if catalog.scenario(name).subject != subject:
+            continue
+        statuses: dict[Version, str] = {}
+        for fact in affected.of(name):
+            if Status(fact["status"]).certain:
+                statuses[Version(fact["pins"][subject])] = fact["status"]
+        earlier = [v for v in sorted(statuses) if v <= Version(releases[subject])]
+        right = [v for v in earlier if statuses[v] == Status.NOT_AFFECTED]
+        wrong = [v for v in earlier if not right or v > right[-1]]
+        if wrong:
+            before = f"; {right[-1]} is right" if right else " or earlier"
+            return f"{subject} {wrong[0]}{before}"
+    return ""
+
+
+def _file(loop: Loop, releases: dict[str, str], day: str) -> Path:
+    """Where a result is stored: by all that it depends on."""
+    import torch
+
+    script = Path(loops.script(loop.script)).read_bytes()
+    inputs: list[Any] = [
+        asdict(loop),
+        loop.settings().save,
+        list(loop.target().arguments),
+        sorted(releases.items()),
+        day,
+        pins.here(),
+        str(torch.__version__),
+        catalog.digest(*CODE),
+        hashlib.sha256(script).hexdigest(),
+    ]
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:20]
+    return cache_folder() / "hunts" / f"{key}.json"

@@ -1,0 +1,56 @@
+"""Right training loops, one for each stack, as the stack's documentation teaches it.
+
+They are here, and not beside the tests or the scenarios, because three things run them: ``watch
+--hunt`` on each new release, ``signatures`` on the releases of the catalogue, and the tests. One
+script serves many bugs through its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The arguments that a script is always given."""
+
+    arguments: str
+    save: str = ""
+    resume: str = ""
+    same_rows: bool = False
+    """Whether its ranks are stages or parts of a model, which see the same rows."""
+
+
+OWN = "--batch-size {rows} --accum {k}"
+SAVE, RESUME = "--save {dir} --save-at {at}", "--resume {dir}"
+TRAINER = (
+    "--output_dir {dir} --per_device_train_batch_size {rows} --gradient_accumulation_steps {k} "
+    "--report_to none --logging_strategy no --save_strategy no"
+)
+TRAINER_RESUME = (
+    "--save_strategy steps --save_steps {at}",
+    "--resume_from_checkpoint {dir}/checkpoint-{at}",
+)
+
+USUAL = {
+    "accelerated.py": Usual(OWN, SAVE, RESUME),
+    "ddp.py": Usual(OWN, SAVE, RESUME),
+    "fsdp2.py": Usual(OWN),
+    "lightning_module.py": Usual(f"{OWN} --devices {{ranks}}", SAVE, RESUME),
+    "megatron_style.py": Usual(OWN, same_rows=True),
+    "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
+    "sft.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 64", *TRAINER_RESUME),
+    "streaming.py": Usual(OWN, SAVE, RESUME),
+    "tensor_parallel.py": Usual(OWN, same_rows=True),
+    "trainer.py": Usual(TRAINER, *TRAINER_RESUME),
+    "zero.py": Usual(OWN, SAVE, RESUME),
+}
+"""By the name of the script."""
+
+
+def script(name: str) -> str:
+    """The path of a script."""
+    return str(FOLDER / name)

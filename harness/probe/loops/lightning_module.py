@@ -1,0 +1,69 @@
+"""A LightningModule and its Trainer with DDP, as Lightning's documentation teaches them.
+
+An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where Lightning can go on:
+within an epoch, its default loaders begin again.
+"""
+
+import argparse
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, required=True)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--devices", type=int, default=1)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--precision", default="32-true")
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--save", default="")
+parser.add_argument("--save-at", type=int, default=0)
+parser.add_argument("--resume", default="")
+options = parser.parse_args()
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, 8)
+        )
+
+    def training_step(self, batch, number):
+        x, y = batch
+        return nn.functional.cross_entropy(self.layers(x), y)
+
+    def configure_optimizers(self):
+        if options.optimizer == "sgd":
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        else:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(24, 16, generator=generator)
+data = TensorDataset(inputs, torch.randint(0, 8, (24,), generator=generator))
+lightning.seed_everything(options.seed, verbose=False)
+checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
+trainer = lightning.Trainer(
+    accelerator="auto",
+    strategy="ddp",
+    devices=options.devices,
+    precision=options.precision,
+    accumulate_grad_batches=options.accum,
+    gradient_clip_val=options.clip or None,
+    max_epochs=4,
+    callbacks=[checkpoints] if options.save else [],
+    enable_checkpointing=bool(options.save),
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+file = f"{options.resume}/epoch=0-step=2.ckpt" if options.resume else None
+trainer.fit(Classifier(), DataLoader(data, options.batch_size, shuffle=True), ckpt_path=file)

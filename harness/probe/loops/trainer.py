@@ -1,0 +1,145 @@
+"""transformers' Trainer with its own arguments, as in its examples; --model chooses a small model.
+
+``--group-by-length`` is an argument of ours, as releases have different ones for it.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, fields
+
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+# Old releases load their own checkpoints with the old default of torch.load.
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+VOCABULARY, LENGTH, LABELS = 64, 12, 4
+
+
+@dataclass
+class Ours:
+    model: str = "llama"
+    rows: int = 144
+    full_rows: bool = False
+    """Rows without padding, all of the same length."""
+    dropout: float = 0.1
+    evaluate: bool = False
+
+
+GROUPED = "--group-by-length"
+if GROUPED in sys.argv:
+    sys.argv.remove(GROUPED)
+    old = "group_by_length" in {field.name for field in fields(TrainingArguments)}
+    new = ["--train_sampling_strategy", "group_by_length"]
+    sys.argv += ["--group_by_length", "true"] if old else new
+arguments, ours = HfArgumentParser((TrainingArguments, Ours)).parse_args_into_dataclasses()
+set_seed(arguments.seed)
+
+kind, drop = ours.model, ours.dropout
+if kind == "llama":
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads, attention_dropout=drop)
+    )
+elif kind == "gpt2":
+    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    drops = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **drops))
+elif kind == "t5":
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=VOCABULARY, **sizes, dropout_rate=drop, decoder_start_token_id=0)
+    )
+elif kind == "bart":
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": drop}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    widths = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 16}
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=VOCABULARY, **sizes, **heads, **widths, num_labels=LABELS)
+    )
+else:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    drops = {"hidden_dropout_prob": drop, "attention_probs_dropout_prob": drop}
+    config = BertConfig(
+        vocab_size=VOCABULARY, **sizes, **drops, num_attention_heads=2, max_position_embeddings=16
+    )
+    config.num_labels = LABELS
+    bert = {
+        "bert-sequence": BertForSequenceClassification,
+        "bert-token": BertForTokenClassification,
+        "bert-masked": BertForMaskedLM,
+    }
+    model = bert[kind](config)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of unequal length, padded with labels that do not count."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(1, VOCABULARY, (count, LENGTH), generator=generator)
+        self.lengths = torch.randint(6, LENGTH + 1, (count,), generator=generator)
+        if ours.full_rows:
+            self.lengths.fill_(LENGTH)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        if arguments_say_grouped():  # rows of their own length, which the collator pads
+            ids = self.ids[index, : self.lengths[index]]
+            return {"input_ids": ids, "labels": ids.clone()}
+        keep = torch.arange(LENGTH) < self.lengths[index]
+        ids = self.ids[index].where(keep, torch.zeros(()).long())
+        if kind == "bert-sequence":
+            labels = ids.sum() % LABELS
+        elif kind == "bert-token":
+            labels = (ids % LABELS).where(keep, torch.tensor(-100))
+        else:
+            labels = ids.where(keep, torch.tensor(-100))
+        return {"input_ids": ids, "attention_mask": keep.long(), "labels": labels}
+
+
+def arguments_say_grouped():
+    strategy = getattr(arguments, "train_sampling_strategy", "")
+    return getattr(arguments, "group_by_length", False) or strategy == "group_by_length"
+
+
+def padded(rows):
+    """Dynamic padding, as transformers' collators do it."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    batch = {"input_ids": [], "attention_mask": [], "labels": []}
+    for row in rows:
+        ids, more = row["input_ids"], longest - len(row["input_ids"])
+        batch["input_ids"].append(torch.cat([ids, ids.new_zeros(more)]))
+        batch["attention_mask"].append(torch.cat([torch.ones_like(ids), ids.new_zeros(more)]))
+        batch["labels"].append(torch.cat([ids, ids.new_full((more,), -100)]))
+    return {name: torch.stack(tensors) for name, tensors in batch.items()}
+
+
+more = {"data_collator": padded} if arguments_say_grouped() else {}
+trainer = Trainer(
+    model=model,
+    args=arguments,
+    train_dataset=Rows(ours.rows, 0),
+    eval_dataset=Rows(48, 1) if ours.evaluate else None,
+    **more,
+)
+trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)

@@ -1,0 +1,83 @@
+"""Probes the loops of this project with the packages of an overlay."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine import cache_folder, own_folder
+from harness.probe import loops
+from harness.probe.layouts import Settings
+from harness.probe.questions import Answers, probe
+from harness.probe.runs import Runner
+from harness.probe.target import Target
+from harness.trial.server_pool import Pool
+
+TIMEOUT = 120.0
+"""Seconds for one layout."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One of our loops with arguments of its own, and the layouts to run it in."""
+
+    script: str
+    arguments: str = ""
+    """Beside those that the script is always given."""
+    layouts: tuple[str, ...] = ()
+    """Empty for all; a resume only if the script can."""
+    steps: int = 4
+    at: int = 2
+    ranks: int = 2
+    k: int = 3
+    rows: int = 12
+    other_seed: str = ""
+
+    def settings(self) -> Settings:
+        usual = loops.USUAL[self.script]
+        return Settings(
+            rows=self.rows,
+            ranks=self.ranks,
+            k=self.k,
+            steps=self.steps,
+            at=self.at,
+            save=usual.save,
+            resume=usual.resume,
+            same_rows=usual.same_rows,
+            layouts=self.layouts,
+            other_seed=self.other_seed,
+        )
+
+    def target(self) -> Target:
+        given = f"{loops.USUAL[self.script].arguments} {self.arguments}"
+        return Target(loops.script(self.script), tuple(shlex.split(given)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.script} {self.arguments}".strip()
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Probes loops, with a site-packages before that of this Python."""
+
+    pool: Pool
+    site: Path | None = None
+    timeout: float = TIMEOUT
+
+    def __call__(self, loop: Loop, more: Sequence[str] = ()) -> Answers:
+        """Probe a loop; ``more`` are further arguments. Raises Inconclusive without an answer."""
+        target = loop.target()
+        target = Target(target.script, (*target.arguments, *more))
+        extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
+        with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+            where = Path(folder), extensions, sys.executable
+            site = str(self.site or "")
+            with Runner(
+                target, loop.settings(), *where, self.timeout, self.pool, site=site
+            ) as runner:
+                return probe(runner, runner.settings)

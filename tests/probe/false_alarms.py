@@ -1,0 +1,267 @@
+"""Runs probe on loops that are right, and reports how near they come to an alarm.
+
+    python -m tests.probe.false_alarms --seeds 0:20
+    python -m tests.probe.false_alarms --seeds 1000:1020 --seconds 1200 --write
+
+Stacks, optimizers, clipping, dropout or padding, micro-batches and ranks are crossed so that every
+two values of a stack meet; the seeds take turns. Seeds from 1000 on are for the final table: they
+must not be used while probe is changed. ``--write`` puts the table into docs/probe.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import date
+from itertools import islice
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.files import ROOT, write_whole
+from harness.machine import cache_folder
+from harness.nightly.hunt import newest
+from harness.probe.crossing import crossed
+from harness.probe.numbers import SAFE
+from harness.probe.prober import Loop, Prober
+from harness.probe.report import status
+from harness.text import markdown_table
+from harness.trial.server_pool import Pool
+from harness.upstream import overlay, pins
+
+BEGIN, END = "<!-- spreads: generated -->", "<!-- end of the spreads -->"
+PAGE = ROOT / "docs" / "probe.md"
+
+DIVISIONS = ((2, 3), (2, 2), (2, 4), (4, 3), (4, 2), (4, 4))
+"""Ranks and micro-batches."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A right loop, with the settings that it can have."""
+
+    name: str
+    script: str
+    arguments: str = ""
+    packages: tuple[str, ...] = ()
+    factors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Arguments by setting."""
+    divisions: tuple[tuple[int, int], ...] = DIVISIONS
+
+    def loops(self) -> list[Loop]:
+        """The crossed settings."""
+        choices = list(self.factors.values())
+        rows = crossed([len(self.divisions), *map(len, choices)])
+        return [self._loop(*row) for row in rows]
+
+    def _loop(self, division: int, *row: int) -> Loop:
+        ranks, k = self.divisions[division]
+        words = [c[n] for c, n in zip(self.factors.values(), row, strict=True)]
+        loop = Loop(self.script, " ".join(filter(None, [self.arguments, *words])))
+        return replace(loop, ranks=ranks, k=k, rows=12 if 12 % (ranks * k) == 0 else 16)
+
+
+OPTIMIZER = ("", "--optimizer sgd")
+CLIP = ("", "--clip 0.1")
+OURS = {"optimizer": OPTIMIZER, "clipping": CLIP}
+TRAINER = {
+    "optimizer": ("", "--optim sgd"),
+    "clipping": ("--max_grad_norm 0", "--max_grad_norm 0.1"),
+    "model": ("", "--model gpt2"),
+    "rows": ("", "--full_rows true"),
+}
+HUGGING_FACE = ("transformers", "accelerate")
+DDP = {**OURS, "dropout": ("", "--dropout 0.3"), "rows": ("", "--padded")}
+
+KINDS = (
+    Kind("DDP, fp32", "ddp.py", factors=DDP),
+    Kind("DDP, bf16", "ddp.py", "--dtype bfloat16", factors=DDP),
+    Kind("FSDP2, fp32", "fsdp2.py", factors=OURS),
+    Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
+    Kind("tensor parallel", "tensor_parallel.py", factors=OURS),
+    Kind(
+        "accelerate",
+        "accelerated.py",
+        packages=("accelerate",),
+        factors={**OURS, "precision": ("", "--bf16"), "dropout": ("", "--dropout 0")},
+    ),
+    Kind("Trainer, fp32", "trainer.py", packages=HUGGING_FACE, factors=TRAINER),
+    Kind(
+        "Trainer, bf16",
+        "trainer.py",
+        "--bf16 true --use_cpu true",
+        packages=HUGGING_FACE,
+        factors=TRAINER,
+    ),
+    *(
+        Kind(
+            f"DeepSpeed, stage {stage}",
+            "zero.py",
+            f"--stage {stage}",
+            ("deepspeed",),
+            {**OURS, "precision": ("", "--bf16")},
+        )
+        for stage in (0, 1, 2, 3)
+    ),
+    Kind("DeepSpeed's pipeline", "pipeline.py", "--stage 1", ("deepspeed",), {"clipping": CLIP}),
+    Kind(
+        "Lightning",
+        "lightning_module.py",
+        packages=("lightning",),
+        factors={**OURS, "precision": ("", "--precision bf16-mixed")},
+        divisions=((2, 3), (2, 2), (4, 3)),  # an epoch has 24 rows: steps of 12
+    ),
+    Kind(
+        "trl's SFTTrainer",
+        "sft.py",
+        packages=("trl", "transformers", "accelerate", "datasets"),
+        factors={"clipping": TRAINER["clipping"]},
+    ),
+    Kind(
+        "DDP, 10 million parameters",
+        "ddp.py",
+        "--width 3100",
+        factors={"optimizer": OPTIMIZER},
+        divisions=((2, 3),),
+    ),
+)
+
+
+@dataclass
+class Tally:
+    """What the probes of a kind showed."""
+
+    probes: int = 0
+    layouts: int = 0
+    """That were compared."""
+    alarms: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """What gave no answer."""
+    gradient: float = 0.0
+    """The largest part of the tolerance that a gradient used."""
+    update: float = 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:20", help="FROM:TO (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
+    parser.add_argument("--kinds", default="", help="a comma-separated part of the kinds")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/probe.md")
+    parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
+    options = parser.parse_args()
+    first, last = map(int, options.seeds.split(":"))
+    wanted = [n for n in KINDS if not options.kinds or n.name in options.kinds.split(";")]
+    tallies, seconds = {kind.name: Tally() for kind in wanted}, 0.0
+    if options.json and options.json.is_file():
+        content = json.loads(options.json.read_text())
+        seconds = content.pop("seconds")
+        tallies |= {name: Tally(**tally) for name, tally in content.items()}
+    done = sum(tally.probes for tally in tallies.values())
+    deadline, began = time.monotonic() + options.seconds, time.monotonic()
+    with Pool() as pool, ExitStack() as contexts:
+        sites: dict[tuple[str, ...], Path | None] = {(): None}
+        for number, (kind, loop) in islice(enumerate(turns(wanted)), done, None):
+            if time.monotonic() > deadline:
+                break
+            if kind.packages not in sites:
+                sites[kind.packages] = _site(kind.packages, contexts)
+            seed = first + number % (last - first)
+            _probe(Prober(pool, sites[kind.packages]), loop, seed, tallies[kind.name])
+    seconds += time.monotonic() - began
+    text = table(tallies, first, last, seconds)
+    print(text)
+    if options.write:
+        write_whole(PAGE, with_table(PAGE.read_text(encoding="utf-8"), text))
+    if options.json:
+        content = {"seconds": seconds} | {name: vars(tally) for name, tally in tallies.items()}
+        options.json.write_text(json.dumps(content, indent=1))
+    return int(any(tally.alarms for tally in tallies.values()))
+
+
+def turns(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Loop]]:
+    """The loops of all kinds in turns: each kind's first, then each kind's second, and again from
+    the first once all of a kind came. The large model comes once."""
+    loops = {kind.name: kind.loops() for kind in kinds}
+    for number in range(1000):
+        for kind in kinds:
+            own = loops[kind.name]
+            if number < len(own) or "million" not in kind.name:
+                yield kind, own[number % len(own)]
+
+
+def _site(packages: Sequence[str], contexts: ExitStack) -> Path:
+    """The overlay with the newest releases of some packages."""
+    today = date.today().isoformat()
+    stack = pins.Stack(newest(packages, today), today, *pins.here())
+    return contexts.enter_context(overlay.borrowed(stack, (), cache_folder())).site
+
+
+def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:
+    """Probe a loop with a seed, and add what it shows to the tally."""
+    name = f"{loop.name} --seed {seed} (ranks {loop.ranks}, k {loop.k})"
+    tally.probes += 1
+    try:
+        answers = prober(loop, ["--seed", str(seed)])
+    except HarnessError as error:
+        tally.silent.append(f"{name}: {error}")
+        print(tally.silent[-1], file=sys.stderr, flush=True)
+        return
+    for found in answers.layouts:
+        where = f"{name}, {found.layout.name}"
+        if found.broken:
+            first = found.broken[0]
+            tally.alarms.append(f"{where}, step {found.step}: {first.relation}: {first.text}")
+            print(f"ALARM {tally.alarms[-1]}", file=sys.stderr, flush=True)
+        elif found.no_answer:
+            tally.silent.append(f"{where}: {found.no_answer}")
+            print(tally.silent[-1], file=sys.stderr, flush=True)
+        tally.layouts += status(found) != "no answer"
+        if not found.broken:
+            tally.gradient = max(tally.gradient, found.worst.get("gradient", 0.0) / SAFE)
+            tally.update = max(tally.update, found.worst.get("update", 0.0) / SAFE)
+
+
+def table(tallies: Mapping[str, Tally], first: int, last: int, seconds: float) -> str:
+    """The table of spreads, in Markdown."""
+    probes = sum(tally.probes for tally in tallies.values())
+    layouts = sum(tally.layouts for tally in tallies.values())
+    alarms = sum(len(tally.alarms) for tally in tallies.values())
+    rows = [
+        [
+            name,
+            str(tally.probes),
+            str(tally.layouts),
+            str(len(tally.alarms)),
+            str(len(tally.silent)),
+            f"{tally.gradient:.0%}",
+            f"{tally.update:.0%}",
+        ]
+        for name, tally in tallies.items()
+        if tally.probes
+    ]
+    columns = ["right loop", "probes", "layouts", "alarms", "no answer", "gradient", "update"]
+    return "\n\n".join(
+        [
+            f"{probes} probes of right loops with seeds {first} to {last - 1}, {layouts} layouts: "
+            f"{alarms or 'no'} {'alarm' if alarms in (0, 1) else 'alarms'}. Measured in "
+            f"{seconds / 60:.0f} minutes on 2 cores. The last columns: how much of the tolerance "
+            "was used at worst.",
+            markdown_table(columns, rows),
+        ]
+    )
+
+
+def with_table(page: str, text: str) -> str:
+    """The page with a new table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

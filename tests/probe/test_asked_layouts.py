@@ -1,0 +1,52 @@
+"""The layouts that run only on request: another seed, and a resume on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.errors import UserError
+from harness.probe.layouts import RANKS_RESUME, SEED, Settings
+from harness.trial.server_pool import Pool
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
+
+GIVEN = "--batch-size {rows} --accum {k}"
+
+
+@pytest.fixture(scope="module")
+def probing() -> Iterator[Probing]:
+    with Pool() as pool:
+        yield Probing(pool)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("other", "broken"), [("--seed 7", {}), ("--seed 0", {SEED: ("order of samples", "")})]
+)
+def test_another_seed_must_give_another_order(
+    probing: Probing, other: str, broken: dict[str, tuple[str, str]]
+) -> None:
+    settings = Settings(layouts=(SEED,), other_seed=other)
+    answers = probing("ddp.py", GIVEN, settings)
+    assert not refused(answers)
+    assert first_broken(answers) == broken
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("bug", "relation"), [("", ""), ("resume without optimizer", "optimizer")])
+def test_a_resume_on_several_ranks_is_compared_rank_by_rank(
+    probing: Probing, bug: str, relation: str
+) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS_RESUME,))
+    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
+    assert not refused(answers)
+    assert first_broken(answers) == ({RANKS_RESUME: (relation, "")} if relation else {})
+    assert not relation or layout(answers, RANKS_RESUME).step == 3
+
+
+def test_a_layout_that_needs_arguments_is_refused_without_them() -> None:
+    with pytest.raises(UserError, match="needs --other-seed"):
+        Settings(layouts=(SEED,))
+    with pytest.raises(UserError, match="ranks-resume needs --save and --resume"):
+        Settings(layouts=(RANKS_RESUME,))

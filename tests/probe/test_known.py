@@ -1,0 +1,35 @@
+"""Known bugs beside what a probe has found: only those that the installed releases have."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.probe.known import with_signature
+from harness.probe.signatures import Shown
+from harness.sweep.lookup import why_affected
+
+ALL = {"ranks", "accumulation", "both", "resume"}
+TWICE = (
+    Shown("accumulation", "gradient", 0.3333, "1/k", 1),
+    Shown("both", "gradient", 0.3333, "1/k", 1),
+)
+BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("found", "layouts", "releases", "names"),
+    [
+        (TWICE, ALL, BUGGY, ["trainer_gas_twice"]),
+        (TWICE[:1], {"accumulation"}, BUGGY, ["trainer_gas_twice"]),
+        (TWICE[:1], ALL, BUGGY, []),  # with that bug, both would be broken as well
+        (TWICE, ALL, {**BUGGY, "transformers": "5.5.4"}, []),
+        (TWICE, ALL, {**BUGGY, "transformers": "99.0"}, []),  # nobody knows
+        (TWICE, ALL, {"torch": "2.13.0"}, []),
+        ((Shown("ranks", "gradient", 2.0, "ranks", 1),), ALL, BUGGY, []),
+        ((), ALL, BUGGY, []),
+    ],
+)
+def test_a_bug_is_named_if_all_its_signs_are_there_and_the_releases_have_it(
+    found: tuple[Shown, ...], layouts: set[str], releases: dict[str, str], names: list[str]
+) -> None:
+    assert [bug.name for bug in with_signature(found, layouts, releases, why_affected)] == names

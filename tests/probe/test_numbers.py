@@ -1,0 +1,27 @@
+"""How far a tensor is from its reference, in units of what rounding does."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from harness.probe.numbers import astray
+
+ZERO, ONE = numpy.zeros(2), numpy.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("got", "right", "spread", "far"),
+    [
+        (ZERO, ZERO, 0.0, False),  # a rate of 0 at the first step of a warmup
+        (ONE, ZERO, 0.0, True),
+        (ONE, ONE, 0.1, False),
+        (1.1 * ONE, ONE, 0.1, False),
+        (3.0 * ONE, ONE, 0.1, True),
+        (numpy.array([float("nan"), 1]), ONE, 0.1, True),
+    ],
+)
+def test_what_is_further_than_rounding_moves_it_is_astray(
+    got: numpy.ndarray, right: numpy.ndarray, spread: float, far: bool
+) -> None:
+    assert bool(astray({"weight": got}, {"weight": right}, {"weight": spread})) is far

@@ -1,0 +1,34 @@
+"""What ranks record is read without torch, and by another release of numpy."""
+
+from __future__ import annotations
+
+import pickletools
+
+import numpy
+import torch
+
+from harness.probe.packing import dumped, loaded
+
+RECORDED = {
+    "steps": [{"grad": {"weight": torch.arange(6.0).reshape(2, 3)}, "losses": [1.5]}],
+    "reported": [(2, "eval_loss", 0.5)],
+    "empty": torch.zeros(0, dtype=torch.float64),
+    "scalar": torch.tensor(3),
+}
+
+
+def test_tensors_become_arrays_and_other_values_stay() -> None:
+    found = loaded(dumped(RECORDED))
+    weight = found["steps"][0]["grad"]["weight"]
+    assert isinstance(weight, numpy.ndarray)
+    assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["steps"][0]["losses"] == [1.5]
+    assert found["reported"] == [(2, "eval_loss", 0.5)]
+    assert found["empty"].shape == (0,)
+    assert found["scalar"] == 3
+    assert loaded(dumped(found))["steps"][0]["grad"]["weight"].tolist() == weight.tolist()
+
+
+def test_no_module_of_a_package_is_named() -> None:
+    names = [code.name for code, _, _ in pickletools.genops(dumped(RECORDED))]
+    assert not {"GLOBAL", "STACK_GLOBAL"} & set(names)

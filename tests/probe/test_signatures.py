@@ -1,0 +1,112 @@
+"""What probe shows of the catalogue's bugs: the recorded files, and the table made from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.commands import _probe_table
+from harness.files import ROOT
+from harness.probe import loops, signatures
+from harness.probe.comparison import Compared
+from harness.probe.layouts import ACCUMULATION, RANKS, Layout
+from harness.probe.questions import Answers
+from harness.probe.ratios import MISTAKES, meaning, term
+from harness.probe.relations import Broken
+from harness.probe.signatures import Recorded, Shown, Signature
+
+KNOWN = [
+    (name, found) for name in catalog.sound() if (found := signatures.read(catalog.folder(name)))
+]
+
+
+def answers() -> Answers:
+    """A gradient that is 3 times too large with 3 micro-batches."""
+    twice = Broken("gradient", "3 times", 3.0, "never divided by the accumulation steps")
+    layout = Layout("3 micro-batches", ACCUMULATION, 1, 3)
+    wrong = Compared(layout, step=1, broken=[twice, Broken("update", "")])
+    right = Compared(Layout("2 ranks", RANKS, 2), notes=["row 17 of 36 came late"])
+    return Answers("", [right, wrong], notes=["the learning rate falls from 0.1 to 1e-05"])
+
+
+def recorded(*found: Shown) -> Recorded:
+    return Recorded({"package": "1.0"}, "2.13.0", "2026-11-22", {"ranks": "broken"}, found)
+
+
+@pytest.mark.parametrize("name", [name for name in MISTAKES if name != "0"])
+@pytest.mark.parametrize(("world", "k"), [(2, 3), (4, 2), (2, 4)])
+def test_a_ratio_has_a_term_in_ranks_and_micro_batches(name: str, world: int, k: int) -> None:
+    words, value = MISTAKES[name]
+    found = term(value(world, k), world, k)
+    assert MISTAKES[found][1](world, k) == value(world, k)  # 4 ranks divided by 2 are 2 as well
+    assert meaning(value(world, k), world, k) == MISTAKES[found][0]
+    assert words
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.9, 2.5, 1.001])
+def test_another_ratio_has_none(ratio: float) -> None:
+    assert term(ratio, 2, 3) == meaning(ratio, 2, 3) == ""
+
+
+def test_what_breaks_first_is_shown_in_terms_of_ranks_and_micro_batches() -> None:
+    late, wrong, falls = signatures.shown(answers())
+    assert wrong == Shown(ACCUMULATION, "gradient", 3.0, "k", 1)
+    assert late.kind == (RANKS, "row # of # came late", "")
+    assert falls.relation == "the learning rate falls from # to #"
+    assert [one.is_news for one in (late, wrong, falls)] == [False, True, True]
+
+
+def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None:
+    common = Shown("ranks", "samples")
+    own = Shown("both", "gradient", 0.3333, "1/k", 1)
+    found = Signature(recorded={"buggy": recorded(common, own), "fixed": recorded(common)})
+    assert found.shown == [own]
+    assert found.false_alarms == [common]
+
+
+def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> None:
+    loop = {"script": "ddp.py", "arguments": "--clip 1", "layouts": ["ranks"], "at": 3}
+    (tmp_path / signatures.FILE).write_text(json.dumps({"loop": loop}))
+    found = {"buggy": recorded(Shown("ranks", "loss", 2.0, "ranks", 1)), "fixed": recorded()}
+    signatures.write(tmp_path, found)
+    again = signatures.read(tmp_path)
+    assert again is not None
+    assert again.loop is not None
+    assert {key: value for key, value in asdict(again.loop).items() if key in loop} == {
+        **loop,
+        "layouts": ("ranks",),
+    }
+    assert again.recorded == found
+
+
+@pytest.mark.parametrize(("name", "signature"), KNOWN, ids=[name for name, _ in KNOWN])
+def test_the_recorded_signatures_are_complete(name: str, signature: Signature) -> None:
+    if signature.loop is None:
+        assert signature.why
+        return
+    assert signature.loop.script in loops.USUAL
+    assert set(signature.recorded) == {"buggy", "fixed"}
+    of = catalog.scenario(name)
+    for variant, one in signature.recorded.items():
+        assert of.pins_of(variant).items() <= one.pins.items()
+        assert not one.no_answer
+        assert "no answer" not in one.statuses.values()
+    assert signature.shown or signature.why
+
+
+def test_no_release_without_its_bug_has_a_broken_relation() -> None:
+    assert not [name for name, signature in KNOWN if signature.false_alarms]
+
+
+def test_seven_of_ten_bugs_of_loops_are_found() -> None:
+    loops_only = [signature for _, signature in KNOWN if signature.concerns_loops]
+    assert len([one for one in loops_only if one.shown]) >= 0.7 * len(loops_only)
+
+
+def test_the_table_of_the_page_is_that_of_the_files() -> None:
+    page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
+    assert _probe_table.with_table(page) == page

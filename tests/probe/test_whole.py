@@ -1,0 +1,116 @@
+"""What no single step shows: the rows of an epoch, and the losses of evaluations."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from harness.probe.epochs import epoch
+from harness.probe.evaluation import evaluation
+from harness.probe.layouts import RANKS, Layout
+from harness.probe.relations import Broken
+from harness.probe.reported import Reported
+from harness.probe.runs import Run
+
+TWO = Layout("2 ranks", RANKS, 2)
+
+
+def run(*ranks: str) -> Run:
+    """A run whose ranks have seen these rows, a letter each, in steps between spaces.
+
+    After the last step come those that no step has used, here none.
+    """
+    return Run(TWO, [], seen=[[*map(list, rank.split()), []] for rank in ranks])
+
+
+@pytest.mark.parametrize(
+    ("reference", "ranks"),
+    [
+        ("abcd efgh", ("ab ef", "cd gh")),
+        ("abcd efgh", ("ha bc", "de fg")),  # another order
+        ("abcd efgh i", ("ab ef i", "cd gh a")),  # the last step is filled up
+        ("abcd efgh i", ("ab ef", "cd gh")),  # or left out
+        ("abcd efgh ijk", ("ab ef ij", "cd gh ka")),
+    ],
+)
+def test_an_epoch_with_the_rows_of_the_reference_is_right(
+    reference: str, ranks: tuple[str, ...]
+) -> None:
+    assert epoch(run(*ranks), run(reference), same_rows=False) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "ranks", "twice", "never"),
+    [
+        ("abcd efgh", ("ab ef", "ab ef"), 4, 4),
+        ("abcd efgh", ("ab ef", "cd ga"), 1, 1),  # nothing is to be filled up
+        ("abcd efgh", ("ab", "cd"), 0, 4),
+        ("abcd efgh i", ("ab ae i", "cd fg h"), 1, 0),  # before the last step
+    ],
+)
+def test_rows_that_come_twice_or_never_are_counted(
+    reference: str, ranks: tuple[str, ...], twice: int, never: int
+) -> None:
+    found = epoch(run(*ranks), run(reference), same_rows=False)
+    assert found is not None
+    assert f"{twice} come too often, and {never} never" in found.text
+
+
+def test_ranks_of_one_model_see_the_same_rows() -> None:
+    assert epoch(run("abcd", "abcd"), run("abcd"), same_rows=True) is None
+
+
+def reported(*losses: float) -> Run:
+    return Run(TWO, [], reported=[[(2 * n, "eval_loss", x) for n, x in enumerate(losses, 1)]])
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ((1.3855,), None),
+        ((1.387,), None),
+        ((1.5,), "note"),
+        ((2.7710,), "summed over the ranks, not averaged"),
+        ((1.3855, 0.6), "divided by the number of ranks twice"),
+        ((1.3855, 1.2, 7.0), None),  # the reference has not reported the last one
+    ],
+)
+def test_a_loss_of_an_evaluation_is_that_of_the_reference(
+    losses: tuple[float, ...], found: str | None
+) -> None:
+    answer = evaluation(reported(*losses), reported(1.3855, 1.2))
+    if isinstance(answer, Broken):
+        assert answer.meaning == found
+    else:
+        assert ("note" if answer else None) == found
+
+
+def test_losses_are_recorded_as_packages_report_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        def log(self, values: dict[str, float]) -> None: ...
+
+    class SummaryWriter:
+        def add_scalar(self, tag: str, value: float, step: int = 0) -> None: ...
+
+    class _EvaluationLoop:
+        def on_run_end(self) -> list[dict[str, float]]:
+            return [{"val_loss": 4.0, "val_accuracy": 0.5}]
+
+    places = {
+        "transformers.trainer": {"Trainer": Trainer},
+        "torch.utils.tensorboard.writer": {"SummaryWriter": SummaryWriter},
+        "lightning.pytorch.loops.evaluation_loop": {"_EvaluationLoop": _EvaluationLoop},
+    }
+    for name, space in places.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**space))  # type: ignore[arg-type]
+    found = Reported()
+    found.install(lambda: 3)
+    found.install(lambda: 3)  # a second time changes nothing
+    Trainer().log({"eval_loss": 1.0, "loss": 2.0, "epoch": 1.0})
+    SummaryWriter().add_scalar("valid/loss", 3.0, 7)
+    SummaryWriter().add_scalar("train/loss", 3.0, 7)
+    _EvaluationLoop().on_run_end()
+    losses = [("eval_loss", 1.0), ("valid/loss", 3.0), ("val_loss", 4.0)]
+    assert found.values == [(3, name, loss) for name, loss in losses]

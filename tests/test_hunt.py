@@ -1,0 +1,141 @@
+"""A hunt: what it groups, what it knows, and how it searches the first release with a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.nightly import hunt, hunt_report
+from harness.nightly.hunt import Finding, Hunted, Hunter, Probed, first_with, related
+from harness.nightly.hunted import STACKS, Choice, Stack, flags
+from harness.probe import loops
+from harness.probe.prober import Loop
+from harness.probe.signatures import Recorded, Shown
+from harness.trial.server_pool import Pool
+
+SUMMED = Shown("ranks", "gradient", 2.0, "ranks", 1)
+TIMES_K = Shown("accumulation", "gradient", 3.0, "k", 1)
+MISSING = Shown("resume", "samples", step=3)
+ORDER = Shown("ranks", "draws another order", note=True)
+
+
+def recorded(*shown: Shown, no_answer: str = "") -> Recorded:
+    return Recorded({"package": "1.0"}, "2.13.0", "2026-11-22", {}, shown, no_answer)
+
+
+def probed(*shown: Shown) -> Probed:
+    return Probed((0,), Loop("ddp.py"), recorded(*shown))
+
+
+def test_loops_that_break_a_relation_alike_are_one_finding() -> None:
+    both, alone, other = probed(SUMMED, TIMES_K), probed(TIMES_K), probed(MISSING)
+    right = probed(ORDER)
+    every = [both, right, other, alone]
+    assert related(every, "gradient") == [[both, alone]]
+    assert related(every, "samples") == [[other]]
+    assert not right.news
+
+
+@pytest.mark.parametrize("first", range(12))
+def test_the_first_release_with_a_fault_is_found_in_few_steps(first: int) -> None:
+    versions, asked = [f"1.{n}" for n in range(12)], list[str]()
+
+    def has(version: str) -> bool:
+        asked.append(version)
+        return int(version[2:]) >= first
+
+    found, before = first_with(versions, has)
+    assert found == f"1.{first}"
+    assert before == (f"1.{first - 1}" if first else None)
+    assert len(asked) <= 8
+
+
+def test_a_release_without_an_answer_ends_the_search() -> None:
+    answers = {"1.0": False, "1.1": None, "1.2": True}
+    assert first_with([*answers, "1.3"], answers.__getitem__) == ("1.2", None)
+
+
+class Replayed(Hunter):
+    """A hunter with results of its own, by the loop's arguments."""
+
+    def result(
+        self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
+    ) -> Recorded:
+        if "--bf16" in loop.arguments:
+            return recorded(no_answer="bf16 is missing")
+        return recorded(*([SUMMED] if "--clip" in loop.arguments else []))
+
+
+STACK = Stack(
+    "stack",
+    Loop("ddp.py"),
+    ("package",),
+    {"optimizer": flags("", "--sgd"), "clipping": flags("", "--clip 1"), "p": flags("", "--bf16")},
+)
+
+
+def test_what_breaks_is_reduced_to_the_settings_that_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
+    monkeypatch.setattr(hunt, "_published", lambda package: [])
+    monkeypatch.setattr(Hunter, "_since", lambda *_: "package 0.9; 0.8 is right")
+    hunted = Replayed(Pool(), lambda _: None).hunt(STACK, "2026-11-22")
+    (found,) = hunted.findings
+    assert found.simplest == "ddp.py --clip 1"
+    assert found.shown == [SUMMED]
+    assert not found.known
+    assert set(hunted.unclear.values()) == {"bf16 is missing"}
+    assert hunt_report.exit_code([hunted]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [("--model llama --group-by-length", ["length_grouped_resume"]), ("--model llama", [])],
+)
+def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
+    arguments: str, known: list[str]
+) -> None:
+    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
+    loop = Loop("trainer.py", arguments)
+    assert hunt._known(frozenset({MISSING.kind}), loop, releases) == known
+
+
+def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
+    hunted = Replayed(Pool(), lambda _: None, deadline=0.0).hunt(STACK, "2026-11-22")
+    assert (hunted.probed, hunted.left) == (0, len(STACK.rows()))
+    assert hunt_report.exit_code([hunted]) == 3
+
+
+@pytest.mark.parametrize(("known", "code"), [(["heads_gas_ranks"], 0), ([], 1)])
+def test_only_what_the_catalogue_does_not_know_is_an_alarm(known: list[str], code: int) -> None:
+    found = Finding("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", known)
+    hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[found])]
+    assert hunt_report.exit_code(hunted) == code
+    assert "ranks: gradient 2 times (ranks)" in hunt_report.markdown_page("2026-11-22", hunted)
+    assert any("1 settings" in line for line in hunt_report.text(hunted[0]))
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=[stack.name for stack in STACKS])
+def test_every_loop_that_is_hunted_can_be_run(stack: Stack) -> None:
+    assert Path(loops.script(stack.loop.script)).is_file()
+    for row in stack.rows():
+        loop = stack.made(row)
+        assert loop.settings().steps > loop.at
+        assert loop.target().arguments
+
+
+def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
+    stack = Stack("s", Loop("ddp.py"), ("p",), {"resume": (Choice(), Choice("--x", at=5, steps=7))})
+    made = stack.made((1,))
+    assert (made.arguments, made.at, made.steps) == ("--x", 5, 7)
+
+
+def test_an_unknown_stack_is_one_line() -> None:
+    from harness.commands.watch import main
+
+    with pytest.raises(UserError, match="no stack 'Trainr': did you mean Trainer"):
+        main(["--hunt", "stack=Trainr"])
