@@ -1,0 +1,191 @@
+"""FSDP2 with PEFT saves rank 0's part of every adapter weight, and loses the parts of all others.
+
+Those who train a LoRA adapter with FSDP2 and save complete state dicts (``FULL_STATE_DICT``) are
+hit; transformers' Trainer saves in this way. The checkpoint has a tensor for each adapter weight,
+and each claims its full shape, but only rank 0's rows are in the file. After a resume every other
+rank has the values of a new adapter: on two ranks half of the adapter is lost, on eight ranks 7/8.
+
+Root cause: ``save_fsdp_model(..., adapter_only=True)`` takes peft's state dict, whose values are
+DTensors, and lets rank 0 write them without collecting the other ranks' parts. When loading, the
+other ranks get an empty state dict, and nothing is broadcast. The fix collects complete tensors
+before it writes, and distributes them after it has read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, FLAG, NUMBER, alike, by_name, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+VALUES = by_name(many(NUMBER, least=1), least=1)
+SHAPES = many(many(COUNT))
+
+
+@dataclass
+class Params(Knobs):
+    steps: int = knob(3, least=1, about="of training before the save")
+    lr: float = knob(0.1, above=0, about="of AdamW")
+    state_dict: str = knob(FULL, choices=(FULL, SHARDED), about="that is saved")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix FSDP2/ PEFT/`FULL_STATE_DICT` dropping every rank's adapter shard except rank 0",
+        "https://github.com/huggingface/accelerate/pull/4206",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/4206",
+    symptom="saving writes only rank 0's slice of each adapter tensor, and loading restores "
+    "nothing on the other ranks",
+    trigger="FSDP2, a PEFT model, and FULL_STATE_DICT",
+    remedy="use accelerate 1.15.0 or later, or save with SHARDED_STATE_DICT",
+    # peft imports transformers. Without this pin, 1.15.0 would come with transformers 2.3.0: those
+    # since require a huggingface_hub below 2.
+    pins={"accelerate": "1.14.0", "peft": "0.21.2", "transformers": "5.12.1"},
+    vehicles=("transformers",),
+    companions=(
+        Companion(
+            "accelerate>=1.10.1,<1.13",
+            {"transformers": "4.57.6"},
+            "5.12.1 does not install beside the huggingface_hub of these releases",
+        ),
+        Companion(
+            "accelerate<1.10.1",
+            {"transformers": "4.51.3"},
+            "4.57.6 does not install beside the huggingface_hub and tokenizers of these releases",
+        ),
+    ),
+    harm="wrong resume",
+    visibility="silent",
+    settings={"ranks": above(1), "code": by_code("FSDP2 saves an adapter with FULL_STATE_DICT")},
+    files=("accelerate/utils/fsdp_utils.py",),
+    releases="accelerate>=1.7",  # under FSDP2, 1.6 raises with FULL_STATE_DICT
+    ranks=2,
+    launches=("save", "load"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.15.0"),
+        "control": expect_clean(
+            about="1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """This rank's part of the adapter before the save; as new, and after the load."""
+    if at.launch == "save":
+        return {"saved": Kind({"values": VALUES, "shapes": alike(SHAPES)})}
+    return {"loaded": Kind({"fresh": VALUES, "values": VALUES, "peft": FLAG, "file": SHAPES})}
+
+
+def run(ctx: Context) -> None:
+    """Train an adapter and save it as the Trainer does; load it into new processes."""
+    from scenarios.accelerate.fsdp2_adapter_shards import adapter
+
+    adapter.saved(ctx) if ctx.launch == "save" else adapter.loaded(ctx)
+
+
+def _lost(records: Records) -> Mapping[int, tuple[int, int, int]]:
+    """By rank: how many values of the adapter the load did not restore, how many of these are as
+    in a new adapter, and how many there are."""
+    found = {}
+    for rank in records.ranks:
+        (saved,), (loaded,) = records.of("saved", rank), records.of("loaded", rank)
+        rows = [
+            (was, is_, new)
+            for name in saved["values"]
+            for was, is_, new in zip(
+                saved["values"][name], loaded["values"][name], loaded["fresh"][name], strict=True
+            )
+        ]
+        lost = [(is_, new) for was, is_, new in rows if was != is_]
+        found[rank] = len(lost), sum(is_ == new for is_, new in lost), len(rows)
+    return found
+
+
+def detect(records: Records) -> Finding | None:
+    """After the load, every rank but rank 0 has the values of a new adapter, and rank 0 has those
+    that were saved."""
+    lost = _lost(records)
+    wrong = {rank: counts for rank, counts in lost.items() if counts[0]}
+    if not wrong:
+        return None
+    total = sum(count for *_, count in lost.values())
+    return Finding(
+        "\n".join(
+            f"rank {rank}: {many} of {count} values of its part of the adapter are not those that "
+            f"were saved, {new} are as in a new adapter"
+            for rank, (many, new, count) in wrong.items()
+        ),
+        step=records.params.steps,
+        ranks=tuple(wrong),
+        magnitude=sum(many for many, *_ in wrong.values()) / total,
+        unit="of the adapter's values lost",
+        documented=set(wrong) == set(records.ranks) - {0}
+        and all(many == new == count for many, new, count in wrong.values()),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """A complete state dict of an adapter that training had moved was saved, and each rank had a
+    part of it."""
+    kind = records.params.state_dict
+    saved, loaded = records.of("saved"), records.of("loaded")
+    moved = all(
+        was["values"][name] != new["fresh"][name]
+        for was, new in zip(saved, loaded, strict=True)
+        for name in was["values"]
+    )
+    own = [sum(map(len, one["values"].values())) for one in saved]
+    whole = sum(map(math.prod, saved[0]["shapes"]))
+    parted = len(own) > 1 and all(own) and sum(own) == whole
+    text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
+    peft = all(one["peft"] for one in loaded)
+    return Exercise.of(moved and parted and peft, "", f"not a trained, sharded adapter: {text}") & (
+        Exercise.of(kind == FULL, text, text)
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The file has each weight, and each claims its full shape."""
+    shapes, file = records.of("saved")[0]["shapes"], records.of("loaded")[0]["file"]
+    lacks = bool(file) and file != shapes
+    return {"a weight is missing in the checkpoint, or has another shape": lacks}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of what became of each rank's part of each adapter weight."""
+    fields = [
+        (variant, was["rank"], name, "saved" if new["values"][name] == values else "lost")
+        for variant, records in trials.items()
+        for was, new in zip(records.of("saved"), records.of("loaded"), strict=True)
+        for name, values in was["values"].items()
+    ]
+    yield Grid(
+        "Which parts of the adapter a load restored",
+        "with the bug only rank 0 has the values that were saved",
+        fields,
+        "rank",
+        "weight",
+        "values",
+        wrong=("lost",),
+    )

@@ -1,0 +1,158 @@
+"""Under FSDP2 with bf16 mixed precision, a model loaded in bf16 has no fp32 master weights.
+
+Anyone is hit who loads a model in bf16, as most published models are, and trains it with FSDP2 and
+``mixed_precision="bf16"``. accelerate warns that it has upcast the parameters to fp32, but the
+weights and the optimizer's state stay in bf16. A bf16 number has 8 significant bits, so an update
+below about 1/500 of a weight is rounded away: at a learning rate of 1e-5 here 98 % of the weights
+never move. The loss still falls a little.
+
+Root cause: ``fsdp2_prepare_model`` assigns the upcast tensor to a local variable
+(``param = param.to(torch.float32)``), and the model keeps its own. Up to 1.12.0 it assigned to
+``param.data``. The fix does that again, before the model is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, alike, one_of
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture, by_step
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import usual_checks
+
+TOLERANCE = 2e-2
+"""How far (as a fraction) a gradient that is computed in bf16 may be from plain torch's in fp32."""
+
+BF16, FP32 = "bfloat16", "float32"
+DTYPE = one_of(BF16, FP32)
+
+
+@dataclass
+class Params(Knobs):
+    steps: int = knob(20, least=1, about="of training, all on the same rows")
+    lr: float = knob(1e-4, above=0, most=1e-3, about="of AdamW")
+    loaded: str = knob(
+        BF16, choices=(BF16, FP32), about="type of the model's weights when it is loaded"
+    )
+    rows: int = knob(64, least=8, multiple=8, about="in the global batch")
+
+
+SCENARIO = Scenario(
+    report=(
+        "[Bug] FSDP2 mixed-precision upcast to fp32 is a silent no-op since v1.13.0",
+        "https://github.com/huggingface/accelerate/issues/3979",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/3985",
+    symptom="FSDP2 with mixed precision trains with bf16 master weights instead of fp32: updates "
+    "below bf16's resolution are silently lost",
+    trigger="FSDP2, mixed precision, and a model that was loaded in bf16",
+    remedy="use accelerate 1.14.0 or later, or call model.float() before prepare()",
+    pins={"accelerate": "1.13.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": by_code("FSDP2 trains a model that was loaded in bf16")},
+    files=("accelerate/utils/fsdp_utils.py",),
+    releases="accelerate>=1.6",  # the first with FSDP2
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.14.0"),
+        "control": expect_clean(
+            about="1.13.0 with a model in fp32", params={"loaded": FP32}, triggers=False
+        ),
+        "before": expect_clean("1.12.0", about="1.12.0, before the upcast was lost"),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """What was prepared; and each step: its gradient, and where it led."""
+    prepared = {"loaded": alike(DTYPE), "forward": alike(DTYPE), "own": COUNT, "whole": COUNT}
+    step = {
+        "loss": NUMBER,
+        "reference_loss": NUMBER,
+        "ratio": alike(NUMBER),
+        "off": alike(SIZE),
+        "weights": alike(DTYPE),
+        "state": alike(DTYPE),
+        "from_fp32": SIZE,
+        "from_bf16": SIZE,
+        "moved": SIZE,
+    }
+    return {"prepared": Kind(prepared), "step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear map with FSDP2 and AdamW; compare each step with torch's AdamW."""
+    from scenarios.accelerate.fsdp2_upcast_lost import loop
+
+    loop.train(ctx)
+
+
+def detect(records: Records) -> Finding | None:
+    """Steps do not lead where AdamW leads with fp32 weights. It counts only if the gradients are
+    right, and if each step leads exactly where AdamW leads with weights and state in bf16."""
+    steps = records.of("step")
+    wrong = [step for step in steps if step["from_fp32"] > TOLERANCE]
+    odd = [s for s in steps if not near(s["ratio"], 1, within=TOLERANCE) or s["off"] > TOLERANCE]
+    if odd:
+        text = f"a gradient is {odd[0]['ratio']:.4g} times plain torch's, {odd[0]['off']:.2g} aside"
+        return Finding(text, odd[0]["step"], documented=False)
+    if not wrong:
+        return None
+    in_bf16 = all(
+        step["weights"] == step["state"] == BF16 and step["from_bf16"] <= TOLERANCE
+        for step in steps
+    )
+    still = 1 - min(records.of("step", rank)[-1]["moved"] for rank in records.ranks)
+    return Finding(
+        f"the weights are {steps[0]['weights']}, AdamW's state is {steps[0]['state']}: after "
+        f"{records.params.steps} steps up to {still:.1%} of a rank's weights have never moved",
+        wrong[0]["step"],
+        ranks=tuple(sorted({step["rank"] for step in wrong})),
+        magnitude=still,
+        unit="of the weights have never moved",
+        documented=in_bf16 and len(wrong) == len(steps),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Each rank had a part of the weights, which were loaded in bf16 and computed in bf16."""
+    made = records.of("prepared")
+    loaded, forward = made[0]["loaded"], made[0]["forward"]
+    parts = [f"{one['own']} of {one['whole']}" for one in made]
+    sharded = all(0 < one["own"] < one["whole"] for one in made)
+    text = f"loaded in {loaded}, computed in {forward}; the ranks have {', '.join(parts)} weights"
+    return Exercise.of(sharded and loaded == forward == BF16, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss falls, and is that of plain torch at these weights."""
+    return usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(
+        records, TOLERANCE
+    )
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how much of the weights has moved since the start."""
+    yield Lines(
+        "How much of the weights has moved",
+        "with the bug most weights never move; otherwise all move at the first step",
+        by_step(trials, lambda step: step["moved"]),
+        y="part of the weights",
+    )

@@ -1,0 +1,79 @@
+"""Concatenated streams that were split between ranks give every rank the rows of all ranks.
+
+Those are hit who split several streams with ``split_dataset_by_node`` and then mix them with
+``concatenate_datasets``. Each row is then trained on once on every rank: eight ranks do the work of
+one. No row is missing, no rank sees a row twice, and the ranks have equally many, so nothing shows
+it. ``interleave_datasets`` is right.
+
+Root cause: the split is a note in the dataset (``_distributed``) that is applied when the iteration
+begins. ``concatenate_datasets`` builds a new dataset without this note, from the streams below. The
+fix takes the note over, and raises an error if the streams are split differently. We know of no
+report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from harness.facts.plan import Plan
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import Context, Position, Scenario, expect_clean, expect_symptom
+from scenarios.datasets.split_then_skip import splits
+
+
+@dataclass
+class Params(Knobs):
+    split: str = knob(
+        splits.FIRST,
+        choices=(splits.FIRST, splits.LAST),
+        about="before or after concatenate_datasets()",
+    )
+
+
+SCENARIO = Scenario(
+    report=("no report; found while the one of skip() was reproduced",),
+    fix="in datasets 5.2.0",
+    symptom="every rank iterates all rows of streams that were split before they were concatenated",
+    trigger="concatenate_datasets of IterableDatasets after split_dataset_by_node",
+    remedy="use datasets 5.2.0 or later, or concatenate before split_dataset_by_node",
+    pins={"datasets": "5.1.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("streaming datasets are split between ranks, and then concatenated"),
+    },
+    files=("datasets/iterable_dataset.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.2.0"),
+        "control": expect_clean(
+            about="5.1.0, the concatenated stream is split",
+            params={"split": splits.LAST},
+            triggers=False,
+        ),
+    },
+)
+detect, exercised = splits.detect, splits.exercised
+insufficient_checks, picture = splits.insufficient_checks, splits.picture
+
+
+def plan(at: Position) -> Plan:
+    """What a rank sees."""
+    return splits.PLAN
+
+
+def run(ctx: Context) -> None:
+    """Concatenate two split streams."""
+
+    def joined(streams: Any) -> Any:
+        from datasets import concatenate_datasets
+
+        return concatenate_datasets(list(streams))
+
+    streams = [splits.stream(), splits.stream(splits.SHARDS * splits.IN_SHARD)]
+    splits.watch(ctx, streams, operation=joined, plainly=lambda parts: [*chain(*parts)])

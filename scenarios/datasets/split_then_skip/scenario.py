@@ -1,0 +1,79 @@
+"""skip() on a stream that is split between ranks gives every rank the rows of all ranks.
+
+Those are hit who call ``split_dataset_by_node`` and then ``skip``, for example to leave out rows
+for an evaluation or to go on after rows that were seen before. Each row is then trained on once on
+every rank: eight ranks do the work of one. No row is missing, no rank sees a row twice, and the
+ranks have equally many, so nothing shows it.
+
+Root cause: a rank takes its part of the shards when the iteration begins, by asking the chain of
+operations for its shards. A ``SkipExamplesIterable`` that was added after the split answers with
+itself, complete, instead of asking the stream below. ``take`` asks, and is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Plan
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import Context, Position, Scenario, expect_clean, expect_symptom
+from scenarios.datasets.split_then_skip import splits
+
+
+@dataclass
+class Params(Knobs):
+    split: str = knob(
+        splits.FIRST, choices=(splits.FIRST, splits.LAST), about="before or after skip()"
+    )
+    count: int = knob(1, least=1, most=7, unit="rows", about="how many are skipped")
+
+
+SCENARIO = Scenario(
+    report=(
+        "skip() after split_dataset_by_node gives every rank the whole dataset",
+        "https://github.com/huggingface/datasets/issues/8568",
+    ),
+    fix="https://github.com/huggingface/datasets/pull/8569",
+    symptom="each rank iterates every shard, so a distributed run sees each example world_size "
+    "times",
+    trigger="skip() on an IterableDataset after split_dataset_by_node, with a number of shards "
+    "that the ranks divide evenly",
+    remedy="use datasets 5.1.0 or later, or call skip() before split_dataset_by_node",
+    pins={"datasets": "4.8.5"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("a streaming dataset is split between ranks, and then skips rows"),
+    },
+    files=("datasets/iterable_dataset.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("5.1.0"),
+        "control": expect_clean(
+            about="4.8.5, skip() comes before the split",
+            params={"split": splits.LAST},
+            triggers=False,
+        ),
+    },
+)
+detect, exercised = splits.detect, splits.exercised
+insufficient_checks, picture = splits.insufficient_checks, splits.picture
+
+
+def plan(at: Position) -> Plan:
+    """What a rank sees."""
+    return splits.PLAN
+
+
+def run(ctx: Context) -> None:
+    """Skip rows of a split stream."""
+    count = ctx.params.count
+    splits.watch(
+        ctx,
+        [splits.stream()],
+        operation=lambda streams: streams[0].skip(count),
+        plainly=lambda parts: parts[0][count:],
+    )

@@ -1,0 +1,139 @@
+"""Does each rank still see only its part of a stream after an operation on the split stream?
+
+A record ``rows`` has the numbers of the rows that a rank saw (``seen``), of those in its part
+before the operation (``part``), and of those that the operation should leave of that part
+(``right``). ``whole`` has what the operation leaves of the stream that is not split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, alike, many
+from harness.pictures import Grid, Picture
+from harness.spec import Context, Exercise, Finding, Records, Trials
+
+FIRST, LAST = "first", "last"
+"""When the stream is split: before or after the operation."""
+
+SHARDS, IN_SHARD = 4, 4
+"""Shards of a stream, and rows in a shard."""
+
+_ROWS = many(COUNT)
+
+PLAN: Plan = {"rows": Kind({"seen": _ROWS, "part": _ROWS, "right": _ROWS, "whole": alike(_ROWS)})}
+
+
+def stream(start: int = 0) -> Any:
+    """A stream of numbered rows in shards; the first one has the number ``start``."""
+    from datasets import IterableDataset
+
+    shards = [start + shard * IN_SHARD for shard in range(SHARDS)]
+    return IterableDataset.from_generator(_rows, gen_kwargs={"shards": shards})
+
+
+def _rows(shards: Sequence[int]) -> Iterator[dict[str, int]]:
+    for first in shards:
+        yield from ({"row": first + row} for row in range(IN_SHARD))
+
+
+def _numbers(dataset: Any) -> list[int]:
+    return [int(row["row"]) for row in dataset]
+
+
+def watch(
+    ctx: Context,
+    streams: Sequence[Any],
+    operation: Callable[[Sequence[Any]], Any],
+    plainly: Callable[[Sequence[list[int]]], list[int]],
+) -> None:
+    """Apply an operation to split streams, or split its result; record what this rank sees.
+
+    ``plainly`` is the same operation on lists.
+    """
+    from datasets.distributed import split_dataset_by_node
+
+    def split(dataset: Any) -> Any:
+        return split_dataset_by_node(dataset, rank=ctx.rank, world_size=ctx.world_size)
+
+    if ctx.params.split == FIRST:
+        done = operation([split(dataset) for dataset in streams])
+    else:
+        done = split(operation(streams))
+    parts = [_numbers(split(dataset)) for dataset in streams]
+    ctx.record(
+        "rows",
+        seen=_numbers(done),
+        part=[row for part in parts for row in part],
+        right=plainly(parts),
+        whole=plainly([_numbers(dataset) for dataset in streams]),
+    )
+
+
+def detect(records: Records) -> Finding | None:
+    """The operation gives each rank the rows of all ranks, as if the stream were not split."""
+    ranks = records.of("rows")
+    whole = ranks[0]["whole"]
+    if records.params.split == LAST:
+        together = sorted(row for one in ranks for row in one["seen"])
+        text = "a stream that was split last does not give each row to one rank"
+        return None if together == sorted(whole) else Finding(text, documented=False)
+    wrong = [one for one in ranks if one["seen"] != one["right"]]
+    if not wrong:
+        return None
+    return Finding(
+        "\n".join(
+            f"rank {one['rank']} sees {len(one['seen'])} rows instead of {len(one['right'])}"
+            for one in wrong
+        ),
+        ranks=tuple(one["rank"] for one in wrong),
+        magnitude=max(len(one["seen"]) / len(one["right"]) for one in wrong),
+        unit="times the rows of a rank",
+        documented=len(wrong) == len(ranks) and all(one["seen"] == whole for one in ranks),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The stream was split before the operation, into parts of several ranks without a common
+    row."""
+    parts = [one["part"] for one in records.of("rows")]
+    rows = [row for part in parts for row in part]
+    apart = len(parts) > 1 and all(parts) and len(rows) == len(set(rows))
+    text = f"the parts of the ranks have {', '.join(str(len(part)) for part in parts)} rows"
+    order = records.params.split
+    when = f"the stream was split {order}"
+    return Exercise.of(apart, text, f"{text}, and some in common") & Exercise.of(
+        order == FIRST, when, when
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks of one rank, and of missing rows, and whether they fired."""
+    ranks = records.of("rows")
+    lengths = {len(one["seen"]) - len(one["right"]) for one in ranks}
+    return {
+        "a rank sees a row twice": any(len(set(one["seen"])) < len(one["seen"]) for one in ranks),
+        "a rank misses a row": any(set(one["right"]) - set(one["seen"]) for one in ranks),
+        "a rank has more rows than another": len(lengths) > 1,
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of which ranks saw which row."""
+    fields = []
+    for variant, records in trials.items():
+        ranks = records.of("rows")
+        for row in range(max(max(one["whole"]) for one in ranks) + 1):
+            seen = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
+            fields.append((variant, row, "", " and ".join(seen) or "nobody"))
+    yield Grid(
+        "Who saw which row",
+        "with the bug, every rank sees every row",
+        fields,
+        "row",
+        "",
+        "seen by",
+        wrong=("rank 0 and rank 1",),
+    )

@@ -1,0 +1,172 @@
+"""A StatefulDataLoader that is resumed from the end of an epoch gives an empty epoch first.
+
+Those who save the state of torchdata's StatefulDataLoader after an epoch, as most do together with
+a checkpoint, and load it in a new process are hit: the first epoch after the resume has no batch,
+and ends at once. The epochs behind it have the right order. A training for a number of epochs gets
+one epoch less after each resume; nothing is raised.
+
+Root cause: the batch sampler was its own iterator. After the load it continues the epoch that is
+over, and there is nothing left to continue. The fix gives each epoch an iterator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+BATCH = 2
+"""Rows of a batch."""
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(12, least=4, multiple=2, about="of the dataset")
+    stop: int = knob(6, least=1, unit="batches", about="after how many the state is saved")
+    epochs: int = knob(3, least=2, about="of the resumed loader")
+    shuffle: bool = knob(True, about="whether the loader shuffles")
+
+
+SCENARIO = Scenario(
+    report=(
+        "loading a StatefulDataLoader state_dict creates a slightly different one in the "
+        "dataloader, potentially dropping an epoch",
+        "https://github.com/meta-pytorch/data/issues/1437",
+    ),
+    fix="https://github.com/meta-pytorch/data/pull/1439",
+    symptom="after loading the state of a loader that has just completed an epoch, the next "
+    "iteration does nothing",
+    trigger="a StatefulDataLoader whose state was saved at the end of an epoch",
+    remedy="use torchdata 0.11.0 or later, or save the state within an epoch",
+    pins={"torchdata": "0.10.1"},
+    harm="loses data",
+    visibility="silent",
+    settings={"code": by_code("a StatefulDataLoader is saved at the end of an epoch")},
+    files=("torchdata/stateful_dataloader/sampler.py",),
+    ranks=1,
+    launches=("whole", "save", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.11.0"),
+        "control": expect_clean(
+            about="0.10.1, saved within an epoch", params={"stop": 9}, triggers=False
+        ),
+        "in_order": expect_symptom(about="0.10.1 without shuffling", params={"shuffle": False}),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rows of each epoch of a launch."""
+    return {"epochs": Kind({"rows": many(many(COUNT))})}
+
+
+def run(ctx: Context) -> None:
+    """Read epochs without a stop; read and save; resume in a new process."""
+    import torch
+
+    p = ctx.params
+    torch.manual_seed(ctx.seed)
+    loader, state = _loader(p), ctx.folder / "state.pt"
+    done, rest = divmod(p.stop * BATCH, p.rows)
+    if ctx.launch == "save":
+        epochs = [_rows(loader) for _ in range(done)]
+        if rest:
+            batches = iter(loader)
+            epochs.append([row for _ in range(rest // BATCH) for row in next(batches).tolist()])
+        torch.save(loader.state_dict(), state)
+    elif ctx.launch == "resume":
+        loader.load_state_dict(torch.load(state, weights_only=True))
+        epochs = [_rows(loader) for _ in range(p.epochs)]
+    else:
+        epochs = [_rows(loader) for _ in range(done + p.epochs)]
+    ctx.record("epochs", rows=epochs)
+
+
+def _loader(params: Params) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(list(range(params.rows)), BATCH, shuffle=params.shuffle)
+
+
+def _rows(loader: Any) -> list[int]:
+    return [row for batch in loader for row in batch.tolist()]
+
+
+def _epochs(records: Records) -> tuple[list[list[int]], list[list[int]]]:
+    """The epochs of the resumed loader, and those of one without a stop, from the same row on."""
+    whole, _, resumed = (one["rows"] for one in records.of("epochs"))
+    done, rest = divmod(records.params.stop * BATCH, records.params.rows)
+    return resumed, [whole[done][rest:], *whole[done + 1 :]]
+
+
+def detect(records: Records) -> Finding | None:
+    """The first epoch after the resume is empty, and those behind it are the ones that should have
+    come. The epochs before the save, and those without a stop, are complete."""
+    whole, saved, _ = (one["rows"] for one in records.of("epochs"))
+    resumed, right = _epochs(records)
+    complete = all(sorted(epoch) == list(range(records.params.rows)) for epoch in whole)
+    before = [row for epoch in whole for row in epoch][: records.params.stop * BATCH]
+    if not complete or before != [row for epoch in saved for row in epoch]:
+        return Finding("epochs without a resume are not complete, or differ", documented=False)
+    if resumed == right:
+        return None
+    rows = ", ".join(str(len(epoch)) for epoch in resumed)
+    lost = 1 - sum(map(len, resumed)) / sum(map(len, right))
+    return Finding(
+        f"the epochs after the resume have {rows} rows, instead of {records.params.rows} each",
+        step=1,
+        ranks=records.ranks,
+        magnitude=lost,
+        unit="of the rows after the resume never came",
+        clock="epoch",
+        documented=not resumed[0] and resumed[1:] == right[:-1],
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The state was saved when an epoch was complete."""
+    done, rest = divmod(records.params.stop * BATCH, records.params.rows)
+    text = f"complete epochs before the save: {done}; rows of the next one: {rest}"
+    return Exercise.of(done > 0 and rest == 0, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Whatever comes after the resume is right."""
+    resumed, right = _epochs(records)
+    known = [*right, []]
+    return {
+        "a row comes twice in an epoch": any(len(set(e)) < len(e) for e in resumed),
+        "an epoch with rows has another order": any(epoch not in known for epoch in resumed),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how many rows each epoch after the resume has."""
+    yield Bars(
+        "Rows of each epoch after the resume",
+        "with the bug the first epoch is empty",
+        [
+            (variant, f"epoch {number}", len(epoch))
+            for variant, records in trials.items()
+            for number, epoch in enumerate(_epochs(records)[0], 1)
+        ],
+        "rows",
+    )

@@ -1,0 +1,223 @@
+"""Resumed in its second epoch or later, a StatefulDistributedSampler ends it as it ended the first.
+
+Those are hit who save and load torchdata's StatefulDataLoader with a StatefulDistributedSampler
+within an epoch, and do not call ``set_epoch`` again after the load. The rest of the epoch has the
+rows that epoch 0 had at that place: some rows come a second time and others never, here 6 of 24.
+Losses look normal.
+
+Root cause: the order of an epoch depends on the sampler's seed and epoch, but its state has only
+the number of rows that came (``yielded``). After the load the epoch is 0. Our remedy adds the epoch
+to the state, as pull request 1515 does, which is merged, but in no release as of 0.11.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+BATCH = 2
+"""Rows of a batch of a rank."""
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(24, least=8, multiple=8, about="of the dataset")
+    epoch: int = knob(1, least=0, about="in which the state is saved, from 0")
+    before: int = knob(3, least=1, unit="batches", about="of a rank before the save")
+    again: bool = knob(False, about="whether set_epoch is called again after the load")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.before * BATCH * 2 >= self.rows:
+            raise ValueError("scenario.before must leave rows in the epoch")
+
+
+def epoch_in_state(tree: Any) -> Edits:
+    """``state_dict`` also returns the epoch, and ``load_state_dict`` sets it."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    body: Any = tree.body
+    saved: Any = m.findall(body, m.Return(m.Dict()))[0]
+    entry = cst.DictElement(cst.SimpleString('"epoch"'), cst.parse_expression("self.epoch"))
+    with_epoch = saved.value.with_changes(elements=[*saved.value.elements, entry])
+    body = body.deep_replace(saved, saved.with_changes(value=with_epoch))
+    # Only now: the replacement has made new nodes of all.
+    load: Any = m.findall(body, m.FunctionDef(m.Name("load_state_dict")))[0]
+    line = cst.parse_statement('self.set_epoch(state_dict["epoch"])')
+    longer = load.body.with_changes(body=[*load.body.body, line])
+    yield tree.body, body.deep_replace(load, load.with_changes(body=longer))
+
+
+REMEDY = Defect(
+    name="epoch_in_state",
+    upstream="torchdata",
+    file="torchdata/stateful_dataloader/sampler.py",
+    scope="StatefulDistributedSampler",
+    edit=epoch_in_state,
+    about="our remedy, like upstream's pull request 1515: the epoch is a part of the sampler's "
+    "state",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "Bug with loading state for SamplerWrapper + StatefulDistributedSampler",
+        "https://github.com/meta-pytorch/data/issues/1513",
+    ),
+    fix="https://github.com/meta-pytorch/data/pull/1515 is in no release as of 0.11.0; the fixed "
+    "variant is our remedy",
+    symptom="loading a state from within an epoch does not restore the sampler's epoch, so the "
+    "rest of the epoch has other rows",
+    trigger="a StatefulDistributedSampler that is resumed within the second epoch or later, "
+    "without set_epoch after the load",
+    remedy="call sampler.set_epoch(epoch) after load_state_dict",
+    pins={"torchdata": "0.11.0"},
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": by_code("a StatefulDistributedSampler is resumed within an epoch")},
+    files=("torchdata/stateful_dataloader/sampler.py",),
+    ranks=2,
+    launches=("whole", "save", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.11.0 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.11.0, set_epoch is called again after the load",
+            params={"again": True},
+            triggers=False,
+        ),
+        "first_epoch": expect_clean(
+            about="0.11.0, resumed within the first epoch", params={"epoch": 0}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rows of a rank in each epoch of a launch, up to the epoch of the save."""
+    return {"epochs": Kind({"rows": many(many(COUNT))})}
+
+
+def run(ctx: Context) -> None:
+    """Read without a stop; read and save; resume in a new process."""
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    p, rows = ctx.params, list(range(ctx.params.rows))
+    state = ctx.folder / f"state_{ctx.rank}.pt"
+    sampler = StatefulDistributedSampler(rows, ctx.world_size, ctx.rank, seed=ctx.seed)
+    loader = StatefulDataLoader(rows, BATCH, sampler=sampler)
+    epochs: list[list[int]] = []
+    if ctx.launch == "resume":
+        loader.load_state_dict(torch.load(state, weights_only=True))
+        if p.again:
+            sampler.set_epoch(p.epoch)
+        epochs.append([row for batch in loader for row in batch.tolist()])
+    else:
+        for epoch in range(p.epoch + 1):
+            sampler.set_epoch(epoch)
+            seen: list[int] = []
+            for number, batch in enumerate(loader, 1):
+                seen += batch.tolist()
+                if ctx.launch == "save" and (epoch, number) == (p.epoch, p.before):
+                    torch.save(loader.state_dict(), state)
+                    break
+            epochs.append(seen)
+    ctx.record("epochs", rows=epochs)
+
+
+def _of(records: Records, rank: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """The epochs of a rank without a stop and up to the save, and its rows after the resume."""
+    whole, saved, resumed = (one["rows"] for one in records.of("epochs", rank))
+    return whole, saved, resumed[0]
+
+
+def detect(records: Records) -> Finding | None:
+    """After the resume each rank gets the end of epoch 0, where without a stop it gets the end of
+    the epoch of the save."""
+    p, done = records.params, records.params.before * BATCH
+    wrong, documented, seen = [], True, set()
+    for rank in records.ranks:
+        whole, saved, rest = _of(records, rank)
+        if saved != [*whole[:-1], whole[-1][:done]]:
+            return Finding("the epochs before the save differ", ranks=(rank,), documented=False)
+        seen |= {*saved[-1], *rest}
+        if rest != whole[-1][done:]:
+            wrong.append(rank)
+            documented = documented and rest == whole[0][done:]
+    if not wrong:
+        return None
+    never = p.rows - len(seen)
+    return Finding(
+        f"resumed after {done * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
+        "rows never came in that epoch",
+        step=p.before,
+        ranks=tuple(wrong),
+        magnitude=never / p.rows,
+        unit="of the epoch's rows seen by nobody",
+        documented=documented and tuple(wrong) == records.ranks,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The sampler was resumed in an epoch whose order is not that of epoch 0, and was not told the
+    epoch again."""
+    p = records.params
+    whole = [_of(records, rank)[0] for rank in records.ranks]
+    other = all(epochs[0] != epochs[-1] for epochs in whole)
+    text = f"resumed in epoch {p.epoch}; set_epoch after the load: {'yes' if p.again else 'no'}"
+    return Exercise.of(p.epoch > 0 and not p.again, text, text) & Exercise.of(
+        other, "", "the epoch has the order of epoch 0"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The number of rows after the resume is right, and none of them comes twice."""
+    done, rows = records.params.before * BATCH, records.params.rows // len(records.ranks)
+    rest = [_of(records, rank)[2] for rank in records.ranks]
+    return {
+        "another number of rows comes after the resume": any(len(r) != rows - done for r in rest),
+        "a row comes twice after the resume": any(len(set(r)) < len(r) for r in rest),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How often each row came in the epoch of the resume."""
+    fields = []
+    for variant, records in trials.items():
+        parts = [_of(records, rank) for rank in records.ranks]
+        came = [row for _, saved, rest in parts for row in [*saved[-1], *rest]]
+        fields += [
+            (variant, row, "", {0: "never", 1: "once"}.get(came.count(row), "twice"))
+            for row in range(records.params.rows)
+        ]
+    yield Grid(
+        "How often each row came in the epoch of the resume",
+        "with the bug some rows come twice and others never",
+        fields,
+        "row",
+        "",
+        "came",
+        wrong=("never", "twice"),
+    )

@@ -1,0 +1,197 @@
+"""A WebDataset with shardshuffle and no seed reads its shards in the same order in every epoch.
+
+Those are hit who read a ``WebDataset(urls, shardshuffle=N)`` for several epochs. The shards are
+shuffled once, when the dataset is made: a second dataset or a second run has another order, so the
+shuffling seems to work. A buffer that shuffles samples mixes only those of neighbouring shards,
+which are always the same.
+
+Root cause: without a seed, the constructor draws one, and since pull request 373 it passes that
+seed to the filter that shuffles shards. The filter makes a new generator from it for each
+iteration. Before, the filter got no seed, and used the time. Pull request 502, which is open, goes
+back to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, FLAG
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+SAMPLES = 3
+"""Samples in a shard."""
+
+
+@dataclass
+class Params(Knobs):
+    shards: int = knob(12, least=8, about="that are shuffled; with 8, one order in 40,320")
+    epochs: int = knob(4, least=2, about="passes over the shards")
+    workers: str = knob(
+        "none",
+        choices=("none", "new", "persistent"),
+        about="of a DataLoader: none, one new one in each epoch, or one for all epochs",
+    )
+    shuffle: str = knob(
+        "shardshuffle",
+        choices=("shardshuffle", "detshuffle"),
+        about="shardshuffle alone, or with detshuffle=True",
+    )
+
+
+SCENARIO = Scenario(
+    report=(
+        "Preserve shard-level randomness across dataset iterations",
+        "https://github.com/webdataset/webdataset/pull/502",
+    ),
+    fix="none as of webdataset 1.0.2; https://github.com/webdataset/webdataset/pull/502 is open",
+    symptom="WebDataset(..., shardshuffle=N) repeats the same shard order every time it is "
+    "iterated, without a seed",
+    trigger="shardshuffle without detshuffle, and several epochs of one dataset",
+    remedy="pass detshuffle=True, with persistent_workers=True if a DataLoader has workers, or use "
+    "webdataset 0.2.100",
+    pins={"webdataset": "1.0.2"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": by_code("a WebDataset shuffles its shards, and is read several times")},
+    files=("webdataset/compat.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.2.100"),
+        "control": expect_clean(
+            about="1.0.2 with detshuffle=True", params={"shuffle": "detshuffle"}, triggers=False
+        ),
+        "new_workers": expect_symptom(
+            about="1.0.2, a new worker in each epoch", params={"workers": "new"}
+        ),
+        "persistent": expect_symptom(
+            about="1.0.2, a worker for all epochs", params={"workers": "persistent"}
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Of each epoch: the first one with this order of shards, whether it is that of the names, and
+    how many samples came in how many shards."""
+    facts = {"like": COUNT, "by_name": FLAG, "shards": COUNT, "samples": COUNT}
+    return {"epoch": Kind(facts, each(at.params.epochs))}
+
+
+def run(ctx: Context) -> None:
+    """Read some epochs of a dataset, and note the order of the shards.
+
+    The orders themselves are not recorded: that of a release without the bug depends on the time.
+    """
+    import webdataset
+
+    p = ctx.params
+    more = {"detshuffle": True} if p.shuffle == "detshuffle" else {}
+    dataset = webdataset.WebDataset(_written(ctx.folder, p.shards), shardshuffle=p.shards, **more)
+    source = _loader(dataset.decode().to_tuple("txt"), p.workers)
+    orders: list[Sequence[int]] = []
+    for epoch in range(1, p.epochs + 1):
+        samples = [int(sample[0]) for sample in source]
+        order = list(dict.fromkeys(sample // SAMPLES for sample in samples))
+        orders.append(order)
+        ctx.record(
+            "epoch",
+            epoch,
+            like=orders.index(order) + 1,
+            by_name=order == sorted(order),
+            shards=len(order),
+            samples=len(set(samples)),
+        )
+
+
+def _written(folder: Path, shards: int) -> list[str]:
+    """The paths of tar files with a few numbered samples each."""
+    import io
+    import tarfile
+
+    paths = []
+    for shard in range(shards):
+        paths.append(str(folder / f"{shard:03d}.tar"))
+        with tarfile.open(paths[-1], "w") as file:
+            for sample in range(shard * SAMPLES, (shard + 1) * SAMPLES):
+                text = str(sample).encode()
+                entry = tarfile.TarInfo(f"{sample:05d}.txt")
+                entry.size = len(text)
+                file.addfile(entry, io.BytesIO(text))
+    return paths
+
+
+def _loader(dataset: Any, workers: str) -> Any:
+    from torch.utils.data import DataLoader
+
+    if workers == "none":
+        return dataset
+    persistent = workers == "persistent"
+    return DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=persistent)
+
+
+def detect(records: Records) -> Finding | None:
+    """All epochs have the same order of shards, and it is not that of their names."""
+    p, epochs = records.params, records.of("epoch")
+    complete = all((e["shards"], e["samples"]) == (p.shards, p.shards * SAMPLES) for e in epochs)
+    orders = len({one["like"] for one in epochs})
+    if orders == len(epochs) and complete:
+        return None
+    return Finding(
+        f"{len(epochs)} epochs have {orders} different order(s) of {p.shards} shards",
+        step=2,
+        ranks=records.ranks,
+        magnitude=1 - orders / len(epochs),
+        unit="of the epochs repeat an order",
+        clock="epoch",
+        documented=complete and orders == 1 and not any(one["by_name"] for one in epochs),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """shardshuffle without detshuffle shuffled the shards, in several epochs."""
+    epochs, shuffle = records.of("epoch"), records.params.shuffle
+    shuffled = not any(one["by_name"] for one in epochs)
+    text = f"{len(epochs)} epochs with {shuffle}"
+    return Exercise.of(shuffled and len(epochs) > 1, "", f"not shuffled: {text}") & Exercise.of(
+        shuffle == "shardshuffle", text, text
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Each epoch is shuffled and complete."""
+    epochs, total = records.of("epoch"), records.params.shards * SAMPLES
+    return {
+        "an epoch has the shards in the order of their names": any(e["by_name"] for e in epochs),
+        "a sample is missing in an epoch": any(one["samples"] != total for one in epochs),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how many orders the epochs have."""
+    yield Bars(
+        "Different orders of the shards",
+        "with the bug all epochs have one order; otherwise each has its own",
+        [
+            (variant, "all epochs", len({one["like"] for one in records.of("epoch")}))
+            for variant, records in trials.items()
+        ],
+        "orders",
+    )
