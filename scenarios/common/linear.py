@@ -59,13 +59,32 @@ def batches(
         yield inputs.to(ctx.device), labels.to(ctx.device)
 
 
+def exact_model() -> nn.Linear:
+    """A linear map with weights of -1, 0 and 1. With ``exact_batches`` no number in a step is
+    rounded in bf16: each is a whole number below 256, divided by a power of 2."""
+    made = model()
+    with torch.no_grad():
+        for part in made.parameters():
+            part.copy_(torch.randint(-1, 2, part.shape))
+    return made
+
+
+def exact_batches(ctx: Context, rows: int) -> Iterator[Rows]:
+    """Endless global batches of small whole numbers, the same on all ranks."""
+    generator = torch.Generator().manual_seed(ctx.seed + 1)
+    while True:
+        inputs = torch.randint(-1, 2, (rows, FEATURES), generator=generator).float()
+        labels = torch.randint(-3, 4, (rows, OUTPUTS), generator=generator).float()
+        yield inputs.to(ctx.device), labels.to(ctx.device)
+
+
 class Update:
     """One update of a module on a global batch, and what plain torch computes for it."""
 
-    def __init__(self, module: nn.Module, rows: Rows) -> None:
-        """Make it before the step is taken."""
+    def __init__(self, module: nn.Module, *micro_batches: Rows) -> None:
+        """Make it before the step is taken; the micro-batches are those of all ranks."""
         self.module, self.before = module, applied.copied(module, torch.float64)
-        self.plain = applied.plainly(of(module), self.before, [rows])
+        self.plain = applied.plainly(of(module), self.before, micro_batches)
 
     def facts(self, rate: float) -> dict[str, Any]:
         """After the step: ``applied.facts`` of it, at this learning rate."""

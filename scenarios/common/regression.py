@@ -23,10 +23,15 @@ WIDTH, LAYERS = 16, 4
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def engine(ctx: Context, optimizer: Optimizer, **config: Any) -> Any:
-    """DeepSpeed's engine over a linear map, data-parallel; ``config`` goes to DeepSpeed."""
+def engine(
+    ctx: Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
+) -> Any:
+    """DeepSpeed's engine over a model, data-parallel; ``config`` goes to DeepSpeed.
+
+    The model is a linear map unless one is given.
+    """
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
-    model = linear.model()
+    model = model or linear.model()
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=model.parameters(),
@@ -39,7 +44,7 @@ def engine(ctx: Context, optimizer: Optimizer, **config: Any) -> Any:
 def step(ctx: Context, engine: Any, rows: Rows) -> float:
     """Train one step on this rank's part of a global batch; returns the loss of that part."""
     inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
-    loss = linear.loss(engine(inputs), labels)
+    loss = linear.loss(engine(inputs.to(next(engine.module.parameters()).dtype)), labels)
     engine.backward(loss)
     engine.step()
     return float(loss.detach())

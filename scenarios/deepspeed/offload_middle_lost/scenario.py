@@ -1,0 +1,158 @@
+"""With ZeRO-2 and CPU offload, only the first and the last accumulated micro-batch are trained.
+
+With gradient accumulation over 4 micro-batches, two of the four are read, computed, and dropped:
+each update has the gradients of the first and of the last one, still divided by 4. With 8
+micro-batches 6 are dropped. The losses are right, all ranks agree, and the training makes progress
+on the rest. With 1 or 2 micro-batches nothing is lost, and nothing is without offload.
+
+Root cause: the gradients of a micro-batch are added to a buffer on the CPU. To mend the counter of
+micro-batches, 0.15.2 changed the condition, and since then only the first micro-batch gets into the
+buffer; the last one is added when the step is taken. So the fix of one bug made this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(Knobs):
+    micro_batches: int = knob(
+        4, least=1, most=8, about="GAS: a step averages the gradients of so many"
+    )
+    offload: bool = knob(True, about="whether the optimizer is offloaded to the CPU")
+    batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = knob(5, least=1, about="steps of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix zero 1 and 2 CPU-offloaded gradient norm",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7967",
+        "https://github.com/deepspeedai/DeepSpeed/pull/6550#issuecomment-2419308783",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/7967",
+    symptom="for micro_step_id > 0, the gradients are dropped instead of being accumulated",
+    trigger="ZeRO-2 with an offloaded optimizer, and gradient accumulation above 2",
+    remedy="use deepspeed 0.19.0 or later, or train without offload",
+    pins={"deepspeed": "0.15.2"},
+    harm="loses data",
+    visibility="silent",
+    settings={
+        "zero_stage": 2,
+        "gradient_accumulation_steps": above(2),
+        "code": by_code("the optimizer is offloaded to the CPU"),
+    },
+    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.19.0"),
+        "before": expect_clean("0.15.1"),
+        "eight": expect_symptom(
+            about="0.15.2 with eight micro-batches: six are lost", params={"micro_batches": 8}
+        ),
+        "control": expect_clean(
+            about="0.15.2 without offload", params={"offload": False}, triggers=False
+        ),
+        "two": expect_clean(
+            about="0.15.2 with two micro-batches: there is none between the first and the last",
+            params={"micro_batches": 2},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
+    shapes = applied.shapes(at.params.micro_batches)
+    same = {name: alike(shape) for name, shape in shapes.items()}
+    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with SGD; compare each step with plain torch's gradients."""
+    import torch
+
+    from scenarios.common import linear, regression
+
+    p = ctx.params
+    zero: dict[str, Any] = {"stage": 2, "reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6}
+    if p.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            partial(torch.optim.SGD, lr=p.lr),
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=p.micro_batches,
+            zero_allow_untested_optimizer=True,
+            zero_force_ds_cpu_optimizer=False,
+            zero_optimization=zero,
+        )
+    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
+    for step in each(p.steps):
+        rows = [next(data) for _ in range(p.micro_batches)]
+        update = linear.Update(engine.module, *rows)
+        losses = [regression.step(ctx, engine, part) for part in rows]
+        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step applied the gradients of its first and its last micro-batch, each in full, and
+    nothing of those between. The losses are plain torch's."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
+    return applied.finding(wrong, lines, documented=all(map(_ends_only, steps)))
+
+
+def _ends_only(step: Record) -> bool:
+    """Whether only the first and the last micro-batch count."""
+    first, *between, last = step["micro"]
+    full = near(first, 1, within=1e-3) and near(last, 1, within=1e-3)
+    return full and all(near(share, 0, within=1e-3) for share in between)
+
+
+def exercised(records: Records) -> Exercise:
+    """The optimizer was offloaded, and there were micro-batches between the first and the last."""
+    p = records.params
+    text = f"each step had {p.micro_batches} micro-batches"
+    return Exercise.of(p.offload, "", "the optimizer was not offloaded") & Exercise.of(
+        p.micro_batches > 2, text, text
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
+    return usual_checks.loss_ends_higher(records)
+
+
+picture = applied.ratios

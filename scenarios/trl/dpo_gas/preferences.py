@@ -1,0 +1,167 @@
+"""trl's DPOTrainer over a tiny LLaMA and preferences that are made in code, watched step by step.
+
+All prompts have the same length, and so have all completions, so there is no padding. Imports
+torch, transformers and trl: import it inside ``run``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, logsigmoid
+from trl import DPOConfig, DPOTrainer
+
+from harness.spec import Context, Lane
+from scenarios.common import applied, texts
+from scenarios.transformers.trainer_gas_twice.trainer import VOCABULARY, llama
+
+ROWS = 8
+"""Preferences in a step, whatever the number of micro-batches."""
+PROMPT, COMPLETION = range(4, 16), range(16, VOCABULARY)
+"""The tokens of prompts, and of completions."""
+EOS = 2
+BETA = 0.5
+
+
+def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
+    """Prompts of 4 random words with a chosen and a rejected completion of 5."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def words(tokens: range, length: int) -> str:
+        found = torch.randint(tokens.start, tokens.stop, (length,), generator=generator).tolist()
+        return " ".join(tokenizer.convert_ids_to_tokens(found))
+
+    return Dataset.from_list(
+        [
+            {
+                "prompt": words(PROMPT, 4),
+                "chosen": f" {words(COMPLETION, 5)}",
+                "rejected": f" {words(COMPLETION, 5)}",
+            }
+            for _ in range(count)
+        ]
+    )
+
+
+def model(ctx: Context) -> nn.Module:
+    """The same model at each call."""
+    torch.manual_seed(ctx.seed)
+    return llama().to(ctx.device)
+
+
+def made(kind: Any, **keywords: Any) -> Any:
+    """An instance of a class of trl, with those keywords that this release accepts."""
+    accepted = inspect.signature(kind.__init__).parameters
+    return kind(**{name: value for name, value in keywords.items() if name in accepted})
+
+
+def trainer(
+    ctx: Context,
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    reference: nn.Module | None,
+    accumulation: int,
+    steps: int,
+    **settings: Any,
+) -> Any:
+    """A DPOTrainer at a constant rate, without clipping; ``settings`` go to its DPOConfig."""
+    tokenizer = texts.tokenizer(VOCABULARY)
+    config = made(
+        DPOConfig,
+        output_dir=str(ctx.folder / "out"),
+        use_cpu=ctx.lane is Lane.CPU,
+        seed=ctx.seed,
+        report_to=[],
+        per_device_train_batch_size=ROWS // accumulation,
+        gradient_accumulation_steps=accumulation,
+        max_steps=steps,
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        bf16=False,
+        gradient_checkpointing=False,
+        beta=BETA,
+        max_length=32,
+        max_prompt_length=16,
+        **settings,
+    )
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    return made(
+        DPOTrainer,
+        model=policy,
+        ref_model=reference,
+        args=config,
+        train_dataset=dataset(tokenizer, ROWS * steps, ctx.seed),
+        optimizers=(optimizer, constant),
+        processing_class=tokenizer,
+        tokenizer=tokenizer,  # its name before 0.12
+    )
+
+
+Weights = Mapping[str, Tensor]
+
+
+class Watch:
+    """Records what each step of SGD applied, and what plain torch computes on the rows that the
+    model got.
+
+    Make it before the trainer, which may replace the model's forward.
+    """
+
+    def __init__(
+        self, ctx: Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
+    ) -> None:
+        self.ctx, self.policy, self.lr, self.step = ctx, policy, lr, 0
+        self.plain = copy.deepcopy(policy)  # before the hooks, which would be copied, too
+        self.start = applied.copied(policy)
+        self.seen: list[Tensor] = []
+        policy.register_forward_pre_hook(self._given, with_kwargs=True)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _given(self, _: Any, positional: Any, given: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            tokens = given["input_ids"] if "input_ids" in given else positional[0]
+            self.seen.append(tokens.detach().clone())
+
+    def _before(self, *_: Any) -> None:
+        self.weights = applied.copied(self.policy)
+
+    def _after(self, *_: Any) -> None:
+        self.step += 1
+        self.ctx.record("step", self.step, micro_batches=len(self.seen), **self.facts())
+        self.seen.clear()
+
+    def facts(self) -> dict[str, Any]:
+        """What the step applied of the gradient of DPO's loss."""
+        return self.compared(self.start)
+
+    def compared(self, reference: Weights) -> dict[str, Any]:
+        """What the step applied of the gradient of DPO's loss with this reference model."""
+
+        def loss(weights: Weights, tokens: Tensor) -> Tensor:
+            """DPO's mean loss (nats): half of the rows are chosen, the others rejected."""
+            with torch.no_grad():
+                before = self._completions(reference, tokens)
+            chosen, rejected = (self._completions(weights, tokens) - before).chunk(2)
+            return -logsigmoid(BETA * (chosen - rejected)).mean()
+
+        plain = applied.plainly(loss, self.weights, self.seen)
+        return applied.facts(plain, self.weights, applied.copied(self.policy), self.lr)
+
+    def _completions(self, weights: Weights, tokens: Tensor) -> Tensor:
+        """The log-probability of each row's completion."""
+        inputs = {"input_ids": tokens}
+        answer = torch.func.functional_call(self.plain, dict(weights), (), kwargs=inputs)
+        following = tokens[:, 1:, None]
+        each = log_softmax(answer["logits"][:, :-1].float(), -1).gather(-1, following)[..., 0]
+        counts = (tokens[:, 1:] >= COMPLETION.start) | (tokens[:, 1:] == EOS)
+        return (each * counts).sum(-1)

@@ -1,0 +1,136 @@
+"""DPOTrainer sums the gradients of accumulated micro-batches, where it should average them.
+
+With ``gradient_accumulation_steps=4`` every update is 4 times the right one. With transformers 4.46
+and 4.47 the logged loss is right; with 4.48.1 it is 4 times too large as well. AdamW hardly depends
+on the size of a gradient; SGD, clipping and the logged norm do.
+
+Root cause: in transformers 4.46 and 4.47 the Trainer divides no loss by the micro-batches.
+Since 4.48 it divides that of models whose ``forward`` takes no keywords for the loss. LLaMA takes
+them, and divides its own loss by the number of items. But DPO computes its loss from the model's
+logits, and divides by nothing. The fix in trl 0.14.0 tells the Trainer that the model takes no such
+keywords. That has no effect with transformers 4.47.1: there 0.14.0 is wrong, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, many
+from harness.knobs import Knobs, knob
+from harness.settings import above
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+
+@dataclass
+class Params(Knobs):
+    accumulation: int = knob(
+        4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
+    )
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.01, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "DPO LoRA loss incorrect with Gradient Accumulation in 4.48.1",
+        "https://github.com/huggingface/transformers/issues/35856",
+    ),
+    fix="https://github.com/huggingface/trl/pull/2615",
+    symptom="with gradient accumulation, DPO's loss is not divided by the number of micro-batches",
+    trigger="DPOTrainer, gradient accumulation, and a model whose forward takes keywords for the "
+    "loss",
+    remedy="use trl 0.14.0 or later with transformers 4.48 or later",
+    pins={"trl": "0.13.0"},
+    companions=(
+        Companion(
+            "trl>=0.13,<0.15",
+            {"transformers": "4.48.1"},
+            "the fault is in how the two packages fit, so buggy and fixed differ in trl alone",
+        ),
+    ),
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={"trainer": True, "gradient_accumulation_steps": above(1)},
+    files=("trl/trainer/dpo_trainer.py",),
+    releases="trl>=0.9",  # older ones have no DPOConfig
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.14.0"),
+        "control": expect_clean(
+            about="0.13.0 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with what it applied; at the end, what the Trainer has logged."""
+    step = {"micro_batches": COUNT, **applied.shapes()}
+    return {
+        "step": Kind(step, each(at.params.steps)),
+        "logged": Kind({"losses": many(NUMBER, at.params.steps)}),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model on preferences; compare each applied gradient with plain torch's."""
+    import torch
+
+    from scenarios.transformers.trainer_gas_twice.trainer import logged
+    from scenarios.trl.dpo_gas import preferences
+
+    p = ctx.params
+    with ctx.phase("init"):
+        policy = preferences.model(ctx)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
+        preferences.Watch(ctx, policy, optimizer, p.lr)
+        made = preferences.trainer(
+            ctx, policy, optimizer, preferences.model(ctx), p.accumulation, p.steps
+        )
+    with ctx.phase("steps"):
+        made.train()
+    ctx.record("logged", losses=logged(made))
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the right one times the number of micro-batches."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    summed = all(applied.times(step, records.params.accumulation) for step in steps)
+    return applied.finding(wrong, map(applied.described, wrong), documented=summed)
+
+
+def exercised(records: Records) -> Exercise:
+    """Each step of the optimizer came after several micro-batches: as many as were requested."""
+    steps, wanted = records.of("step"), records.params.accumulation
+    counts = sorted({step["micro_batches"] for step in steps})
+    text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
+    return Exercise.of(wanted > 1, "", "no accumulation was requested") & Exercise.of(
+        counts == [wanted], text, f"{text}, but {wanted} were requested"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The direction is right. The logged loss shows the bug with some releases of transformers."""
+    logged = records.of("logged")[0]["losses"]
+    pairs = zip(logged, records.of("step"), strict=True)
+    # The Trainer logs four decimals.
+    fired = any(not near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
+    return applied.same_direction(records) | {"the logged loss is not plain torch's": fired}

@@ -1,0 +1,136 @@
+"""DPO with precomputed reference log-probabilities takes the trained model for the reference.
+
+Whoever precomputes them, to train without a reference model in memory, trains another loss: at each
+step the reference is the policy itself. The loss is log 2 = 0.6931 in every step, all margins are
+0, and nothing holds the policy near the model that it started from. The weights do move, as DPO
+moves them in its first step.
+
+Root cause: trl 0.12 computes the log-probabilities and adds them to the dataset as columns, but its
+collator drops these columns. The trainer finds none in a batch, and computes them anew: with the
+reference model if there is one, otherwise with the policy. The fix in 0.13.0 keeps them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import exactly, held
+from harness.knobs import Knobs, knob
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+
+@dataclass
+class Params(Knobs):
+    reference: str = knob(
+        "none", choices=("none", "given"), about="model that the DPOTrainer gets besides the policy"
+    )
+    steps: int = knob(4, least=2, about="of training")
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "precompute_ref_log_probs not working correctly?",
+        "https://github.com/huggingface/trl/issues/2423",
+    ),
+    fix="https://github.com/huggingface/trl/pull/2431",
+    symptom="with precompute_ref_log_probs and no ref_model, the loss is 0.6931 in every step",
+    trigger="DPOTrainer with precompute_ref_log_probs and no reference model",
+    remedy="use trl 0.13.0 or later, or give the trainer a reference model",
+    pins={"trl": "0.12.2"},
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={"trainer": True, "code": by_code("precompute_ref_log_probs is on")},
+    files=("trl/trainer/dpo_trainer.py",),
+    releases="trl>=0.9",  # older ones have no DPOConfig
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.13.0"),
+        "control": expect_clean(
+            about="0.12.2 with a reference model", params={"reference": "given"}, triggers=False
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step: what it applied of DPO's gradient; and of that with the policy as reference."""
+    facts = {"micro_batches": exactly(1), **applied.shapes(1)}
+    own = held(applied.shapes(1))
+    return {"step": Kind({**facts, "own": own}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model on preferences; compare each step with both references."""
+    import torch
+
+    from scenarios.trl.dpo_gas import preferences
+
+    class Watch(preferences.Watch):
+        def facts(self) -> dict[str, object]:
+            return {**super().facts(), "own": self.compared(self.weights)}
+
+    p = ctx.params
+    with ctx.phase("init"):
+        policy = preferences.model(ctx)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
+        Watch(ctx, policy, optimizer, p.lr)
+        reference = preferences.model(ctx) if p.reference == "given" else None
+        made = preferences.trainer(
+            ctx, policy, optimizer, reference, 1, p.steps, precompute_ref_log_probs=True
+        )
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lost = all(
+        applied.times(step["own"], 1)
+        and near(step["own"]["reference_loss"], math.log(2), within=1e-6)
+        for step in steps
+    )
+    lines = [*map(applied.described, wrong)]
+    if lost:
+        lines.append("each step is right for a reference that is the policy itself")
+    return applied.finding(wrong, lines, documented=lost)
+
+
+def exercised(records: Records) -> Exercise:
+    """No reference model was given, and the policy left the one that it started from."""
+    last: Record = records.of("step")[-1]
+    loss = last["reference_loss"]
+    return Exercise.of(
+        records.params.reference == "none", "", "a reference model was given"
+    ) & Exercise.of(
+        not near(loss, math.log(2), within=1e-3),
+        f"the loss of the last step should be {loss:.4f}, no longer log 2",
+        "the policy hardly moved",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The first step is right, as the policy is still the reference."""
+    first = records.of("step")[0]
+    return {"the first step is not that of plain torch": not applied.times(first, 1)}

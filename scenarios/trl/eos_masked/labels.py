@@ -1,0 +1,127 @@
+"""Which tokens are trained? Each example's labels are its own tokens, and none of the padding's.
+
+A rank records ``dataset`` with the ``rows`` as tokens, each ending with ``eos``, and the ``pad``
+token; and ``step`` with the ``ids`` and ``labels`` of each row of a batch, its loss, and plain
+torch's loss for the same logits and labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, WHOLE, exactly, many
+from harness.pictures import Grid, Picture
+from harness.spec import Exercise, Records, Trials
+
+IGNORED = -100
+"""The label of a token that does not count."""
+
+TOLERANCE = 1e-4
+"""How far (as a fraction) a loss may be from plain torch's: fp32 rounding moves it by 1e-6."""
+
+
+def plan(rows: Sequence[Sequence[int]], eos: int, pad: int, batch: int, epochs: int) -> Plan:
+    """The dataset, and some epochs of it in batches."""
+    dataset = {"rows": exactly([*map(list, rows)]), "eos": exactly(eos), "pad": exactly(pad)}
+    step = {
+        "ids": many(many(COUNT, least=1), batch),
+        "labels": many(many(WHOLE, least=1), batch),
+        "loss": NUMBER,
+        "reference_loss": NUMBER,
+    }
+    return {"dataset": Kind(dataset), "step": Kind(step, each(len(rows) * epochs // batch))}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row as a model got it."""
+
+    step: int
+    ids: Sequence[int]
+    """Its tokens without the padding: up to its first EOS."""
+    labels: Sequence[int]
+    row: int | None
+    """Its number in the dataset; None if it is not in it, or not padded with the padding token."""
+
+    @property
+    def right(self) -> list[int]:
+        """The labels that it should have."""
+        return [*self.ids, *[IGNORED] * (len(self.labels) - len(self.ids))]
+
+    @property
+    def wrong(self) -> list[int]:
+        """The positions whose label is not the right one."""
+        pairs = zip(self.labels, self.right, strict=True)
+        return [position for position, (label, right) in enumerate(pairs) if label != right]
+
+    @property
+    def end_masked(self) -> bool:
+        """Whether the label of the EOS is masked, and all others are right."""
+        end = len(self.ids) - 1
+        return self.wrong == [end] and self.labels[end] == IGNORED
+
+
+def examples(records: Records) -> list[Example]:
+    """All rows that a model got, in order."""
+    dataset, found = records.of("dataset")[0], []
+    rows = {tuple(row): number for number, row in enumerate(dataset["rows"])}
+    for step in records.of("step"):
+        for ids, labels in zip(step["ids"], step["labels"], strict=True):
+            end = ids.index(dataset["eos"]) + 1 if dataset["eos"] in ids else len(ids)
+            padded = len(labels) == len(ids) and set(ids[end:]) <= {dataset["pad"]}
+            row = rows.get(tuple(ids[:end])) if padded else None
+            found.append(Example(step["step"], ids[:end], labels, row))
+    return found
+
+
+def otherwise_wrong(records: Records) -> Iterator[str]:
+    """Rows that are not the dataset's, and a loss that is not that of the labels."""
+    rows = len(records.of("dataset")[0]["rows"])
+    got = [one.row for one in examples(records)]
+    for epoch in range(len(got) // rows):
+        if {*got[epoch * rows : (epoch + 1) * rows]} != {*range(rows)}:
+            yield f"epoch {epoch + 1} did not have each of the {rows} rows once"
+    for step in records.of("step"):
+        loss, plain = step["loss"], step["reference_loss"]
+        if not near(loss, plain, share=TOLERANCE):
+            yield f"the loss of step {step['step']} is {loss:.5g}, but plain torch has {plain:.5g}"
+
+
+def ended(records: Records) -> Exercise:
+    """Each example ended with the EOS, and some were padded."""
+    got, eos = examples(records), records.of("dataset")[0]["eos"]
+    with_end = sum(one.ids[-1] == eos for one in got)
+    padded = sum(len(one.ids) < len(one.labels) for one in got)
+    text = f"{with_end} of {len(got)} examples ended with the EOS token, {padded} were padded"
+    return Exercise.of(with_end == len(got) and padded > 0, text, text)
+
+
+def padding_trained(records: Records) -> dict[str, bool]:
+    """What most people check in a collator's labels."""
+    beyond = [label for one in examples(records) for label in one.labels[len(one.ids) :]]
+    return {"padding is trained": any(label != IGNORED for label in beyond)}
+
+
+def trained(trials: Trials) -> Iterator[Picture]:
+    """A picture of the labels of the first step."""
+    fields = []
+    for variant, records in trials.items():
+        first = [one for one in examples(records) if one.step == 1]
+        for number, one in enumerate(first, 1):
+            for position, label in enumerate(one.labels, 1):
+                last = len(one.ids)
+                kind = "padding" if position > last else "EOS" if position == last else "word"
+                masked = label == IGNORED and position <= last
+                fields.append((variant, position, number, f"{kind}, masked" if masked else kind))
+    yield Grid(
+        "Which tokens of the first batch are trained",
+        "with the bug the end of each example is masked, as the padding is",
+        fields,
+        "token",
+        "example",
+        "label",
+        ("EOS, masked", "word, masked"),
+    )

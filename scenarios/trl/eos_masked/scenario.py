@@ -1,0 +1,173 @@
+"""SFTTrainer never trains the end of a sequence if the tokenizer pads with its EOS token.
+
+The last label of each example, the EOS, is -100, as if it were padding. All other labels are right,
+and the loss falls. The model never learns to stop: after the training it generates up to the limit.
+Tutorials set ``tokenizer.pad_token = tokenizer.eos_token`` for tokenizers without a padding token,
+and the trainer does the same where it loads the tokenizer itself. Here 0 of 8 ends are trained.
+
+Root cause: the trainer uses transformers' DataCollatorForLanguageModeling, which masks each label
+that is the padding token, wherever it is. trl 0.16.1 has a collator of its own, which pads the
+labels with -100 and looks at no token.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from harness.facts.plan import Plan
+from harness.knobs import Knobs, knob
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Lane,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import usual_checks
+from scenarios.trl.eos_masked import labels
+
+OWN, EOS, WORDS, VOCABULARY = 0, 2, 4, 32
+"""Tokens of ``common.texts``: its own padding token, the EOS, the first word, and their number."""
+
+BATCH = 4
+
+
+@dataclass
+class Params(Knobs):
+    pad: str = knob("eos", choices=("eos", "own"), about="the tokenizer's padding token")
+    rows: int = knob(8, least=4, most=16, multiple=BATCH, about="examples, each of another length")
+    epochs: int = knob(4, least=1, about="of training")
+    lr: float = knob(0.01, above=0, about="of AdamW, at the start")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Learning to generate EOS tokens",
+        "https://github.com/huggingface/trl/issues/1623",
+        "https://github.com/huggingface/trl/pull/3200",
+    ),
+    fix="https://github.com/huggingface/trl/pull/3200",
+    symptom="trained models do not learn to stop: the collator masks the EOS as if it were padding",
+    trigger="SFTTrainer without packing, and a tokenizer whose pad_token is its eos_token",
+    remedy="use trl 0.16.1 or later, or give the tokenizer a padding token of its own",
+    pins={"trl": "0.16.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"trainer": True, "code": by_code("the tokenizer's pad_token is its eos_token")},
+    files=("trl/trainer/sft_trainer.py",),
+    releases="trl>=0.9",  # older ones have no SFTConfig
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.16.1"),
+        "control": expect_clean(
+            about="0.16.0 with a padding token of its own", params={"pad": "own"}, triggers=False
+        ),
+    },
+)
+picture = labels.trained
+
+
+def _rows(params: Params) -> list[list[int]]:
+    """The examples as tokens: some words, one more than in the row before, and the EOS."""
+    words = VOCABULARY - WORDS
+    return [
+        [*(WORDS + (row + position) % words for position in range(4 + row)), EOS]
+        for row in range(params.rows)
+    ]
+
+
+def _pad(params: Params) -> int:
+    return EOS if params.pad == "eos" else OWN
+
+
+def plan(at: Position) -> Plan:
+    """The dataset; then, for each step, what the model got, and its loss."""
+    return labels.plan(_rows(at.params), EOS, _pad(at.params), BATCH, at.params.epochs)
+
+
+def run(ctx: Context) -> None:
+    """Fine-tune a tiny model on texts; record the labels that it got."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    from scenarios.common import texts
+    from scenarios.transformers.trainer_gas_twice.trainer import llama
+    from scenarios.trl.eos_masked.watch import watch
+
+    p = ctx.params
+    with ctx.phase("init"):
+        tokenizer, model = texts.tokenizer(VOCABULARY, _pad(p)), llama().to(ctx.device)
+        written = [" ".join(tokenizer.convert_ids_to_tokens(row)) for row in _rows(p)]
+        rows = tokenizer(written)["input_ids"]
+        ctx.record("dataset", rows=rows, eos=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
+        watch(ctx.record, model)
+        config = SFTConfig(
+            output_dir=str(ctx.folder / "out"),
+            use_cpu=ctx.lane is Lane.CPU,
+            seed=ctx.seed,
+            report_to=[],
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=p.epochs,
+            learning_rate=p.lr,
+            save_strategy="no",
+            disable_tqdm=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataset_text_field="text",
+            dataloader_pin_memory=False,
+        )
+        accepted = inspect.signature(SFTTrainer.__init__).parameters
+        name = "processing_class" if "processing_class" in accepted else "tokenizer"
+        made = SFTTrainer(
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_dict({"text": written}),
+            **{name: tokenizer},
+        )
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each example's last label, its EOS, is masked. All others are its tokens, each epoch has
+    every example once, and the loss is that of these labels."""
+    got = labels.examples(records)
+    wrong = [one for one in got if one.wrong]
+    odd = [
+        f"step {one.step}: the labels of {one.ids} are {one.labels}"
+        for one in wrong
+        if not one.end_masked
+    ]
+    odd += labels.otherwise_wrong(records)
+    if odd:
+        return Finding("\n".join(odd[:3]), documented=False)
+    if not wrong:
+        return None
+    return Finding(
+        f"{len(wrong)} of {len(got)} end-of-sequence labels are masked out of the loss",
+        step=wrong[0].step,
+        ranks=records.ranks,
+        magnitude=len(wrong) / len(got),
+        unit="of the end-of-sequence labels",
+        documented=len(wrong) == len(got),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The padding token was the EOS token, and examples that end with it were padded."""
+    dataset = records.of("dataset")[0]
+    text = f"the padding token was {dataset['pad']}, the EOS token {dataset['eos']}"
+    return Exercise.of(dataset["pad"] == dataset["eos"], text, text) & labels.ended(records)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss falls, and is plain torch's for these labels; and no padding is trained."""
+    losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
+    return losses | labels.padding_trained(records)
