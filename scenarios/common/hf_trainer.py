@@ -127,6 +127,11 @@ def sgd(
     )
 
 
+def logged(made: Any) -> list[float]:
+    """The losses that a Trainer has logged, one for each step."""
+    return [float(line["loss"]) for line in made.state.log_history if "loss" in line]
+
+
 class Watch:
     """Records what each step of SGD applied, and what plain torch computes on the rows that all
     ranks were given."""

@@ -101,13 +101,14 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
+    from scenarios.common.hf_trainer import logged
     from scenarios.transformers.trainer_gas_twice import trainer
 
     with ctx.phase("init"):
         made = trainer.trainer(ctx)
     with ctx.phase("steps"):
         made.train()
-    ctx.record("logged", losses=trainer.logged(made))
+    ctx.record("logged", losses=logged(made))
 
 
 def detect(records: Records) -> Finding | None:

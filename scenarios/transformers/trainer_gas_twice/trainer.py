@@ -68,11 +68,6 @@ def trainer(ctx: Context) -> Any:
     return sgd(ctx, MODELS[params.model](), Loss(), rows, size=size, more=facts)
 
 
-def logged(made: Any) -> list[float]:
-    """The losses that a Trainer has logged, one for each step."""
-    return [float(line["loss"]) for line in made.state.log_history if "loss" in line]
-
-
 def _name(tokens: Tensor, labels: Tensor) -> tuple[int, ...]:
     """What distinguishes a row from all others."""
     return (*tokens.tolist(), *labels.tolist())

@@ -19,7 +19,7 @@ from trl import DPOConfig, DPOTrainer
 
 from harness.spec import Context, Lane
 from scenarios.common import applied, texts
-from scenarios.transformers.trainer_gas_twice.trainer import VOCABULARY, llama
+from scenarios.common.hf_trainer import VOCABULARY, llama
 
 ROWS = 8
 """Preferences in a step, whatever the number of micro-batches."""

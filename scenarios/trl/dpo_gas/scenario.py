@@ -91,7 +91,7 @@ def run(ctx: Context) -> None:
     """Train a tiny model on preferences; compare each applied gradient with plain torch's."""
     import torch
 
-    from scenarios.transformers.trainer_gas_twice.trainer import logged
+    from scenarios.common.hf_trainer import logged
     from scenarios.trl.dpo_gas import preferences
 
     p = ctx.params

@@ -98,7 +98,7 @@ def run(ctx: Context) -> None:
     from trl import SFTConfig, SFTTrainer
 
     from scenarios.common import texts
-    from scenarios.transformers.trainer_gas_twice.trainer import llama
+    from scenarios.common.hf_trainer import llama
     from scenarios.trl.eos_masked.watch import watch
 
     p = ctx.params
