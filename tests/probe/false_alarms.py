@@ -82,7 +82,7 @@ KINDS = (
     Kind("DDP, bf16", "ddp.py", "--dtype bfloat16", factors=DDP),
     Kind("FSDP2, fp32", "fsdp2.py", factors=OURS),
     Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
-    Kind("tensor parallel", "tensor_parallel.py", factors=OURS),
+    Kind("tensor parallel", "tensor_parallel.py", factors={"optimizer": OPTIMIZER}),
     Kind(
         "accelerate",
         "accelerated.py",
