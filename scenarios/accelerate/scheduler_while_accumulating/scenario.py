@@ -1,0 +1,202 @@
+"""A scheduler that accelerate has prepared steps with each micro-batch, not with the optimizer.
+
+With ``gradient_accumulation_steps=4`` the schedule is over after a quarter of the training. Of a
+linear decay from 1 in 8 steps, the rates are 0.625, 0.125 and then 0, where 1, 0.875, ... 0.125 is
+right; a warmup is four times too short. The losses of the micro-batches are right, and fall at
+first, but most of the data trains nothing. Those are hit who step a prepared scheduler inside
+``accumulate()``.
+
+Root cause: inside ``accumulate()`` the prepared optimizer does nothing until the gradients are to
+be synchronised. AcceleratedScheduler only asks whether the optimizer *skipped* a step, which it did
+not. The fix asks the gradient state, as the optimizer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, exactly
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture, by_step
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Lane,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+from scenarios.deepspeed.warmup_first_step import schedule
+
+PREPARED = "AcceleratedScheduler"
+"""The name of accelerate's class."""
+
+ROWS = 16
+"""Rows of a micro-batch."""
+
+
+@dataclass
+class Params(Knobs):
+    accumulation: int = knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
+    steps: int = knob(8, least=2, about="of the optimizer; the schedule falls to 0 in as many")
+    only_synced: bool = knob(
+        False, about="whether the script steps the scheduler only if sync_gradients"
+    )
+    lr: float = knob(1.0, above=0, most=1.0, about="of SGD, where the schedule starts")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Scheduler always steps when training with gradient accumulation",
+        "https://github.com/huggingface/accelerate/issues/963",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/999",
+    symptom="the scheduler modifies the learning rate at every step, even when the optimizer's "
+    "was not performed",
+    trigger="a prepared scheduler that is stepped inside accumulate(), with gradient accumulation "
+    "above 1",
+    remedy="use accelerate 0.16.0 or later, or step the scheduler only if "
+    "accelerator.sync_gradients",
+    pins={"accelerate": "0.15.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("a prepared scheduler is stepped inside accumulate()"),
+    },
+    files=("accelerate/scheduler.py",),
+    releases="accelerate>=0.11",  # the first with accumulate()
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.16.0"),
+        "control": expect_clean(
+            about="0.15.0 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+        "remedy": expect_clean(
+            about="0.15.0, the script steps the scheduler only if sync_gradients",
+            params={"only_synced": True},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The scheduler's class; the rate of each step; and what it did to the weights. Because steps
+    are measured in rates of 1, ``ratio`` is the rate that was applied."""
+    steps = each(at.params.steps)
+    return {
+        "schedule": Kind({"name": exactly(PREPARED)}),
+        "rate": Kind({"rates": schedule.RATES}, steps),
+        "step": Kind({"loss": NUMBER, **applied.shapes(at.params.accumulation)}, steps),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map under accumulate(); record the rate of each step."""
+    import torch
+    from accelerate import Accelerator
+    from torch.optim import lr_scheduler
+    from torch.utils.data import DataLoader
+
+    from scenarios.common import linear
+    from scenarios.deepspeed.warmup_first_step import rates
+
+    class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
+        """What every release takes for a scheduler: 0.16.0 asks for the base class of torch 1."""
+
+    p = ctx.params
+    with ctx.phase("init"):
+        made: Any = Accelerator(
+            cpu=ctx.lane is Lane.CPU, gradient_accumulation_steps=p.accumulation
+        )
+        plain = linear.model()
+        sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
+        falling = Linear(sgd, lambda done: max(0.0, 1 - done / p.steps))
+        rates.watch(ctx.record, sgd)
+        data = linear.batches(ctx, plain, ROWS * p.accumulation * p.steps, 20.0, 0.1)
+        rows: Any = [*zip(*next(data), strict=True)]
+        model, optimizer, loader, scheduler = made.prepare(
+            plain, sgd, DataLoader(rows, batch_size=ROWS), falling
+        )
+    ctx.record("schedule", name=type(scheduler).__name__)
+    step, seen, losses = 0, [], []
+    for batch in loader:
+        before = applied.copied(plain)
+        with made.accumulate(model):
+            loss = linear.loss(model(batch[0]), batch[1])
+            losses.append(float(loss.detach()))  # before 0.13 backward divides it in place
+            made.backward(loss)
+            optimizer.step()
+            if made.sync_gradients or not p.only_synced:
+                scheduler.step()
+            optimizer.zero_grad()
+        seen.append(batch)
+        if made.sync_gradients:
+            step += 1
+            torchs = applied.plainly(linear.of(plain), before, seen)
+            facts = applied.facts(torchs, before, applied.copied(plain), 1.0)
+            ctx.record("step", step, loss=sum(losses) / len(losses), **facts)
+            seen, losses = [], []
+
+
+def _rate(records: Records, step: int, *, each_micro_batch: bool = False) -> float:
+    """The rate of a step: of the schedule, or of one that steps with each micro-batch."""
+    p = records.params
+    done = p.accumulation * step - 1 if each_micro_batch else step - 1
+    return float(p.lr * max(0.0, 1 - done / p.steps))
+
+
+def detect(records: Records) -> Finding | None:
+    """The rates are those of a schedule that steps with each micro-batch. Each step moved the
+    weights by its rate times the gradient of its micro-batches."""
+    odd = [*schedule.not_moved(records), *applied.loss_wrong(records)]
+    if odd:
+        return Finding("\n".join(odd[:3]), documented=False)
+    wrong = schedule.deviations(records, partial(_rate, records))
+    fast = schedule.deviations(records, partial(_rate, records, each_micro_batch=True))
+    return schedule.finding(wrong, documented=not fast) if wrong else None
+
+
+def exercised(records: Records) -> Exercise:
+    """A prepared scheduler was stepped, and each step of the optimizer came after several
+    micro-batches, as many as were requested."""
+    steps, wanted = records.of("step"), records.params.accumulation
+    (scheduler,) = records.of("schedule")
+    text = f"{len(steps)} steps of {wanted} micro-batches each, with {scheduler['name']}"
+    counted = all(len(step["micro"]) == wanted for step in steps)
+    always = not records.params.only_synced
+    return (
+        Exercise.of(wanted > 1, "", "no accumulation was requested")
+        & Exercise.of(counted, text, f"not {text}")
+        & Exercise.of(always, "", "the scheduler was stepped only after the last micro-batch")
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss falls, and is plain torch's; and a rate that decays never rises."""
+    used = [record["rates"][0] for record in records.of("rate", 0)]
+    losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
+    return losses | {"a rate is above the one before": used != sorted(used, reverse=True)}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the learning rate of each step."""
+    yield Lines(
+        "The learning rate that each step used",
+        "with the bug the schedule is over long before the training is",
+        by_step(trials, lambda record: record["rates"][0], "rate"),
+        y="learning rate",
+        stairs=True,
+    )
