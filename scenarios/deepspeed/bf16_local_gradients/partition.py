@@ -1,0 +1,94 @@
+"""One step of BF16_Optimizer, in which each rank updates its part of the fp32 master weights.
+
+If a rank uses its own gradient where it should use the mean over the ranks, its part of the weights
+gets a wrong update. All ranks then gather all parts, so they stay equal. Imports torch and
+DeepSpeed: import it inside ``run``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor
+
+from harness.errors import Inconclusive
+from harness.spec import Context
+from scenarios.common import applied, linear, regression
+from scenarios.common.applied import Plain
+
+BATCH = 4
+"""Rows of a rank's micro-batch."""
+
+
+def step(ctx: Context, micro_batches: int, averaged: int, lr: float, **config: Any) -> None:
+    """Train a linear map for a step of SGD, and record it.
+
+    ``local`` compares what was applied with the gradient of which only the first ``averaged``
+    micro-batches are averaged over the ranks; of the others, each rank uses its own.
+    """
+    ranks = range(ctx.world_size)
+    torch.manual_seed(ctx.seed)
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            partial(torch.optim.SGD, lr=lr),
+            linear.exact_model(),
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=BATCH,
+            gradient_accumulation_steps=micro_batches,
+            zero_allow_untested_optimizer=True,
+            data_types={"grad_accum_dtype": "fp32"},
+            **{"bf16": {"enabled": True}, **config},
+        )
+    if not isinstance(engine.optimizer, BF16_Optimizer):
+        raise Inconclusive(f"DeepSpeed took another optimizer: {type(engine.optimizer).__name__}")
+    data = linear.exact_batches(ctx, ctx.world_size * BATCH)
+    rows = [next(data) for _ in range(micro_batches)]
+    before = masters(engine)
+    loss = linear.of(engine.module)
+    whole = applied.plainly(loss, before, rows)
+    each = [
+        applied.plainly(
+            loss, before, [tuple(t.chunk(len(ranks))[rank] for t in row) for row in rows]
+        )
+        for rank in ranks
+    ]
+    losses = [regression.step(ctx, engine, part) for part in rows]
+    after = masters(engine)
+    mixed = _mixed(whole, each, averaged)
+    ctx.record(
+        "step",
+        1,
+        loss=sum(losses) / len(losses),
+        parted=any(
+            not torch.equal(each[0].micro[0][n], one.micro[0][n]) for one in each for n in before
+        ),
+        **applied.facts(whole, before, after, lr),
+        local=applied.facts(Plain(whole.losses, [mixed]), before, after, lr),
+    )
+
+
+def masters(engine: Any) -> dict[str, Tensor]:
+    """A copy of the fp32 masters of all ranks, by name; a collective call."""
+    return {n: safe_get_full_fp32_param(p).clone() for n, p in engine.module.named_parameters()}
+
+
+def _mixed(whole: Plain, each: list[Plain], averaged: int) -> dict[str, Tensor]:
+    """The gradient of each rank's part, with its own gradients where the mean is missing."""
+    names = list(whole.micro[0])
+
+    def flat(micro: Any) -> Tensor:
+        return torch.cat([micro[name].flatten() for name in names])
+
+    parts = []
+    for rank, own in enumerate(each):
+        used = [*whole.micro[:averaged], *own.micro[averaged:]]
+        mean = torch.stack([flat(micro) for micro in used]).mean(0)
+        parts.append(mean.chunk(len(each))[rank])
+    sizes = [whole.micro[0][name].numel() for name in names]
+    found = torch.cat(parts).split(sizes)
+    return {n: f.view_as(whole.micro[0][n]) for n, f in zip(names, found, strict=True)}

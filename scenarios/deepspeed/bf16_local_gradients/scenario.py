@@ -1,0 +1,109 @@
+"""In bf16, each rank updates its part of the weights with its own gradient, not with the mean.
+
+BF16_Optimizer gives each rank a part of the fp32 weights. A rank updates its part with the gradient
+of its own rows alone, so with 2 ranks every weight has seen half of the data, with 64 ranks 1/64.
+After the step the ranks gather all parts, and so they stay equal: comparing replicas shows nothing.
+
+Root cause: after ``backward`` the engine copies the bf16 gradients into fp32 buffers, and the
+optimizer steps with these. But the engine averages the bf16 gradients over the ranks, after they
+were copied. The fix averages the fp32 buffers. Pipelines average these, and are right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import FLAG, NUMBER, alike, held
+from harness.knobs import Knobs, knob
+from harness.settings import above
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+
+@dataclass
+class Params(Knobs):
+    micro_batches: int = knob(1, choices=(1, 2, 4), about="gradient_accumulation_steps")
+    zero_stage: int = knob(1, choices=(0, 1), about="stage of ZeRO; both have BF16_Optimizer")
+    lr: float = knob(0.125, above=0, about="learning rate of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "ZeRO0 does not handle BF16 gradients properly",
+        "https://github.com/deepspeedai/DeepSpeed/pull/5154",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/5170",
+    symptom="the engine performs allreduce on BF16 gradients after they were copied to FP32, so "
+    "gradients are not properly reduced",
+    trigger="bf16 with BF16_Optimizer, without a pipeline, on several ranks",
+    remedy="use deepspeed 0.13.3 or later",
+    pins={"deepspeed": "0.13.2"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": above(1)},
+    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.13.3"),
+        "control": expect_clean(about="0.13.2 on one rank", ranks=1, triggers=False),
+        "stage_0": expect_symptom(about="0.13.2 with ZeRO stage 0", params={"zero_stage": 0}),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """One step. The ranks hold replicas, so all ranks apply the same gradient."""
+    shapes = applied.shapes(at.params.micro_batches)
+    same = {name: alike(shape) for name, shape in shapes.items()}
+    local = alike(held(applied.shapes(1)))
+    return {"step": Kind({"loss": NUMBER, "parted": alike(FLAG), "local": local, **same}, [1])}
+
+
+def run(ctx: Context) -> None:
+    """Train one step; compare it with the mean over the ranks, and with each rank's own."""
+    from scenarios.deepspeed.bf16_local_gradients import partition
+
+    p = ctx.params
+    zero = {"stage": p.zero_stage}
+    partition.step(ctx, p.micro_batches, 0, p.lr, zero_optimization=zero)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each rank's part of the weights got that rank's own gradient. The losses are right."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    local = all(applied.times(step["local"], 1) for step in steps)
+    lines = [applied.described(wrong[0])]
+    if local:
+        lines.append("exactly that follows if each rank's part gets the rank's own gradients")
+    return applied.finding(wrong, lines, documented=local)
+
+
+def exercised(records: Records) -> Exercise:
+    """There were several ranks, and their gradients differed."""
+    ranks, parted = len(records.ranks), records.of("step")[0]["parted"]
+    return Exercise.of(
+        ranks > 1 and parted, f"the gradients of {ranks} ranks differed", f"{ranks} rank's gradient"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The replicas are equal: grading compares what the ranks recorded."""
+    applied_norms = {step["applied"] for step in records.of("step")}
+    return {"the ranks applied different updates": len(applied_norms) > 1}

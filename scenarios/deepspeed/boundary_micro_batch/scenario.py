@@ -1,0 +1,82 @@
+"""In bf16 with ZeRO-1, the last accumulated micro-batch is not averaged over the ranks.
+
+Each rank owns a part of the fp32 weights. Of all micro-batches but the last that part gets the mean
+over the ranks; of the last one it gets the gradient of the rank's own rows. With one micro-batch
+each rank trains its part on its own rows alone. The ranks gather all parts after the step, so they
+stay equal, and the losses are right.
+
+Root cause: the engine averages the fp32 gradients when ``backward`` ends, and only then
+BF16_Optimizer adds the gradients of this ``backward`` to them. The fix swaps the two. With
+``immediate_grad_update`` the optimizer adds them earlier, and is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.knobs import Knobs, knob
+from harness.settings import above
+from harness.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
+
+
+@dataclass
+class Params(Knobs):
+    micro_batches: int = knob(4, choices=(1, 2, 4), about="gradient_accumulation_steps")
+    immediate: bool = knob(False, about="bf16's immediate_grad_update")
+    lr: float = knob(0.125, above=0, about="learning rate of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix BF16_Optimizer last-microbatch grad leak under ZeRO-1",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7985",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/7985",
+    symptom="the gradient of the last micro-batch is added after the all-reduce",
+    trigger="bf16 with ZeRO-1 and fp32 gradient accumulation, on several ranks",
+    remedy="use deepspeed 0.19.0 or later, or immediate_grad_update in the section bf16",
+    pins={"deepspeed": "0.18.9"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"precision": "bf16", "zero_stage": 1, "ranks": above(1)},
+    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.19.0"),
+        "control": expect_clean(about="0.18.9 on one rank", ranks=1, triggers=False),
+        "one": expect_symptom(
+            about="0.18.9 with one micro-batch: nothing is averaged", params={"micro_batches": 1}
+        ),
+        "immediate": expect_clean(
+            about="0.18.9 with immediate_grad_update", params={"immediate": True}, triggers=False
+        ),
+    },
+)
+picture = applied.ratios
+plan, detect = local_gradients.plan, local_gradients.detect
+insufficient_checks = local_gradients.insufficient_checks
+
+
+def run(ctx: Context) -> None:
+    """Train one step; compare it with the mean, and with one whose last micro-batch is local."""
+    from scenarios.deepspeed.bf16_local_gradients import partition
+
+    p = ctx.params
+    bf16: dict[str, Any] = {"enabled": True}
+    if p.immediate:
+        bf16["immediate_grad_update"] = True
+    zero = {"stage": 1}
+    partition.step(
+        ctx, p.micro_batches, p.micro_batches - 1, p.lr, zero_optimization=zero, bf16=bf16
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The ranks' gradients differed, and were added at the end of a backward."""
+    return Exercise.of(
+        not records.params.immediate, "", "immediate_grad_update adds gradients earlier"
+    ) & local_gradients.exercised(records)
