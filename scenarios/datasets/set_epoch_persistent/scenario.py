@@ -1,0 +1,166 @@
+"""set_epoch() of a streaming dataset does not reach persistent workers: all epochs have one order.
+
+Those who shuffle a streaming dataset and read it with a DataLoader that has
+``persistent_workers=True`` are hit. They call ``set_epoch`` before each epoch, as the documentation
+says, but every epoch has the order of the first one. Each epoch is complete, so nothing shows it.
+
+Root cause: ``set_epoch`` sets an attribute of the dataset in the training process. The workers have
+copies of the dataset from when they were started, and persistent workers are started only once. The
+fix keeps the epoch in memory that all of them share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+BATCH = 4
+"""Rows of a batch."""
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(24, least=8, multiple=4, about="of the stream")
+    epochs: int = knob(3, least=2, about="passes over the stream")
+    persistent: bool = knob(True, about="whether the worker lives for all epochs")
+
+
+SCENARIO = Scenario(
+    report=(
+        "IterableDataset `set_epoch` is ignored when DataLoader `persistent_workers=True`",
+        "https://github.com/huggingface/datasets/issues/6673",
+    ),
+    fix="https://github.com/huggingface/datasets/pull/6710",
+    symptom="the epoch that is set in the training process is ignored by the workers",
+    trigger="a shuffled IterableDataset in a DataLoader with persistent_workers=True",
+    remedy="use datasets 2.21.0 or later, or persistent_workers=False",
+    pins={"datasets": "2.20.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": by_code("a shuffled streaming dataset is read by persistent workers")},
+    files=("datasets/iterable_dataset.py",),
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("2.21.0"),
+        "control": expect_clean(
+            about="2.20.0 with new workers for each epoch",
+            params={"persistent": False},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rows of each epoch: as the worker gave them, and without a worker, which may be another
+    order."""
+    rows = many(COUNT, at.params.rows)
+    epoch = {"seen": rows, "right": rows, "worker": COUNT}
+    return {"epoch": Kind(epoch, each(at.params.epochs))}
+
+
+def run(ctx: Context) -> None:
+    """Read some epochs from a worker, and the same epochs without a worker."""
+    from torch.utils.data import DataLoader
+
+    p = ctx.params
+    stream, direct = _shuffled(ctx), _shuffled(ctx)
+    loader = DataLoader(stream, BATCH, num_workers=1, persistent_workers=p.persistent)
+    workers: list[int] = []
+    for epoch in range(1, p.epochs + 1):
+        for dataset in (stream, direct):
+            dataset.set_epoch(epoch - 1)
+        batches = list(loader)
+        process = int(batches[0]["process"][0])
+        workers += [process] if process not in workers else []
+        ctx.record(
+            "epoch",
+            epoch,
+            seen=[int(row) for batch in batches for row in batch["row"]],
+            right=[int(row["row"]) for row in direct],
+            worker=workers.index(process),
+        )
+
+
+def _shuffled(ctx: Context) -> Any:
+    from datasets import IterableDataset
+
+    stream = IterableDataset.from_generator(_rows, gen_kwargs={"count": ctx.params.rows})
+    return stream.shuffle(seed=ctx.seed, buffer_size=ctx.params.rows)
+
+
+def _rows(count: int) -> Iterator[dict[str, int]]:
+    yield from ({"row": row, "process": os.getpid()} for row in range(count))
+
+
+def detect(records: Records) -> Finding | None:
+    """Every epoch has the order of the first one, and each has every row once."""
+    epochs, rows = records.of("epoch"), list(range(records.params.rows))
+    orders = [one["seen"] for one in epochs]
+    complete = all(sorted(order) == rows for order in orders)
+    repeated = [one["step"] for one in epochs if orders.count(one["seen"]) > 1]
+    if complete and not repeated:
+        return None
+    return Finding(
+        f"epochs {', '.join(map(str, repeated))} have the same order of rows"
+        if complete
+        else "an epoch does not have each row once",
+        min(repeated, default=1),
+        ranks=records.ranks,
+        magnitude=len(repeated) / len(epochs),
+        unit="of the epochs have the order of another",
+        clock="epoch",
+        documented=complete and all(order == orders[0] for order in orders),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """One worker process read all epochs, which have different orders without a worker."""
+    epochs = records.of("epoch")
+    orders = {tuple(one["right"]) for one in epochs}
+    workers = {one["worker"] for one in epochs}
+    text = f"{len(epochs)} epochs, read by {len(workers)} worker process(es)"
+    return Exercise.of(
+        len(orders) == len(epochs), f"the dataset has {len(orders)} orders", "it did not shuffle"
+    ) & Exercise.of(len(workers) == 1, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Each epoch is shuffled and complete."""
+    epochs, rows = records.of("epoch"), list(range(records.params.rows))
+    return {
+        "an epoch is not shuffled": any(one["seen"] == rows for one in epochs),
+        "an epoch does not have each row once": any(sorted(one["seen"]) != rows for one in epochs),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the order of each epoch."""
+    fields = [
+        (variant, place, one["step"], row)
+        for variant, records in trials.items()
+        for one in records.of("epoch")
+        for place, row in enumerate(one["seen"], 1)
+    ]
+    caption = "with the bug all epochs are alike; otherwise each has an order of its own"
+    yield Grid("The order of each epoch", caption, fields, "place", "epoch", "row")
