@@ -1,0 +1,148 @@
+"""In bf16 without ZeRO, a checkpoint has no optimizer state: a resumed Adam starts from nothing.
+
+The weights are saved and loaded. Adam's moments and its count of steps are not saved, and nothing
+says so. After the load Adam has the count and the moments of a new engine: its moments are 0. So
+the loss leaves that of a run without a stop.
+
+Root cause: to save the optimizer's state, the engine asks whether ZeRO or bf16 is on: bf16 then
+stood for BF16_Optimizer, which saves its own state. But without ZeRO newer releases wrap the
+optimizer otherwise, and nobody saves it. The fix asks for the kind of the optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, alike, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+MORE = 2
+"""Steps after the save, in both launches."""
+
+
+@dataclass
+class Params(Knobs):
+    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    steps: int = knob(4, least=1, about="of training before the save")
+    lr: float = knob(0.01, above=0, about="of Adam")
+
+
+SCENARIO = Scenario(
+    report=(
+        "fix checkpointing/loading of z0+bf16",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7786",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/7786",
+    symptom="the optimizer's step counter and other states (exp_avg, exp_avg_sq) are lost after "
+    "loading a checkpoint",
+    trigger="bf16 with ZeRO stage 0, and a resume",
+    remedy="use deepspeed 0.18.5 or later",
+    pins={"deepspeed": "0.18.4"},
+    harm="wrong resume",
+    visibility="silent",
+    settings={"precision": "bf16", "zero_stage": 0},
+    files=("deepspeed/runtime/engine.py",),
+    ranks=2,
+    launches=("train", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.18.5"),
+        "control": expect_clean(
+            about="0.18.4 in fp32", params={"precision": "fp32"}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The state at the save; after the load, that before it, too. Then the steps after it."""
+    state = alike(held({"count": COUNT, "mean": SIZE, "square": SIZE}))
+    step = Kind({"loss": NUMBER}, each(MORE))
+    if at.launch == "train":
+        return {"saved": Kind({"adam": state}), "step": step}
+    return {
+        "loaded": Kind({"fresh": state, "adam": state, "differing": alike(COUNT)}),
+        "step": step,
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train, save and train on; or load and train on."""
+    from scenarios.common import regression
+    from scenarios.deepspeed.bf16_stage0_resume import restored
+
+    p = ctx.params
+    with ctx.phase("init"):
+        bf16 = {"enabled": p.precision == "bf16"}
+        engine = restored.engine(ctx, p.lr, bf16=bf16, zero_optimization={"stage": 0})
+    data = restored.rows(ctx, p.steps + MORE)
+    if ctx.launch == "train":
+        for rows in data[: p.steps]:
+            regression.step(ctx, engine, rows)
+        ctx.record("saved", adam=restored.adam(engine))
+        restored.saved_weights(ctx.folder, ctx.rank, engine.module)
+        engine.save_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
+    else:
+        fresh = restored.adam(engine)
+        engine.load_checkpoint(str(ctx.folder / "checkpoint"), tag=restored.TAG)
+        weights = restored.saved_weights(ctx.folder, ctx.rank)
+        differing = restored.differing(engine.module, weights)
+        ctx.record("loaded", fresh=fresh, adam=restored.adam(engine), differing=differing)
+    for number, rows in enumerate(data[p.steps :], 1):
+        ctx.record("step", number, loss=regression.step(ctx, engine, rows))
+
+
+def detect(records: Records) -> Finding | None:
+    """The weights are those of the save, and Adam's state is that of a new engine."""
+    (saved, *_), (loaded, *_) = records.of("saved"), records.of("loaded")
+    if loaded["differing"]:
+        return Finding(f"{loaded['differing']} weights differ from those saved", documented=False)
+    if saved["adam"] == loaded["adam"]:
+        return None
+    now, then = loaded["adam"], saved["adam"]
+    return Finding(
+        f"Adam was saved after {then['count']} steps, with a first moment of {then['mean']:.4g}; "
+        f"loaded, it has counted {now['count']}, and its first moment is {now['mean']:.4g}",
+        step=0,
+        ranks=records.ranks,
+        magnitude=float(then["count"] - now["count"]),
+        unit="steps of Adam lost",
+        documented=now == loaded["fresh"],
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The training was in bf16, and Adam had a state when it was saved."""
+    saved, precision = records.of("saved")[0]["adam"], records.params.precision
+    return Exercise.of(precision == "bf16", "", f"the precision was {precision}") & Exercise.of(
+        saved["mean"] > 0, f"Adam was saved after {saved['count']} steps", "Adam had no state"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The weights are loaded, and Adam has a state again after the next step."""
+    return {"a weight differs from those saved": records.of("loaded")[0]["differing"] > 0}
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """Adam's count before the save and after the load."""
+    values = [
+        (variant, name, float(records.of(kind)[0]["adam"]["count"]))
+        for variant, records in trials.items()
+        for kind, name in (("saved", "at the save"), ("loaded", "after the load"))
+    ]
+    caption = "with the bug Adam has counted no step after the load"
+    return [Bars("Steps that Adam has counted", caption, values, "steps")]

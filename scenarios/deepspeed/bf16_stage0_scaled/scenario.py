@@ -1,0 +1,178 @@
+"""In bf16 without ZeRO, steps are 65536 times too small, and old gradients stay in new ones.
+
+Two faults of the same releases. The optimizer divides each gradient by a loss scale of 65536, with
+which nobody has multiplied the loss: with SGD the weights hardly move. Adam hides it, as its step
+hardly depends on the size of a gradient. And gradients are not set to zero after a step, so step n
+applies the sum of the gradients of steps 1 to n. Nothing fails.
+
+Root cause: newer releases wrap the optimizer of bf16 without ZeRO as that of fp16, with fp16's
+dynamic loss scale. ``backward`` does not scale the loss, as bf16 needs no scale, but ``step``
+divides. And the engine leaves out ``zero_grad`` after a step for bf16 without ZeRO.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike, held
+from harness.knobs import Knobs, knob
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+SCALE = 65536
+"""fp16's first loss scale in these releases."""
+
+TOLERANCE = 2e-2
+"""How far (as a fraction) an applied gradient may be from the right one: bf16 rounds by 2**-9."""
+
+
+@dataclass
+class Params(Knobs):
+    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
+    steps: int = knob(3, least=2, about="of training")
+    lr: float = knob(0.125, above=0, about="of SGD")
+    batch: int = knob(4, least=1, unit="rows", about="size of a rank's part of a step")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fix bf16 gradient norm divergence with ZeRO stage 0",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7839",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/7839",
+    symptom="step() divides gradients by 65536, and zero_grad is skipped, causing gradient "
+    "accumulation",
+    trigger="bf16 with ZeRO stage 0",
+    remedy="use deepspeed 0.18.6 or later, or ZeRO stage 1",
+    pins={"deepspeed": "0.18.5"},
+    harm="ruins training",
+    visibility="visible in the loss",
+    settings={"precision": "bf16", "zero_stage": 0},
+    files=("deepspeed/runtime/engine.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.18.6"),
+        "control": expect_clean(
+            about="0.18.5 in fp32", params={"precision": "fp32"}, triggers=False
+        ),
+        "stage_1": expect_clean(
+            about="0.18.5 with ZeRO stage 1", params={"zero_stage": 1}, triggers=False
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step: what it applied of its own gradient, and of the sum of all so far."""
+    same = {name: alike(shape) for name, shape in applied.shapes(1).items()}
+    summed = alike(held(applied.shapes(1)))
+    return {"step": Kind({"loss": NUMBER, "summed": summed, **same}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with SGD; compare each step of the fp32 masters with plain torch's."""
+    import torch
+
+    from scenarios.common import linear, regression
+    from scenarios.deepspeed.bf16_stage0_resume import restored
+
+    p = ctx.params
+    torch.manual_seed(ctx.seed)
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            partial(torch.optim.SGD, lr=p.lr),
+            linear.exact_model(),
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            zero_optimization={"stage": p.zero_stage},
+            zero_allow_untested_optimizer=True,
+            bf16={"enabled": p.precision == "bf16"},
+        )
+    data = linear.exact_batches(ctx, ctx.world_size * p.batch)
+    loss_of = linear.of(engine.module)
+    total: dict[str, torch.Tensor] = {}
+    for step, rows in zip(each(p.steps), data, strict=False):
+        weights = applied.copied(engine.module, torch.float64)
+        plain = applied.plainly(loss_of, weights, [rows])
+        total = {name: total.get(name, 0) + g for name, g in plain.micro[0].items()}
+        before = restored.masters(engine)
+        loss = regression.step(ctx, engine, rows)
+        after = restored.masters(engine)
+        summed = applied.Plain(plain.losses, [total])
+        ctx.record(
+            "step",
+            step,
+            loss=loss,
+            summed=applied.facts(summed, before, after, p.lr),
+            **applied.facts(plain, before, after, p.lr),
+        )
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step is divided by the scale, or applies the sum of all gradients so far, or both."""
+    steps = records.of("step")
+    if _losses_wrong(records):
+        return Finding("the loss is not plain torch's with the same weights", documented=False)
+    wrong = [step for step in steps if not _times(step, 1)]
+    if not wrong:
+        return None
+    faults = list(_faults(steps))
+    lines = [*faults, *map(applied.described, wrong)]
+    return applied.finding(wrong, lines, documented=bool(faults))
+
+
+def _faults(steps: list[Record]) -> Iterator[str]:
+    """Which of the two faults explain all steps."""
+    scale = next((s for s in (1, SCALE) if _times(steps[0], 1 / s)), None)
+    summed = scale is not None and all(_times(step["summed"], 1 / scale) for step in steps)
+    own = scale is not None and all(_times(step, 1 / scale) for step in steps)
+    if scale == SCALE and (own or summed):
+        yield f"each step is divided by {SCALE}"
+    if summed and not own:
+        yield "each step applies the sum of its own gradient and those of all steps before"
+
+
+def _times(step: Record, ratio: float) -> bool:
+    """Whether a step applied ``ratio`` times the gradient, within the rounding of bf16."""
+    norm = near(step["applied"], ratio * step["gradient"], share=TOLERANCE)
+    return norm and near(step["ratio"], ratio, share=TOLERANCE)
+
+
+def exercised(records: Records) -> Exercise:
+    """The training was in bf16, without ZeRO."""
+    precision, stage = records.params.precision, records.params.zero_stage
+    text = f"{len(records.of('step', 0))} steps in {precision} with ZeRO stage {stage}"
+    return Exercise.of(precision == "bf16" and stage == 0, text, text)
+
+
+def _losses_wrong(records: Records) -> bool:
+    """Whether a step's loss, the mean of the ranks' parts, is not plain torch's."""
+    for first in records.of("step", 0):
+        parts = [step["loss"] for step in records.of("step") if step["step"] == first["step"]]
+        if not near(math.fsum(parts) / len(parts), first["reference_loss"], share=TOLERANCE):
+            return True
+    return False
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss is right for the weights, though they hardly move."""
+    return {"the loss is not that of plain torch with the same weights": _losses_wrong(records)}

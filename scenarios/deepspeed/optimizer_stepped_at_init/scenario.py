@@ -1,0 +1,173 @@
+"""ZeRO takes a step of the optimizer while it is made, so Adam counts one step too many.
+
+Adam divides its moments by what they lack after n steps. The count is one too high from the start,
+so the first update is 0.744 times the right one, and the next ones are too small as well. By Adam's
+formula the factor is within 2 % of 1 from the eighth step on, but the weights stay behind. Stages 1
+and 2 of ZeRO show it here; the code of stage 3 and of BF16_Optimizer has the same step. Without
+ZeRO the first update is right. The loss falls, and all ranks agree.
+
+Root cause: to allocate the optimizer's state before the training, ZeRO set all gradients to zero
+and called the optimizer's ``step``. The moments are still zero after that, but the count is 1. The
+fix leaves that step out, and lets the first real step make the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture, by_step
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import usual_checks
+
+TOLERANCE = 1e-3
+"""How far weights may be from plain torch's, in learning rates: Adam's step is about one. Rounding
+in fp32 moves them by 1e-5."""
+
+
+@dataclass
+class Params(Knobs):
+    zero_stage: int = knob(1, choices=(0, 1, 2), about="stage of ZeRO")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(0.01, above=0, about="of Adam")
+    batch: int = knob(16, least=1, unit="rows", about="size of a rank's part of a step")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Remove optimizer step on initialization",
+        "https://github.com/deepspeedai/DeepSpeed/pull/5104",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/5104",
+    symptom="step() on initialization increments a counter in the optimizer and produces a "
+    "different result in parameter update",
+    trigger="ZeRO with an optimizer that counts its steps, such as Adam",
+    remedy="use deepspeed 0.13.2 or later",
+    pins={"deepspeed": "0.13.1"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"zero_stage": (1, 2, 3), "code": by_code("the optimizer counts its steps")},
+    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.13.2"),
+        "stage_2": expect_symptom(about="0.13.1 with ZeRO stage 2", params={"zero_stage": 2}),
+        "control": expect_clean(
+            about="0.13.1 without ZeRO", params={"zero_stage": 0}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step: Adam's count, and how far the weights are from plain torch's."""
+    facts = {
+        "loss": NUMBER,
+        "reference_loss": alike(NUMBER),
+        "count": alike(COUNT),
+        "strayed": alike(SIZE),
+        "strayed_ahead": alike(SIZE),
+    }
+    return {"step": Kind(facts, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
+    import torch
+
+    from scenarios.common import linear, regression
+    from scenarios.deepspeed.optimizer_stepped_at_init import reference
+
+    p = ctx.params
+    make = partial(torch.optim.Adam, lr=p.lr)
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            make,
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            zero_allow_untested_optimizer=True,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    right, ahead = (reference.Reference(engine.module, make, empty) for empty in (0, 1))
+    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
+    for step, rows in zip(each(p.steps), data, strict=False):
+        plain = right.step(rows)
+        ahead.step(rows)
+        loss = regression.step(ctx, engine, rows)
+        ctx.record(
+            "step",
+            step,
+            loss=loss,
+            reference_loss=plain,
+            count=reference.counted(engine),
+            strayed=right.distance(engine.module) / p.lr,
+            strayed_ahead=ahead.distance(engine.module) / p.lr,
+        )
+
+
+def detect(records: Records) -> Finding | None:
+    """Adam's count is one ahead, and the weights are those of an Adam that took an empty step."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not _right(step)]
+    if not wrong:
+        return None
+    ahead = all(
+        step["count"] == step["step"] + 1 and near(step["strayed_ahead"], 0, within=TOLERANCE)
+        for step in steps
+    )
+    first = wrong[0]
+    return Finding(
+        f"after step {first['step']} Adam has counted {first['count']}, and the weights are "
+        f"{first['strayed']:.3g} learning rates from plain torch's",
+        step=first["step"],
+        ranks=records.ranks,
+        magnitude=max(step["strayed"] for step in wrong),
+        unit="learning rates from plain torch's weights",
+        documented=ahead,
+    )
+
+
+def _right(step: Record) -> bool:
+    """Whether the count and the weights are those of plain torch."""
+    return step["count"] == step["step"] and near(step["strayed"], 0, within=TOLERANCE)
+
+
+def exercised(records: Records) -> Exercise:
+    """ZeRO made the optimizer."""
+    stage = records.params.zero_stage
+    return Exercise.of(stage > 0, f"ZeRO stage {stage} made Adam's state", "there was no ZeRO")
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss falls. Grading compares the ranks."""
+    return usual_checks.loss_ends_higher(records)
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """How far the weights are from plain torch's, after each step."""
+    return [
+        Lines(
+            "Distance of the weights from plain torch's",
+            "with the bug the first steps are too short, and the weights stay behind",
+            by_step(trials, lambda step: step["strayed"]),
+            y="learning rates",
+        )
+    ]

@@ -1,0 +1,78 @@
+"""With pipeline parallelism, DeepSpeed sums the gradients of micro-batches instead of averaging.
+
+With gradient accumulation over GAS micro-batches, every stage applies GAS times the right gradient.
+The reported loss is right, and every gradient points the right way. AdamW hardly depends on the
+size of a gradient, and clipping hides it; SGD, the threshold of clipping and the logged norm do
+depend on it.
+
+Root cause: 0.16.0 moved the division by GAS behind the switch that says whether gradients are
+reduced at the end of a step. The pipeline turns that switch off, because it reduces them itself. So
+nothing divides any more. 0.18.3 divides again, but too often: ``pipeline_gas_twice``. So a sweep of
+all releases has three results: right up to 0.15.4, GAS times too large, then too small on all
+stages but the last, and right again from 0.19.3 on.
+"""
+
+from __future__ import annotations
+
+from harness.settings import above
+from harness.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from scenarios.common import applied
+from scenarios.deepspeed.pipeline_gas_twice import scenario as twice
+
+Params = twice.Params
+
+SCENARIO = Scenario(
+    report=(
+        "[BUG] Gradients are summed instead of averaged when using gradient accumulation steps "
+        "with pipeline parallelism",
+        "https://github.com/deepspeedai/DeepSpeed/issues/7773",
+    ),
+    fix="by 0.18.3, which has pipeline_gas_twice instead; right since https://github.com/deepspeedai/DeepSpeed/pull/8154",
+    symptom="all stages apply GAS times the gradient",
+    trigger="pipeline parallelism and gradient accumulation",
+    remedy="use deepspeed 0.15.4 or earlier, or 0.19.3 or later",
+    pins={"deepspeed": "0.18.2"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
+    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.19.3"),
+        "before": expect_clean("0.15.4"),
+        "four_stages": expect_symptom(
+            about="0.18.2 with four stages: the factor is the same on all", ranks=4
+        ),
+        "one_stage": expect_symptom(about="0.18.2 with all layers in one stage", ranks=1),
+        "control": expect_clean(
+            about="0.18.2 with one micro-batch: nothing to divide by",
+            params={"micro_batches": 1},
+            triggers=False,
+        ),
+    },
+)
+picture = twice.picture
+plan, run = twice.plan, twice.run
+insufficient_checks = twice.insufficient_checks
+
+
+def detect(records: Records) -> Finding | None:
+    """All stages applied GAS times their gradient. The loss is that of plain torch."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lines = [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]]
+    summed = all(applied.times(step, records.params.micro_batches) for step in steps)
+    return applied.finding(wrong, lines, documented=summed)
+
+
+def exercised(records: Records) -> Exercise:
+    """A step of the pipeline, even of one stage, had several micro-batches."""
+    stages = max((step["stages"] for step in records.of("step")), default=0)
+    count = records.params.micro_batches
+    text = f"a pipeline of {stages} stages accumulated over {count} micro-batches"
+    return Exercise.of(count > 1, text, text)
