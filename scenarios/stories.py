@@ -40,4 +40,19 @@ and with several micro-batches and ranks, must change the weights equally.""",
             "trainer_gas_twice",
         ),
     ),
+    Story(
+        "deepspeed_pipeline",
+        "By what does DeepSpeed's pipeline divide its gradients?",
+        """With pipeline parallelism and gradient accumulation, a step should apply the mean of the
+micro-batches' gradients, on every stage. DeepSpeed gave three results.
+
+Up to 0.15.4 it was right. In 0.16.0 to 0.18.2 no stage divides: with 4 micro-batches the gradient
+is 4 times too large (`pipeline_gas_never`). In 0.18.3 to 0.19.2 all stages but the last divide
+twice, so the first stages train with a quarter of the gradient (`pipeline_gas_twice`). 0.19.3
+divides once everywhere.
+
+The loss is the same in all of them. One step of SGD on the same rows, with one and with four
+micro-batches, shows both bugs.""",
+        ("pipeline_gas_never", "pipeline_gas_twice"),
+    ),
 )
