@@ -62,9 +62,10 @@ def trained(ctx: Context, launch: str) -> list[list[int]]:
     folder = ctx.folder / ("whole" if launch == "whole" else "stopped")
     known = inspect.signature(TrainingArguments).parameters
     grouping: dict[str, Any] = {}
-    if params.grouped and "group_by_length" in known:
+    grouped = getattr(params, "grouped", False)
+    if grouped and "group_by_length" in known:
         grouping["group_by_length"] = True
-    elif params.grouped:
+    elif grouped:
         grouping["train_sampling_strategy"] = "group_by_length"
     torch.manual_seed(ctx.seed)
     made = Seen(

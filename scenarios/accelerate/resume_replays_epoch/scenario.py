@@ -1,0 +1,167 @@
+"""Resumed in its second epoch or later, a Trainer replays the end of its first epoch.
+
+The resumed run gets the rows that the first epoch had at that place: some rows of the current epoch
+come a second time and others never, here 6 of 24. Those who resume transformers' Trainer within an
+epoch, or use ``skip_first_batches`` in a loop of their own, are hit. A resume within the first
+epoch is right, and so are the epochs after the resume. Losses look normal.
+
+Root cause: the Trainer tells its loader the epoch, and then lets ``skip_first_batches`` make
+another loader, without the batches that are done. The new loader counts its epochs from 0, and sets
+this epoch when its iteration begins: the seeded sampler goes back to epoch 0. The fix takes the
+count over. Releases of transformers that tell the new loader the epoch are right with any
+accelerate, so both packages decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Grid, Picture
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+BATCH = 4
+"""Rows of a step; ``loop.BATCH``."""
+
+
+@dataclass
+class Params(Knobs):
+    rows: int = knob(24, least=8, most=32, multiple=4, about="of the dataset")
+    epochs: int = knob(3, least=1, about="passes over the dataset")
+    stop: int = knob(9, least=1, about="step after which the first run stops")
+
+
+SCENARIO = Scenario(
+    report=(
+        "fix: preserve dataloader iteration state when resuming from checkpoint",
+        "https://github.com/huggingface/accelerate/pull/4071",
+        "https://github.com/huggingface/transformers/issues/40691",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/4071",
+    symptom="after a resume in the middle of a later epoch the sampler's epoch is reset to 0, and "
+    "the order of the data differs from that of an uninterrupted training",
+    trigger="the Trainer or skip_first_batches, and a resume within the second epoch or later",
+    remedy="use accelerate 1.15.0 or later, or resume at the end of an epoch",
+    pins={"accelerate": "1.14.0", "transformers": "4.57.6"},
+    harm="wrong resume",
+    visibility="silent",
+    settings={"trainer": True},
+    files=("accelerate/data_loader.py",),
+    ranks=1,
+    launches=("whole", "save", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.15.0"),
+        "control": expect_clean(
+            about="1.14.0, resumed within the first epoch", params={"stop": 3}, triggers=False
+        ),
+        "epoch_end": expect_clean(
+            about="1.14.0, resumed at the end of an epoch", params={"stop": 6}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rows of each launch, in the order in which they were trained on."""
+    p = at.params
+    total = p.rows * p.epochs
+    counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
+    return {"order": Kind({"rows": many(COUNT, counts[at.launch])})}
+
+
+def run(ctx: Context) -> None:
+    """Train without a stop; train and stop; resume from the checkpoint."""
+    from scenarios.transformers.length_grouped_resume import loop
+
+    given = loop.trained(ctx, ctx.launch)
+    ctx.record("order", rows=[row for step in given for row in step])
+
+
+def _epochs(records: Records) -> tuple[list[list[int]], list[list[int]]]:
+    """The rows by epoch: of the run without a stop, and of the stopped and resumed one."""
+    whole, save, resume = (record["rows"] for record in records.of("order"))
+    rows = records.params.rows
+
+    def by_epoch(order: list[int]) -> list[list[int]]:
+        return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+    return by_epoch(whole), by_epoch([*save, *resume])
+
+
+def detect(records: Records) -> Finding | None:
+    """The rest of the epoch of the resume is the end of the first epoch; all other rows come as in
+    the run without a stop, which sees each row once in each epoch."""
+    p = records.params
+    whole, stopped = _epochs(records)
+    if any(sorted(epoch) != list(range(p.rows)) for epoch in whole):
+        return Finding("without a stop, an epoch does not have each row once", documented=False)
+    if whole == stopped:
+        return None
+    number, done = divmod(p.stop * BATCH, p.rows)
+    seen = len(set(stopped[number]))
+    replayed = whole[number][:done] + whole[0][done:]
+    return Finding(
+        f"resumed after {done} of {p.rows} rows of epoch {number + 1}: {seen} of {p.rows} rows "
+        f"came in that epoch, {p.rows - seen} never and {p.rows - seen} a second time",
+        step=p.stop + 1,
+        ranks=records.ranks,
+        magnitude=1 - seen / p.rows,
+        unit="of the epoch's rows seen by nobody",
+        documented=stopped == [*whole[:number], replayed, *whole[number + 1 :]],
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The run was resumed within the second epoch or later, and its epochs have other orders."""
+    p = records.params
+    whole, _ = _epochs(records)
+    number, done = divmod(p.stop * BATCH, p.rows)
+    text = f"resumed after {done} of {p.rows} rows of epoch {number + 1}"
+    orders = len({tuple(epoch) for epoch in whole})
+    return Exercise.of(number > 0 and done > 0, text, text) & Exercise.of(
+        orders == len(whole), "", f"{len(whole)} epochs have only {orders} orders"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The number of rows is right, and the next epoch is complete."""
+    whole, stopped = _epochs(records)
+    last = len(set(stopped[-1])) < records.params.rows
+    return {
+        "another number of rows": sum(map(len, whole)) != sum(map(len, stopped)),
+        "a row is missing in the last epoch": last,
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How often each row came in the epoch of the resume."""
+    words = {0: "never", 1: "once"}
+    fields = [
+        (variant, row, "", words.get(epoch.count(row), "twice"))
+        for variant, records in trials.items()
+        for epoch in [_epochs(records)[1][records.params.stop * BATCH // records.params.rows]]
+        for row in range(records.params.rows)
+    ]
+    yield Grid(
+        "How often each row came in the epoch of the resume",
+        "with the bug some rows come twice and others never",
+        fields,
+        "row",
+        "",
+        "came",
+        wrong=("never", "twice"),
+    )

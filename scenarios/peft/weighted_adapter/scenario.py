@@ -1,0 +1,180 @@
+"""add_weighted_adapter makes a wrong adapter of one with use_rslora or lora_bias.
+
+An adapter that is combined of one adapter with weight 1 must be that adapter. With plain LoRA it
+is. With ``use_rslora`` its effect is sqrt(r) times too large, and with ``lora_bias`` its biases are
+missing. Nothing is raised, and the combined adapter is used or merged as any other. Those are hit
+who combine adapters of these kinds. The report also names DoRA and KaSA, which are not run here.
+
+Root cause: the new adapter has the rank as its alpha, so that its scaling is 1, but it takes over
+``use_rslora``, which divides alpha by sqrt(r) instead of r. The weights that are combined are only
+those of ``lora_A`` and ``lora_B``: a bias stays 0. Our remedy is for ``use_rslora`` and does what
+pull request 3449 does, which is in no release as of 0.21.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import LINE, SIZE, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+TOLERANCE = 1e-4
+"""How far (as a fraction of the right effect) an effect may be from another to be the same."""
+
+
+@dataclass
+class Params(Knobs):
+    kind: str = knob("use_rslora", choices=("lora", "use_rslora", "lora_bias"), about="of LoRA")
+    rank: int = knob(4, least=2, most=8, about="of the adapter")
+    combination: str = knob(
+        "linear", choices=("linear", "svd", "cat"), about="combination_type of the call"
+    )
+
+
+def plain_scaling(function: object) -> Edits:
+    """The configuration of the combined adapter is made with ``use_rslora=False``."""
+    from scenarios.common import edits
+
+    yield from edits.with_keyword(function, "replace", "use_rslora", "False")
+
+
+REMEDY = Defect(
+    name="plain_scaling",
+    upstream="peft",
+    file="peft/tuners/lora/model.py",
+    scope="LoraModel.add_weighted_adapter",
+    edit=plain_scaling,
+    about="our remedy, like upstream's pull request 3449: the combined adapter has plain scaling",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "add_weighted_adapter silently produces a wrong adapter for use_rslora, lora_bias, DoRA "
+        "and KaSA",
+        "https://github.com/huggingface/peft/issues/3761",
+    ),
+    fix="https://github.com/huggingface/peft/pull/3449, for use_rslora, is in no release as of "
+    "0.21.2; the fixed variant is our remedy",
+    symptom="combining a single adapter with weight 1 does not give back that adapter",
+    trigger="add_weighted_adapter of adapters with use_rslora or lora_bias",
+    remedy="compare the combined adapter with its parts before you use it; for use_rslora, see "
+    "`python -m harness show weighted_adapter` for a patch",
+    pins={"peft": "0.21.2"},
+    harm="wrong metric",
+    visibility="silent",
+    settings={"code": by_code("adapters with use_rslora or lora_bias are combined")},
+    files=("peft/tuners/lora/model.py",),
+    releases="peft>=0.9",  # the first with use_rslora
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.21.2 with plain LoRA", params={"kind": "lora"}, triggers=False
+        ),
+        "lora_bias": expect_symptom(about="0.21.2 with lora_bias", params={"kind": "lora_bias"}),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """How far the combined adapter's effect is from three others, as a part of the right effect."""
+    apart = {"from_right": SIZE, "from_scaled": SIZE, "from_plain": SIZE}
+    return {"combined": Kind({**apart, "effect": SIZE, "adapters": many(LINE)})}
+
+
+def run(ctx: Context) -> None:
+    """Combine one adapter with weight 1, and compare its effect on some rows."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch import nn
+
+    p = ctx.params
+    options = {} if p.kind == "lora" else {p.kind: True}
+    base = nn.Sequential(nn.Linear(8, 8)).to(ctx.device)
+    alpha = 4 * p.rank
+    config = LoraConfig(r=p.rank, lora_alpha=alpha, target_modules=["0"], **options)
+    model = get_peft_model(base, config).eval()
+    layer = model.base_model.model[0]
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            if name.startswith("lora_B"):  # all zeros in a new adapter
+                weight.normal_()
+        rows = torch.randn(16, 8, device=ctx.device)
+        with model.disable_adapter():
+            without = model(rows)
+        right = model(rows) - without
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        plain = layer.scaling["default"] * rows @ a.T @ b.T
+        model.add_weighted_adapter(["default"], [1.0], "sum", combination_type=p.combination)
+        model.set_adapter("sum")
+        effect = model(rows) - without
+    apart = {"from_right": right, "from_scaled": right * p.rank**0.5, "from_plain": plain}
+    distances = {n: float((effect - other).norm() / right.norm()) for n, other in apart.items()}
+    used = sorted({name for m in model.modules() for name in getattr(m, "active_adapters", ())})
+    ctx.record("combined", **distances, effect=float(right.norm()), adapters=used)
+
+
+def detect(records: Records) -> Finding | None:
+    """The combined adapter is not the one that it is made of. Its effect is sqrt(rank) times that
+    one's, or that of lora_A and lora_B alone."""
+    (found,) = records.of("combined")
+    if near(found["from_right"], 0, within=TOLERANCE):
+        return None
+    scaled, plain = (near(found[n], 0, within=TOLERANCE) for n in ("from_scaled", "from_plain"))
+    root = records.params.rank**0.5
+    what = f"{root:.4g} times as large" if scaled else "that of lora_A and lora_B alone"
+    return Finding(
+        f"the effect of the combined adapter is {what}: off by {found['from_right']:.4g} of it"
+        if scaled or plain
+        else f"the effect of the combined adapter is off by {found['from_right']:.4g} of it",
+        ranks=records.ranks,
+        magnitude=found["from_right"],
+        unit="of the right effect",
+        documented=scaled or plain,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """An adapter with a bias or another scaling was combined."""
+    (found,), kind = records.of("combined"), records.params.kind
+    text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
+    met = found["adapters"] == ["sum"] and found["effect"] > 0
+    return Exercise.of(met, "", f"not combined: {text}") & Exercise.of(kind != "lora", text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The combined adapter has an effect."""
+    (found,) = records.of("combined")
+    return {"the combined adapter is not active": found["adapters"] != ["sum"]}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how far the combined adapter is from its only part."""
+    yield Bars(
+        "How far a combination of one adapter is from that adapter",
+        "with the bug its effect is another one",
+        [
+            (variant, "weight 1", float(records.of("combined")[0]["from_right"]))
+            for variant, records in trials.items()
+        ],
+        "of the right effect",
+    )
