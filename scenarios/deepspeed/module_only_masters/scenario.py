@@ -1,0 +1,187 @@
+"""In bf16, weights that were loaded with load_module_only are lost after the first step.
+
+``load_checkpoint(load_module_only=True)`` is the way to begin a fine-tuning: weights without the
+optimizer. The bf16 weights are loaded, and the loss of the first step is right. But the optimizer
+steps its fp32 master weights, which still have the random values from before the load, and then
+overwrites the loaded weights with them. So the fine-tuning starts from random weights.
+
+Root cause: after a load of the module alone, the engine copies the weights into the masters only
+``if self.fp16_enabled()``. The fix removes the condition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, NUMBER, SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+ROUNDED = 2.0**-8
+"""How far (as a fraction) a master may be from its weight, which is rounded to bf16."""
+
+
+@dataclass
+class Params(Knobs):
+    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    refresh: bool = knob(False, about="whether refresh_fp32_params() is called after the load")
+    steps: int = knob(40, least=1, about="of training before the save")
+    lr: float = knob(0.05, above=0, about="of Adam")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Fixes for training models with bf16 + freshly initialized optimizer via "
+        "`load_module_only`",
+        "https://github.com/deepspeedai/DeepSpeed/pull/4141",
+        "https://github.com/EleutherAI/DeeperSpeed/pull/56",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/4141",
+    symptom="after the first update step, model parameters will be updated to random parameters: "
+    "the loss dramatically rises",
+    trigger="bf16 with BF16_Optimizer, and load_checkpoint with load_module_only",
+    remedy="use deepspeed 0.13.0 or later, or call engine.optimizer.refresh_fp32_params() after "
+    "the load",
+    pins={"deepspeed": "0.12.6"},
+    harm="wrong resume",
+    visibility="visible in the loss",
+    settings={
+        "precision": "bf16",
+        "zero_stage": (0, 1),
+        "code": by_code("the checkpoint is loaded with load_module_only"),
+    },
+    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
+    ranks=2,
+    launches=("train", "resume"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.13.0"),
+        "refreshed": expect_clean(
+            about="0.12.6, with refresh_fp32_params() after the load", params={"refresh": True}
+        ),
+        "control": expect_clean(
+            about="0.12.6 in fp32", params={"precision": "fp32"}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The losses before the save; after the load, how far masters are; then one step."""
+    if at.launch == "train":
+        return {"step": Kind({"loss": NUMBER}, each(at.params.steps))}
+    loaded = {
+        "differing": alike(COUNT),
+        "masters_off": alike(SIZE),
+        "masters_moved": alike(SIZE),
+        "apart": alike(SIZE),
+    }
+    return {"loaded": Kind(loaded), "step": Kind({"loss": NUMBER}, each(2))}
+
+
+def run(ctx: Context) -> None:
+    """Train and save; or load the weights alone, and train on."""
+    from scenarios.common import regression
+    from scenarios.deepspeed.bf16_stage0_resume import restored
+
+    p = ctx.params
+    precision = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    with ctx.phase("init"):
+        engine = restored.engine(
+            ctx,
+            p.lr,
+            zero_optimization={"stage": int(p.precision == "bf16")},
+            **(precision if p.precision == "bf16" else {}),
+        )
+    data = restored.rows(ctx, p.steps + 2)
+    folder = str(ctx.folder / "checkpoint")
+    if ctx.launch == "train":
+        for number, rows in enumerate(data[: p.steps], 1):
+            ctx.record("step", number, loss=regression.step(ctx, engine, rows))
+        restored.saved_weights(ctx.folder, ctx.rank, engine.module)
+        engine.save_checkpoint(folder, tag=restored.TAG)
+        return
+    fresh = restored.masters(engine)
+    engine.load_checkpoint(
+        folder,
+        tag=restored.TAG,
+        load_module_only=True,
+        load_optimizer_states=False,
+        load_lr_scheduler_states=False,
+    )
+    if p.refresh:
+        engine.optimizer.refresh_fp32_params()
+    weights = restored.saved_weights(ctx.folder, ctx.rank)
+    masters = restored.masters(engine)
+    ctx.record(
+        "loaded",
+        differing=restored.differing(engine.module, weights),
+        masters_off=restored.apart(masters, weights),
+        masters_moved=restored.apart(masters, fresh),
+        apart=restored.apart(weights, fresh),
+    )
+    for number, rows in enumerate(data[p.steps :], 1):
+        ctx.record("step", number, loss=regression.step(ctx, engine, rows))
+
+
+def detect(records: Records) -> Finding | None:
+    """The weights are those of the save, but the masters are those from before the load."""
+    (loaded, *_) = records.of("loaded")
+    if loaded["differing"]:
+        return Finding(f"{loaded['differing']} weights differ from those saved", documented=False)
+    if loaded["masters_off"] <= ROUNDED:
+        return None
+    before, after = (step["loss"] for step in records.of("step", 0)[-2:])
+    return Finding(
+        f"the masters are up to {loaded['masters_off']:.3g} from the loaded weights; the loss is "
+        f"{before:.4g} at the first step and {after:.4g} at the next",
+        step=0,
+        ranks=records.ranks,
+        magnitude=loaded["masters_off"],
+        unit="between a loaded weight and its master",
+        documented=loaded["masters_moved"] == 0,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """There were masters, and the checkpoint had other weights than the new engine."""
+    precision, apart = records.params.precision, records.of("loaded")[0]["apart"]
+    return Exercise.of(precision == "bf16", "", f"the precision was {precision}") & Exercise.of(
+        apart > ROUNDED,
+        f"the saved weights were up to {apart:.3g} from those of the new engine",
+        "the saved weights were those of the new engine",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All weights are loaded, and the first loss after the load is near the last before it."""
+    losses = [step["loss"] for step in records.of("step", 0)]
+    steps = records.params.steps
+    return {
+        "a weight differs from those saved": records.of("loaded")[0]["differing"] > 0,
+        "the first loss after the load is above the first of the training": losses[steps]
+        > losses[0],
+    }
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """The distance of the masters from the loaded weights."""
+    values = [
+        (variant, "masters", float(records.of("loaded")[0]["masters_off"]))
+        for variant, records in trials.items()
+    ]
+    caption = "with the bug the masters are not the weights that were loaded"
+    return [Bars("Distance of the masters from the loaded weights", caption, values, "of a weight")]
