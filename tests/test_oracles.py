@@ -179,7 +179,7 @@ def test_the_applied_gradient_is_compared_with_plain_torchs() -> None:
     assert applied.straight(quarter)
     assert not applied.straight(lost)
     assert lost["micro"] == pytest.approx([1, 0, 0, 1])
-    assert "each micro-batch counts 1, 0, 0, 1 (right: 1)" in applied.described(lost)
+    assert "each micro-batch has 1, 0, 0, 1 times its right weight" in applied.described(lost)
     assert "in another direction" in applied.described(lost)
     nothing = stepped([0.0] * 4)
     assert (nothing["ratio"], nothing["off"]) == (0.0, 0.0)

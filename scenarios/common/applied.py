@@ -161,7 +161,7 @@ def described(step: Record) -> str:
         "" if straight(step) else f", plus {step['off']:.2g} times its norm in another direction"
     )
     several = (
-        f"; each micro-batch counts {each} (right: 1)"
+        f"; each micro-batch has {each} times its right weight"
         if step["micro"][1:] or not _even(step)
         else ""
     )

@@ -210,15 +210,15 @@ TABLE: Table = {
     "clip_max_for_min buggy * step": [(to(applied=1e-3), "120 are wrong: 0 not")],
     "clip_max_for_min fixed * step": [
         (to(loss=0.0), "the loss of step 1 is 0"),
-        (to(micro=[9.0]), "each micro-batch counts 9"),
+        (to(micro=[9.0]), "each micro-batch has 9"),
     ],
     "pipeline_gas_twice fixed 1 step": [
         (to(loss=0.1), "loss differs between ranks 0 and"),
         (to(reference_loss=0.1), "reference_loss differs"),
-        (to(micro=[1.0, 1.0, 0.0, 2.0]), "each micro-batch counts 1, 1, 0, 2"),
+        (to(micro=[1.0, 1.0, 0.0, 2.0]), "each micro-batch has 1, 1, 0, 2"),
     ],
     "trainer_gas_twice fixed 0 step": [
-        (to(micro=[9.0] * 4), "micro-batch counts 9, 9, 9, 9"),
+        (to(micro=[9.0] * 4), "micro-batch has 9, 9, 9, 9"),
         (to(micro=[1.0]), "step 1 has 1 micro, 4"),
         (to(reference_loss=0.0), "the loss of step 1 is 0"),
     ],
