@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from harness.upstream import pins
 
 FILE = "affected.json"
 FACTS = ("status", "reason", "step", "lane", "python", "torch", "date")
+
+OVERLAY = re.compile(r"/\S*/site-packages/")
+"""The path of an overlay on this machine, which means nothing on another one."""
 
 Fact = Mapping[str, Any]
 
@@ -60,7 +64,7 @@ def of(scenario: str) -> list[Fact]:
 
 def _fact(cell: Cell) -> Fact:
     fields = cell.to_json()
-    first = (cell.reason.splitlines() or [""])[0]
+    first = OVERLAY.sub("", (cell.reason.splitlines() or [""])[0])
     return {"pins": dict(cell.pins)} | {k: fields[k] for k in FACTS} | {"reason": first}
 
 
