@@ -25,8 +25,9 @@ divide by the number of labels. They do not, so gradients (`heads_gas_ranks`) an
 which hid `label_smoothing_gas` and half of `heads_gas_ranks` until it was fixed in 5.5.4. The fix
 for the first label does not reach GPT-2 (`gpt2_counts_first_label`).
 
-One test would have found all of them but the first label: a step of SGD on the same rows, with one
-and with several micro-batches and ranks, must change the weights equally.""",
+One test shows all of them but the first label and the evaluation loss, if it is run with each kind
+of model: a step of SGD on the same rows, with one and with several micro-batches and ranks, must
+change the weights equally.""",
         (
             "trainer_token_mean",
             "trainer_gas_never",

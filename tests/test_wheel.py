@@ -106,7 +106,7 @@ def test_torch_is_only_in_extras_and_the_packages_that_a_message_names_are_those
         extra = re.search(r'extra == "(.*)"', str(each.marker or ""))
         extras.setdefault(extra[1] if extra else "", set()).add(each.name)
     assert "torch" not in extras[""]
-    assert extras["run"] == {"torch"}
+    assert extras["run"] == {"torch", "numpy"}
     assert extras["site"] == set(EXTRAS["site"])
 
 

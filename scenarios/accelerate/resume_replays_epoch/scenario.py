@@ -17,24 +17,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, many
 from harness.knobs import Knobs, knob
 from harness.pictures import Grid, Picture
 from harness.spec import (
     Context,
     Exercise,
     Finding,
-    Position,
     Records,
     Scenario,
     Trials,
     expect_clean,
     expect_symptom,
 )
-
-BATCH = 4
-"""Rows of a step; ``loop.BATCH``."""
+from scenarios.transformers.length_grouped_resume import scenario as sibling
+from scenarios.transformers.length_grouped_resume.scenario import BATCH
 
 
 @dataclass
@@ -73,21 +69,14 @@ SCENARIO = Scenario(
         ),
     },
 )
-
-
-def plan(at: Position) -> Plan:
-    """The rows of each launch, in the order in which they were trained on."""
-    p = at.params
-    total = p.rows * p.epochs
-    counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
-    return {"order": Kind({"rows": many(COUNT, counts[at.launch])})}
+plan = sibling.plan
 
 
 def run(ctx: Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers.length_grouped_resume import loop
 
-    given = loop.trained(ctx, ctx.launch)
+    given = loop.trained(ctx, grouped=False)
     ctx.record("order", rows=[row for step in given for row in step])
 
 

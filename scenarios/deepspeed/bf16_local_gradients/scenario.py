@@ -91,7 +91,9 @@ def detect(records: Records) -> Finding | None:
     local = all(applied.times(step["local"], 1) for step in steps)
     lines = [applied.described(wrong[0])]
     if local:
-        lines.append("exactly that follows if each rank's part gets the rank's own gradients")
+        lines.append(
+            "exactly that follows if each rank uses its own gradient in the place of the mean"
+        )
     return applied.finding(wrong, lines, documented=local)
 
 

@@ -56,13 +56,15 @@ class Stop(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
 
-def trained(ctx: Context, launch: str) -> list[list[int]]:
-    """The numbers of the rows of each step of a launch: ``whole``, ``save`` or ``resume``."""
-    params = ctx.params
+def trained(ctx: Context, grouped: bool) -> list[list[int]]:
+    """The numbers of the rows of each step of a launch: ``whole``, ``save`` or ``resume``.
+
+    ``grouped`` says whether rows of similar lengths share a batch.
+    """
+    params, launch = ctx.params, ctx.launch
     folder = ctx.folder / ("whole" if launch == "whole" else "stopped")
     known = inspect.signature(TrainingArguments).parameters
     grouping: dict[str, Any] = {}
-    grouped = getattr(params, "grouped", False)
     if grouped and "group_by_length" in known:
         grouping["group_by_length"] = True
     elif grouped:

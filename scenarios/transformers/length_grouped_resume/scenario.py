@@ -89,7 +89,7 @@ def run(ctx: Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers.length_grouped_resume import loop
 
-    given = loop.trained(ctx, ctx.launch)
+    given = loop.trained(ctx, ctx.params.grouped)
     ctx.record("order", rows=[row for step in given for row in step])
 
 

@@ -3,9 +3,8 @@
 Until transformers 4.45 each update is the mean of the micro-batches' means, not the mean over all
 tokens. A micro-batch with few labels counts as much as one with many: here a token counts 0.69 to
 1.6 times what it should, and up to 0.3 of the gradient has a wrong direction. So the update depends
-on how a batch is cut into micro-batches. Loss curves look normal. Everybody was
-hit who fine-tuned on texts of different lengths with accumulation, in all frameworks that averaged
-in this way, until the report of October 2024.
+on how a batch is cut into micro-batches. All who train on texts of different lengths with
+accumulation are hit.
 
 Root cause: the model returns the mean loss of its micro-batch, and accelerate divides it by the
 number of micro-batches. The fix counts the labels of all micro-batches before the step and gives
@@ -57,7 +56,7 @@ SCENARIO = Scenario(
     symptom="with gradient accumulation the gradient is not that of the same rows in one batch",
     trigger="the Trainer with gradient_accumulation_steps above 1, and micro-batches with "
     "different numbers of labels",
-    remedy="use transformers 4.46.1 or later",
+    remedy="use transformers 4.46.3, or 4.48.1 or later, but none of 5.2.0 to 5.5.3",
     pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",
