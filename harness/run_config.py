@@ -16,7 +16,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from harness import catalog, machine
 from harness.errors import UserError
 from harness.spec import BUGGY, FIXED, RELEASED
+from harness.upstream import torches
 from harness.upstream.interpreter import Interpreter
+from harness.upstream.pins import TORCH
 
 LANES = ("auto", "cpu", "gpu")
 ALL = "all"
@@ -129,7 +131,9 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     default = catalog.scenario(scenario).pins
     refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
     variants = _variants(scenario, config.variant)
-    pins = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
+    pins = _with_torch(
+        {name: v for name, v in config.pins.items() if v != AUTO and name in default}, default
+    )
     _refuse_unread_pins(scenario, variants, pins)
     _check_nodes(launch, on, scenario, variants)
     return RunConfig(
@@ -198,6 +202,16 @@ def _check_nodes(
         )
     if on.where == LOCAL and nodes > (has := int(os.environ.get("SLURM_JOB_NUM_NODES", nodes))):
         raise UserError(f"launch.nodes={nodes} is more than the nodes of this allocation, {has}")
+
+
+def _with_torch(pins: dict[str, str], default: Iterable[str]) -> dict[str, str]:
+    """The pins with the release of torch that is installed, where a scenario pins torch and the
+    user names no other."""
+    installed = torches.installed()
+    if TORCH not in default or installed is None:
+        return pins
+    named = pins.get(TORCH, torches.INSTALLED)
+    return pins | {TORCH: installed if named == torches.INSTALLED else named}
 
 
 def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:

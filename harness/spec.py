@@ -94,6 +94,9 @@ class Defect:
     edit: Callable[[Any], Edits]
     about: str
     """What the edit does, and why that is the bug."""
+    fits: str = ""
+    """The releases that it was written for, as a requirement such as ``torch>=2.9``: any other one
+    without its code is unsupported. Empty: then it is inconclusive."""
 
 
 @dataclass(frozen=True)

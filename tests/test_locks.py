@@ -24,24 +24,6 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", catalog.names())
-def test_the_lock_files_of_a_scenario_are_those_of_its_variants(name: str) -> None:
-    scenario = catalog.scenario(name)
-    wanted = {}
-    for variant in scenario.variants:
-        if chosen := pins.complete(scenario, scenario.pins_of(variant)):
-            assert scenario.locks is not None
-            wanted[locks.file(scenario.locks, chosen)] = chosen
-    assert set((catalog.folder(name) / "locks").glob("*")) == set(wanted)
-    for path, chosen in wanted.items():
-        found = locks.read(path)
-        assert {"3.11", "3.12"} <= set(found.pythons)
-        for python in found.pythons:
-            versions = found.versions(python)
-            assert versions.items() >= chosen.items(), f"{path}: run python -m harness lock {name}"
-            assert not versions.keys() & set(resolution.BASE) - {"setuptools"}
-
-
 def written(folder: Path, pins_: dict[str, str]) -> Path:
     path = locks.file(folder, pins_)
     path.write_text(locks.text("up 1.0", "2024-03-15", "my_bug", FOUND))

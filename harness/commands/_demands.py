@@ -88,7 +88,8 @@ def lock_files(name: str, scenario: Scenario) -> str:
     """``locks/`` has a lock file for each set of releases that a variant runs on"""
     wanted = {}
     for variant in scenario.variants:
-        if chosen := pins.complete(scenario, scenario.pins_of(variant)):
+        chosen = pins.complete(scenario, scenario.pins_of(variant))
+        if set(chosen) - {pins.TORCH}:
             wanted[locks.file(catalog.folder(name) / "locks", chosen)] = chosen
     there = set((catalog.folder(name) / "locks").glob("*"))
     for path in sorted(wanted.keys() ^ there):

@@ -35,6 +35,7 @@ from harness.sweep.cells import exit_code, find_all
 from harness.sweep.streak import Streak
 from harness.text import short
 from harness.upstream import releases
+from harness.upstream.pins import TORCH
 
 STYLES = {
     Status.AFFECTED: "red",
@@ -63,7 +64,7 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
     ranges, others = {}, []
     for word in words:
         key, sign, value = word.partition("=")
-        if key.startswith("pins.") and sign:
+        if (key.startswith("pins.") or key == TORCH) and sign:
             ranges[key.removeprefix("pins.")] = value
         elif key == "variant":
             raise UserError(f"{command} tests releases as published: leave {word} out")

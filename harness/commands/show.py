@@ -60,7 +60,8 @@ def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, st
     cache = cache_folder()
     chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
     stack = resolution.stack(scenario, chosen[BUGGY], cache)
-    console.print(f"\npins      {releases(chosen)}; dependencies of {stack.date}")
+    day = f"; dependencies of {stack.date}" if stack.date else ""
+    console.print(f"\npins      {releases(chosen)}{day}")
     for lane in scenario.lanes:
         console.print(f"shims on the {lane} lane")
         for point in shims.needed(chosen[BUGGY], lane):

@@ -95,6 +95,6 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     scenario = catalog.scenario(config.scenario)
     if config.installed:
         installed = config.installed.packages
-        versions = {name: installed[name].version for name in scenario.pins}
+        versions = {name: pins.as_pinned(name, installed[name].version) for name in scenario.pins}
         return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
     return resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)

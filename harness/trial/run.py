@@ -70,12 +70,25 @@ def resolve(job: Job) -> None:
         job.refusals = {variant: str(error) for variant in config.variants}
     for variant in config.variants:
         if variant in job.refusals:
-            chosen = chosen_pins(config, variant)
-            job.stacks[variant] = pins.Stack(chosen, time.strftime("%Y-%m-%d"), *pins.here())
+            job.stacks[variant] = _refused(config, variant)
         else:
-            job.stacks[variant] = stack_of(config, variant, job.cache)
-            if not pins.covers(scenario, job.stacks[variant].pins):
-                job.refusals[variant] = f"this scenario is about {scenario.releases} only"
+            _resolve(job, variant)
+
+
+def _resolve(job: Job, variant: str) -> None:
+    try:
+        job.stacks[variant] = stack_of(job.config, variant, job.cache)
+    except Unsupported as error:  # a torch that is not at hand
+        job.stacks[variant] = _refused(job.config, variant)
+        job.refusals[variant] = str(error)
+        return
+    if not pins.covers(job.scenario, job.stacks[variant].pins):
+        job.refusals[variant] = f"this scenario is about {job.scenario.releases} only"
+
+
+def _refused(config: RunConfig, variant: str) -> pins.Stack:
+    """The releases of a variant that is not run."""
+    return pins.Stack(chosen_pins(config, variant), time.strftime("%Y-%m-%d"), *pins.here())
 
 
 def prepare(job: Job) -> None:
@@ -141,7 +154,7 @@ def write_run(job: Job) -> None:
         **trials.choices(job),
         "launch": asdict(config.launch),
         "source": machine.source(),
-        "machine": machine.facts() | _interpreter(job),
+        "machine": machine.facts() | _other_torch(job) | _interpreter(job),
         "environment": machine.environment(),
         "trials": {variant: trials.content(job, variant) for variant in config.variants},
     }
@@ -149,6 +162,12 @@ def write_run(job: Job) -> None:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
+
+
+def _other_torch(job: Job) -> dict[str, str]:
+    """The torch of a run that pins torch: not always the one that is installed."""
+    pinned = {stack.pins[pins.TORCH] for stack in job.stacks.values() if pins.TORCH in stack.pins}
+    return {"torch": pinned.pop()} if len(pinned) == 1 else {}
 
 
 def _interpreter(job: Job) -> dict[str, str | None]:

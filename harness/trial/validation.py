@@ -28,6 +28,7 @@ from harness.trial.records import (
     read_records,
 )
 from harness.upstream.overlay import INSTALLED
+from harness.upstream.pins import as_pinned
 
 
 def validated(run: Mapping[str, Any], folder: Path, variant: str, exits: list[Exit]) -> Records:
@@ -229,7 +230,7 @@ def _check_modules(rank: int, upstream: Record, site: Path, pins: Mapping[str, s
         if module is None or site not in Path(module["file"]).parents:
             where = module["file"] if module else "nowhere"
             raise Inconclusive(f"rank {rank} loaded {name} from {where}, not from its overlay")
-        if module["version"] != version:
+        if as_pinned(name, module["version"]) != version:
             raise Inconclusive(f"rank {rank} ran {name} {module['version']}, not {version}")
 
 

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import Inconclusive
+from harness.errors import HarnessError, Inconclusive, Unsupported
 from harness.spec import Defect
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def apply(defect: Defect, site: Path, release: str) -> str:
     """
     path = site / defect.file
     if not path.is_file():
-        raise DefectError(f"{defect.name}: {release} has no file {defect.file}")
+        raise _misfit(defect, f"{defect.name}: {release} has no file {defect.file}")
     before = path.read_text(encoding="utf-8")
     after = edited(defect, before, release)
     path.unlink()
@@ -36,17 +36,21 @@ def apply(defect: Defect, site: Path, release: str) -> str:
 
 
 def edited(defect: Defect, source: str, release: str) -> str:
-    """The source with the defect in it; raises DefectError unless it matches exactly once."""
+    """The source with the defect in it.
+
+    Raises DefectError unless it matches exactly once; Unsupported if the defect says which releases
+    it fits.
+    """
     import libcst as cst
 
     where = f"{defect.name}: {release}, {defect.file}"
     module = cst.parse_module(source)
     scopes = _scopes(module, defect.scope.split("."))
     if len(scopes) != 1:
-        raise DefectError(f"{where}: {len(scopes)} definitions of {defect.scope}, expected one")
+        raise _misfit(defect, f"{where}: {len(scopes)} definitions of {defect.scope}, expected one")
     edits = list(defect.edit(scopes[0]))
     if len(edits) != 1:
-        raise DefectError(f"{where}: the edit matches {len(edits)} times in {defect.scope}")
+        raise _misfit(defect, f"{where}: the edit matches {len(edits)} times in {defect.scope}")
     old, new = edits[0]
     changed = module.deep_replace(old, new)
     if not isinstance(changed, cst.Module):
@@ -54,6 +58,11 @@ def edited(defect: Defect, source: str, release: str) -> str:
     if changed.code == source:
         raise DefectError(f"{where}: the edit of {defect.scope} changes nothing")
     return changed.code
+
+
+def _misfit(defect: Defect, what: str) -> HarnessError:
+    """The error of an edit that does not match: expected where the defect says what it fits."""
+    return Unsupported(f"{what}; it fits {defect.fits}") if defect.fits else DefectError(what)
 
 
 def _scopes(node: cst.CSTNode, names: list[str]) -> list[cst.CSTNode]:

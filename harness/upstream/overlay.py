@@ -180,7 +180,7 @@ def _make(
                 text, diff = _install(stack, site), ""
                 files = sealed(site)
         else:
-            shutil.copytree(base.site, site, copy_function=link)
+            shutil.copytree(base.site, site, symlinks=True, copy_function=link)
             text, diff = base.lock, _put_in(defects, stack, site, base)
             files = _with_edits(base, defects, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
@@ -199,7 +199,7 @@ def _install(stack: Stack, site: Path) -> str:
         # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
         refuse_without_torch(f"building {name} {stack.pins[name]}")
     text = resolution.lock(stack)
-    site.mkdir()  # for a bug of torch itself nothing is installed
+    site.mkdir()  # the bugs of a GPU need no package
     resolution.install(text, stack, site)
     _compile(stack, sorted(site.rglob("*.py")))
     return text

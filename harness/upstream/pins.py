@@ -13,8 +13,21 @@ from packaging.version import InvalidVersion, Version
 from harness.errors import UserError
 from harness.spec import Scenario
 
+TORCH = "torch"
+"""The package that overlays copy from an environment instead of installing it (see ``torches``)."""
+
 IMPORTS = {"megatron-core": "megatron.core"}
 """The module of a package, where it is not the package's name with underscores."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch that an overlay copies."""
+
+    folder: str
+    """The site-packages that contain it."""
+    record: str
+    """The SHA-256 of the list of its files."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +42,16 @@ class Stack:
     """Like ``linux-x86_64``, as ``sysconfig.get_platform`` returns it."""
     lock: str = ""
     """The committed lock of these pins, see ``locks``; empty if they are resolved now."""
+    torch: Torch | None = None
+    """Of a stack that pins torch."""
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """The pins of all packages but torch: those that are resolved and installed."""
+        return {name: version for name, version in self.pins.items() if name != TORCH}
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         return describe(self.pins)
@@ -53,6 +73,11 @@ def platform_tag(name: str) -> str:
     if not system.startswith(("manylinux", "linux", "unknown-linux")):
         raise UserError(f"no platform '{name}': name a Linux one, such as x86_64-manylinux_2_28")
     return f"linux-{machine}"
+
+
+def as_pinned(name: str, version: str) -> str:
+    """An installed version as it is pinned: torch's without its build, 2.13.0 for 2.13.0+cpu."""
+    return Version(version).base_version if name == TORCH else version
 
 
 def import_name(package: str) -> str:

@@ -6,7 +6,7 @@
     minor         the last patch of each minor release; also of a range: ``4.34:5.23:minor``
     A,B,...       these, and any of the above
 
-No range contains yanked releases or pre-releases.
+No range contains yanked releases or pre-releases. ``pins.torch=installed`` is the installed torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from packaging.version import InvalidVersion, Version
 
 from harness.errors import Fault, Inconclusive, UserError
-from harness.upstream import index, pins
+from harness.upstream import index, pins, torches
 
 MINOR = "minor"
 ALL = "all"
@@ -33,6 +33,8 @@ def chosen(name: str, expression: str) -> list[str]:
     Raises UserError for a range without releases, and for a release that does not exist or was
     yanked. Without a network a single release is not checked: a bundle may contain it.
     """
+    if (name, expression) == (pins.TORCH, torches.INSTALLED) and (own := torches.installed()):
+        return [own]
     terms = [term.strip() for term in expression.split(",")]
     try:
         known = published(name)

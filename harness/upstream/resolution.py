@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from harness.spec import Scenario
-from harness.upstream import locks, quirks, release_days, uv
-from harness.upstream.pins import Stack, here
+from harness.upstream import locks, quirks, release_days, torches, uv
+from harness.upstream.pins import TORCH, Stack, here
 
 BASE = (
     "torch",
@@ -30,7 +29,8 @@ BASE = (
     "setuptools",
     "sympy",
 )
-"""torch and what it requires: they come from the base environment, never from an overlay."""
+"""torch and what it requires: they come from the base environment. Only the overlay of a scenario
+that pins torch has a copy of it."""
 
 
 def stack(
@@ -49,8 +49,9 @@ def stack(
     """
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
-    if not pins:  # a bug of torch itself: nothing to resolve
-        return Stack({}, day or date.today().isoformat(), python, platform)
+    if not set(pins) - {TORCH}:  # a bug of torch itself: nothing to resolve
+        torch = torches.at_hand(pins[TORCH], cache) if pins else None
+        return Stack(dict(pins), day or "", python, platform, torch=torch)
     if day is None and platform == locks.PLATFORM:
         lock = locks.find(scenario.locks, pins)
         if lock and python in lock.pythons:
@@ -61,7 +62,8 @@ def stack(
 
 
 def lock(stack: Stack) -> str:
-    """The lock of a stack, ``name==version`` lines without torch: committed, or resolved now.
+    """The lock of a stack, ``name==version`` lines: committed, or resolved now. It names torch only
+    if the stack pins it.
 
     A release that is installed from the wheel of another Python brings no dependencies.
     """
@@ -69,11 +71,12 @@ def lock(stack: Stack) -> str:
         return stack.lock
     own, *others = quirks.by_python(stack)
     found = locks.versions(_resolved(own, quirks.bounds(stack.pins)))
-    return locks.lines({**found, **{n: v for part in others for n, v in part.pins.items()}})
+    found |= {name: version for part in others for name, version in part.pins.items()}
+    return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
 
 
 def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
-    wanted = [*(f"{name}=={version}" for name, version in stack.pins.items()), *bounds]
+    wanted = [*(f"{name}=={version}" for name, version in stack.packages.items()), *bounds]
     if not wanted:
         return ""
     with _overrides(bounds) as overrides:
@@ -122,10 +125,14 @@ class _overrides:
 def install(lock: str, stack: Stack, site: Path) -> None:
     """Install exactly the versions of a lock into the folder ``site``, without bytecode.
 
-    The files are copies, not links into uv's cache: an edit of one must not change the other.
+    The files are copies, not links into uv's cache: an edit of one must not change the other. torch
+    is copied from where it is installed.
     """
+    if stack.torch:
+        torches.copy(stack.torch, site)
     own, *others = quirks.by_python(stack)
-    theirs = {name: version for part in others for name, version in part.pins.items()}
+    theirs = {name: version for part in others for name, version in part.packages.items()}
+    theirs |= {TORCH: stack.pins[TORCH]} if stack.torch else {}
     ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
     for part, versions in ((own, ours), *((part, part.pins) for part in others)):
         if versions:

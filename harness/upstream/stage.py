@@ -35,7 +35,7 @@ def _copy(shared: Path, disk: Path, name: str) -> None:
         if not target.is_dir():
             aside = new_folder_beside(target)
             try:
-                shutil.copytree(shared, aside, dirs_exist_ok=True)
+                shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
                 aside.rename(target)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)

@@ -72,6 +72,13 @@ def setting(tree: Any, name: str) -> Iterator[Any]:
     yield from m.findall(tree, m.SimpleStatementLine([m.Assign([target])]))
 
 
+def returning(function: Any) -> Iterator[Any]:
+    """The lines that return a value."""
+    import libcst.matchers as m
+
+    yield from m.findall(function, m.SimpleStatementLine([m.Return()]))
+
+
 def left_out(lines: Iterator[Any]) -> Edits:
     """Replace the line with ``pass``."""
     import libcst as cst

@@ -1,0 +1,278 @@
+"""Under loss_parallel(), log_softmax has the gradient of the identity, except in cross_entropy.
+
+With tensor parallelism the logits of a large vocabulary stay split over the ranks, and the loss is
+computed inside ``loss_parallel()``. Cross-entropy is right there. But distillation, a KL divergence
+or an entropy bonus call ``log_softmax`` themselves. Their value is right and their gradient is not:
+it lacks the part that makes probabilities sum to one. Here three quarters of the gradient's norm
+have a wrong direction. Since the loss is right, its curve shows nothing.
+
+Root cause: ``loss_parallel`` replaces the backward of ``log_softmax`` by a function that returns
+the gradient as it comes, because the backward of its own ``nll_loss`` does the work of both.
+Nothing checks that the gradient comes from there.
+
+torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy, which does what upstream's open pull request 191606 proposes: each of the two functions
+computes its own backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, SIZE, exactly, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, edits, usual_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEATURES = 16
+FILE = "torch/distributed/tensor/parallel/loss.py"
+FITS = "torch>=2.6"
+"""Releases in which both functions are as the remedy expects them."""
+
+
+@dataclass
+class Params(Knobs):
+    loss: str = knob(
+        "distillation",
+        choices=("distillation", "cross_entropy"),
+        about="on the logits; distillation is the cross-entropy with a teacher's probabilities",
+    )
+    classes: int = knob(8, least=2, multiple=2, about="number of logits, split over the ranks")
+    rows: int = knob(4, least=1, unit="rows", about="the same in all steps and on all ranks")
+    steps: int = knob(3, least=1, about="number of steps")
+    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+
+
+def own_backward(function: Any) -> Edits:
+    """The backward of ``log_softmax`` takes away the softmax, weighted by the gradient's sum."""
+    value = "(grad_output - torch.exp(args[1]) * grad_output.sum(args[2], keepdim=True))"
+    import libcst as cst
+    import libcst.matchers as m
+
+    for line in edits.returning(function):
+        for name in m.findall(line, m.Name("grad_output")):
+            yield line, line.deep_replace(name, cst.parse_expression(value))
+
+
+def nll_alone(function: Any) -> Edits:
+    """The backward of ``nll_loss`` no longer adds the softmax."""
+    import libcst as cst
+
+    for line in edits.returning(function):
+        yield line.body[0].value, cst.parse_expression("grad_input * grad_output")
+
+
+REMEDY = (
+    Defect(
+        name="log_softmax_has_its_backward",
+        upstream="torch",
+        file=FILE,
+        scope="_log_softmax_backward_handler",
+        edit=own_backward,
+        about="our remedy, as upstream's open pull request 191606: log_softmax computes its own "
+        "backward",
+        fits=FITS,
+    ),
+    Defect(
+        name="nll_loss_without_softmax",
+        upstream="torch",
+        file=FILE,
+        scope="_nll_loss_and_log_softmax_backward",
+        edit=nll_alone,
+        about="our remedy, second part: the backward of nll_loss leaves the softmax to log_softmax",
+        fits=FITS,
+    ),
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/190746",),
+    fix="none upstream as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/191606 is open",
+    symptom="inside loss_parallel() the gradient of a log_softmax that is not followed by nll_loss "
+    "is that of the identity",
+    trigger="a loss with log_softmax other than cross_entropy, inside loss_parallel()",
+    remedy="compute such a loss outside of loss_parallel(), or on gathered logits",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "tensor_parallel": above(1),
+        "code": by_code("a loss other than cross_entropy is computed inside loss_parallel()"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(
+            about="the release with our remedy: both functions compute their own backward",
+            defects=REMEDY,
+        ),
+        "control": expect_clean(
+            about="the release, with cross_entropy",
+            params={"loss": "cross_entropy"},
+            triggers=False,
+        ),
+        "fixed_control": expect_clean(
+            about="the release with our remedy, with cross_entropy",
+            params={"loss": "cross_entropy"},
+            defects=REMEDY,
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step, beside what both gradients would give, with the classes that the rank has."""
+    p = at.params
+    facts = {
+        "loss": SIZE,
+        **applied.shapes(1),
+        "identity": held(applied.shapes(1)),
+        "classes": COUNT,
+    }
+    return {"step": Kind(facts, each(p.steps)), "loss": Kind({"name": exactly(p.loss)})}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear classifier whose classes are split over the ranks, as torch documents it."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    ctx.record("loss", name=p.loss)
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    head: Any = torch.nn.Linear(FEATURES, p.classes, bias=False).to(ctx.device)
+    split = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    head = parallelize_module(head, mesh, split)
+    optimizer = torch.optim.SGD(head.parameters(), lr=p.lr)
+    generator = torch.Generator().manual_seed(ctx.seed + 1)
+    inputs = torch.randn(p.rows, FEATURES, generator=generator).to(ctx.device)
+    targets = torch.randn(p.rows, p.classes, generator=generator).softmax(-1).to(ctx.device)
+    for step in each(p.steps):
+        before = _whole(head.weight)
+        with loss_parallel():
+            if p.loss == "distillation":
+                parted = distribute_tensor(targets, mesh, [Shard(-1)])
+                loss = _distillation(head(inputs).log_softmax(-1), parted)
+            else:
+                whole = distribute_tensor(targets.argmax(-1), mesh, [Replicate()])
+                loss = torch.nn.functional.cross_entropy(head(inputs), whole)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after = _whole(head.weight)
+        seen = {
+            name: applied.facts(
+                applied.plainly(of, before, [(inputs, targets)]), before, after, p.lr
+            )
+            for name, of in (("right", _loss(p.loss)), ("identity", _without_log_softmax))
+        }
+        value = loss.full_tensor() if isinstance(loss, DTensor) else loss
+        ctx.record(
+            "step",
+            step,
+            loss=float(value),
+            **seen["right"],
+            identity=seen["identity"],
+            classes=head.weight.to_local().shape[0],
+        )
+
+
+def _whole(weight: Any) -> dict[str, Tensor]:
+    return {"weight": weight.detach().full_tensor().clone()}
+
+
+def _distillation(logs: Any, targets: Any) -> Any:
+    """The cross-entropy with probabilities as targets, a mean over rows."""
+    return -(targets * logs).sum(-1).mean()
+
+
+def _loss(name: str) -> Callable[[Mapping[str, Tensor], Any], Tensor]:
+    """One of the two losses as a function of the weights, for ``applied.plainly``."""
+
+    def loss(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+        import torch
+
+        inputs, targets = rows
+        logits = inputs @ weights["weight"].T
+        if name == "distillation":
+            return cast("Tensor", _distillation(logits.log_softmax(-1), targets))
+        return torch.nn.functional.cross_entropy(logits, targets.argmax(-1))
+
+    return loss
+
+
+def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    """A loss with the gradient that distillation has if that of log_softmax is the identity's."""
+    inputs, targets = rows
+    return cast("Tensor", _distillation(inputs @ weights["weight"].T, targets))
+
+
+def detect(records: Records) -> Finding | None:
+    """A step applied another gradient than plain torch's: that of the identity."""
+    wrong = [step for step in records.of("step") if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    identity = all(applied.times(step["identity"], 1) for step in records.of("step"))
+    lines = [*applied.loss_wrong(records), applied.described(wrong[0])]
+    if identity:
+        lines.append("exactly that follows if log_softmax has the gradient of the identity")
+    return applied.finding(wrong, lines, documented=identity and len(lines) == 2)
+
+
+def exercised(records: Records) -> Exercise:
+    """The loss was not cross_entropy, and each rank had a part of the classes."""
+    loss = records.of("loss", 0)[0]["name"]
+    parts = {step["classes"] for step in records.of("step")}
+    split = parts == {records.params.classes // len(records.ranks)}
+    text = f"the loss was {loss}, with {min(parts)} of {records.params.classes} classes on a rank"
+    return Exercise.of(split and loss != "cross_entropy", text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that miss this bug, and whether they fired."""
+    return (
+        usual_checks.loss_unlike_reference(records)
+        | usual_checks.loss_ends_higher(records)
+        | usual_checks.loss_rises(records)
+    )
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How much of the right gradient each step applied, and how much aside."""
+    bars = [
+        (variant, f"step {step['step']}", step["off"])
+        for variant, records in trials.items()
+        for step in records.of("step", 0)
+    ]
+    yield Bars(
+        "The part of the applied gradient in a wrong direction",
+        "with the bug more than half of the gradient of distillation points elsewhere",
+        bars,
+        "of its norm",
+    )
