@@ -55,6 +55,11 @@ CODE = re.compile(r"\.(py|pyc|c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.\d+)*$")
 sources that DeepSpeed compiles when it runs."""
 
 
+SELDOM_IMPORTED = re.compile(r"/tests/|^/transformers/models/(?!auto/)\w+/")
+"""Sources that get no bytecode here, but in each process that imports them. They are most of the
+files of transformers (all models) and of pandas (its tests), and compiling takes longest."""
+
+
 class DamagedOverlay(Inconclusive):
     """An overlay in the cache has changed since it was built."""
 
@@ -201,7 +206,8 @@ def _install(stack: Stack, site: Path) -> str:
     text = resolution.lock(stack)
     site.mkdir()  # the bugs of a GPU need no package
     resolution.install(text, stack, site)
-    _compile(stack, sorted(site.rglob("*.py")))
+    sources = sorted(site.rglob("*.py"))
+    _compile(stack, [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")])
     return text
 
 
