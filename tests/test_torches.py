@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from harness import catalog
+from harness import catalog, config
 from harness.errors import Inconclusive, Unsupported
 from harness.files import sha256
+from harness.nightly import steps
+from harness.report import terminal
 from harness.spec import Defect
-from harness.upstream import defect, overlay, pins, torches
+from harness.upstream import defect, index, overlay, pins, torches
+from harness.upstream.index import Release
 from harness.upstream.overlay import Overlay
 from harness.upstream.pins import Stack, Torch
 
@@ -145,3 +149,21 @@ def test_each_edit_of_torch_says_which_releases_it_fits() -> None:
     for name in named:
         scenario = catalog.scenario(name)
         assert all(each.fits for each in scenario.defects if each.upstream == "torch"), name
+
+
+@pytest.mark.parametrize(("index_of_torch", "expected"), [("", [torches.installed()]), ("x", None)])
+def test_a_nightly_tests_the_torch_that_is_installed(
+    index_of_torch: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [
+        Release("torch", v, "2026-01-01") for v in ("1.0.0", torches.installed() or "", "99.0")
+    ]
+    monkeypatch.setattr(index, "releases_of", lambda names: {"torch": known})
+    if index_of_torch:
+        monkeypatch.setenv(torches.INDEX, index_of_torch)
+    else:
+        monkeypatch.delenv(torches.INDEX, raising=False)
+    configs = [config.compose(["scenario=loss_parallel_identity"])]
+    found = steps.read_index(configs, terminal(io.StringIO()))["torch"]
+    assert isinstance(found, list)
+    assert [one.version for one in found] == (expected or [one.version for one in known])

@@ -122,7 +122,7 @@ def _refuse_nothing(environment: Environment) -> None:
     """Refuse an environment without any of the packages: that would look like an all-clear. Often
     it is the one of this tool itself."""
     if not environment.packages:
-        names = ", ".join([*catalog.upstreams(), "torch"])
+        names = ", ".join(catalog.upstreams())
         raise UserError(
             f"{environment.where} has none of {names}: name another environment with --python, or "
             "its requirements with -r"

@@ -7,6 +7,7 @@ the report of a nightly is read from the history.
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -30,8 +31,10 @@ from harness.sweep.changes import Releases
 from harness.sweep.history import History
 from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.sweep.suite import Done, side_by_side
-from harness.upstream import index
+from harness.upstream import index, torches
 from harness.upstream.index import Release
+from harness.upstream.pins import TORCH
+from harness.upstream.torches import INDEX
 
 Index = Mapping[str, Sequence[Release] | Fault]
 """The releases of each package, or why they are not known."""
@@ -86,7 +89,8 @@ def today() -> str:
 
 
 def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
-    """The releases of every package that the scenarios pin."""
+    """The releases of every package that the scenarios pin; of torch only the one that is
+    installed, unless ``TORCH_INDEX`` offers others."""
     broken = catalog.broken()
     names = sorted(
         {
@@ -98,7 +102,10 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
     )
     with Progress(console) as progress:
         progress.say(f"reading the index for {', '.join(names) or 'nothing'}")
-        return dict(index.releases_of(names))
+        found = dict(index.releases_of(names))
+    if isinstance(of_torch := found.get(TORCH), list) and INDEX not in os.environ:
+        found[TORCH] = [one for one in of_torch if one.version == torches.installed()]
+    return found
 
 
 def watch(

@@ -79,7 +79,7 @@ def described(name: str, version: str, origin: str = "") -> Installed:
         origin = "a development version"
     if not origin and parsed.local and name != "torch":  # DeepSpeed's: the commit it is built from
         origin = f"a build with the label +{parsed.local}"
-    return Installed(version, origin)
+    return Installed(parsed.public if name == "torch" else version, origin)
 
 
 def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:

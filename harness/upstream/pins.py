@@ -77,7 +77,7 @@ def platform_tag(name: str) -> str:
 
 def as_pinned(name: str, version: str) -> str:
     """An installed version as it is pinned: torch's without its build, 2.13.0 for 2.13.0+cpu."""
-    return Version(version).base_version if name == TORCH else version
+    return Version(version).public if name == TORCH else version
 
 
 def import_name(package: str) -> str:
@@ -95,7 +95,7 @@ def complete(scenario: Scenario, given: Mapping[str, str]) -> dict[str, str]:
     for companion in scenario.companions:
         if matches(companion.when, pins):
             pins.update({k: v for k, v in companion.pins.items() if k not in given})
-    return {name: _version(name, version) for name, version in pins.items()}
+    return {name: as_pinned(name, _version(name, version)) for name, version in pins.items()}
 
 
 def matches(when: str, pins: Mapping[str, str]) -> bool:
