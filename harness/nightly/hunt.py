@@ -281,7 +281,7 @@ def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[
     found = []
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))
-        if signature is None or not news & {one.kind for one in signature.shown if one.is_news}:
+        if signature is None or not news & {one.kind for one in signature.shown}:
             continue
         if catalog.scenario(name).subject not in releases:
             continue

@@ -53,6 +53,6 @@ def with_signature(
 
 def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
     """Whether everything that the bug shows in these layouts was found."""
-    own = {one.kind for one in signature.shown if one.is_news}
+    own = {one.kind for one in signature.shown}
     here = {kind for kind in own if kind[0] in ("", *layouts)}
     return bool(here) and here <= news

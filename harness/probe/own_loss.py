@@ -10,9 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from harness.facts.numbers import near
 from harness.probe.numbers import Share, share
 
 LABELS, LOGITS = "labels", "logits"
+
+OWN = "the reference's gradient is"
+"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+
+NEAR = 2e-3
+"""How far a gradient may be from that of the mean cross-entropy, as a part of it."""
+
+
+def note(ratio: float | None) -> str:
+    """What to say of a gradient that is ``ratio`` times the mean's; empty if that is about 1."""
+    if ratio is None or near(ratio, 1.0, within=NEAR):
+        return ""
+    return (
+        f"{OWN} {ratio:.4g} times that of the mean cross-entropy of its own logits and labels: all "
+        "layouts have that, unless the loss is scaled on purpose"
+    )
 
 
 def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share], None]) -> None:

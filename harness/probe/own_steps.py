@@ -12,6 +12,9 @@ from harness.facts.numbers import near
 from harness.probe.numbers import norm, share
 from harness.probe.runs import Step
 
+FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
+"""How the notes begin: by these words a recorded note is recognised, however it goes on."""
+
 JUMP = 1.5
 """How many times the second rate the first one may be, if the third one is higher again."""
 
@@ -35,7 +38,7 @@ def _jump(rates: Sequence[float]) -> Iterator[str]:
     first, second, third = rates[:3]
     if first > JUMP * second and third > second:
         yield (
-            f"the learning rate falls from {first:.4g} to {second:.4g} after the first step, and "
+            f"{FALLS} from {first:.4g} to {second:.4g} after the first step, and "
             f"then rises to {third:.4g}: the first step was not taken with the schedule's rate"
         )
 
@@ -52,6 +55,6 @@ def _applied(step: Step) -> Iterator[str]:
     found = share(step["update"], {n: -group["lr"] * g for n, g in step["grad"].items()})
     if not near(found.ratio, right, share=APPLIED):
         yield (
-            f"the first step applied {found.ratio:.4g} times the gradient of norm {size:.4g}; "
+            f"{APPLIED_FIRST} {found.ratio:.4g} times the gradient of norm {size:.4g}; "
             f"clipping to {clipping:.4g} leaves {right:.4g} times: all layouts have that"
         )

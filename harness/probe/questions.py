@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from harness.facts.numbers import near
-from harness.probe import own_steps, slope
+from harness.probe import own_loss, own_steps, slope
 from harness.probe.comparison import Compared, compare, refuse_unusable
 from harness.probe.epochs import epoch
 from harness.probe.evaluation import evaluation
@@ -30,9 +29,6 @@ from harness.probe.runs import Run, Runner
 from harness.spec import Lane
 
 SAMPLES, ORDER = "samples", "order of samples"
-
-OWN_LOSS = 2e-3
-"""How far a gradient may be from that of the mean cross-entropy, as a part of it."""
 
 
 @dataclass
@@ -238,12 +234,8 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from own_steps.notes(right.steps)
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
-    own = right.steps[0]["own"]
-    if own is not None and not near(own, 1.0, within=OWN_LOSS):
-        yield (
-            f"the reference's gradient is {own:.4g} times that of the mean cross-entropy of its "
-            "own logits and labels: all layouts have that, unless the loss is scaled on purpose"
-        )
+    if own := own_loss.note(right.steps[0]["own"]):
+        yield own
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import write_whole
-from harness.probe import evaluation
+from harness.probe import evaluation, own_loss, own_steps, slope
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.probe.ratios import term
@@ -24,12 +24,7 @@ from harness.probe.report import status
 FILE = "probe.json"
 """In the folder of a scenario."""
 
-SUSPECT = (
-    "the reference's gradient is",
-    "the learning rate falls",
-    "the first step applied",
-    "along the reference's gradient",
-)
+SUSPECT = (own_loss.OWN, own_steps.FALLS, own_steps.APPLIED_FIRST, slope.ALONG)
 """How the notes begin that no right loop has."""
 
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
@@ -57,8 +52,10 @@ class Shown:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What tells it from another finding."""
-        return self.layout, self.relation, self.times
+        """What tells it from another finding: of a note in SUSPECT only how it begins, as a change
+        of its other words must not make another finding of it."""
+        begins = next((b for b in SUSPECT if self.note and self.relation.startswith(b)), "")
+        return self.layout, begins or self.relation, self.times
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class Signature:
     def shown(self) -> list[Shown]:
         """What the release with the bug shows and the one without it does not."""
         right = {one.kind for one in self._shown("fixed")}
-        return [one for one in self._shown("buggy") if one.kind not in right]
+        return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
 
     @property
     def false_alarms(self) -> list[Shown]:

@@ -14,6 +14,9 @@ from harness.probe.numbers import SAFE, Named, norm
 from harness.probe.reference import Reference
 from harness.probe.runs import Run
 
+ALONG = "along the reference's gradient"
+"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+
 CHANGE = 3e-3
 """The part of the loss by which a step along the gradient changes it."""
 
@@ -47,8 +50,8 @@ def note(right: Reference, runs: list[Run]) -> str:
     if not finite(steep) or near(steep, 1.0, within=max(NEAR, unsure)):
         return ""
     return (
-        f"along the reference's gradient, its loss falls {steep:.3g} times as fast as the gradient "
-        "says: a backward is not that of its forward, unless a gradient is stopped on purpose"
+        f"{ALONG}, its loss falls {steep:.3g} times as fast as the gradient says: a backward is "
+        "not that of its forward, unless a gradient is stopped on purpose"
     )
 
 

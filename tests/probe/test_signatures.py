@@ -63,9 +63,17 @@ def test_what_breaks_first_is_shown_in_terms_of_ranks_and_micro_batches() -> Non
 def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None:
     common = Shown("ranks", "samples")
     own = Shown("both", "gradient", 0.3333, "1/k", 1)
-    found = Signature(recorded={"buggy": recorded(common, own), "fixed": recorded(common)})
+    usual = Shown("", "dropout draws the same numbers", note=True)
+    found = Signature(recorded={"buggy": recorded(common, own, usual), "fixed": recorded(common)})
     assert found.shown == [own]
     assert found.false_alarms == [common]
+
+
+@pytest.mark.parametrize("begins", signatures.SUSPECT)
+def test_other_words_later_in_a_note_are_the_same_finding(begins: str) -> None:
+    one, other = (Shown("", f"{begins} # {more}", note=True) for more in ("times", "as it was"))
+    assert one.is_news
+    assert one.kind == other.kind
 
 
 def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> None:
