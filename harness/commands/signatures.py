@@ -88,12 +88,8 @@ def _judged(name: str) -> tuple[str, int]:
             f"{name}: the fixed release has a broken relation: {relations}",
             ExitCode.NOT_AS_EXPECTED,
         )
-    silent = {
-        variant: one.no_answer or [k for k, v in one.statuses.items() if v == "no answer"]
-        for variant, one in signature.recorded.items()
-    }
-    if any(silent.values()):
-        return f"{name}: no answer: {silent}", ExitCode.INCONCLUSIVE
+    if signature.silent:
+        return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
     first = ", ".join(
         f"{one.layout or 'note'}: {one.relation}" + (f" x {one.times}" if one.times else "")
         for one in signature.shown

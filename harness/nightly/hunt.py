@@ -287,7 +287,8 @@ def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[
             continue
         if not all(words in loop.arguments for words in signature.needs):
             continue
-        if lookup(name, releases).status is not Status.NOT_AFFECTED:
+        of = lookup(name, releases)
+        if Status.NOT_AFFECTED not in (of.status, of.nearest):  # it may be unknown: a new release
             found.append(name)
     return found
 

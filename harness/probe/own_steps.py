@@ -1,7 +1,8 @@
 """Is the reference's own way of taking steps plausible? No comparison of layouts shows it if not.
 
-Both questions have an answer that needs no second run: a schedule does not begin with a jump, and
-SGD's first step is its rate times the gradient, clipped to the norm that it is to be clipped to.
+All questions have an answer that needs no second run: a schedule does not begin with a jump; the
+first step is the one that the formula of SGD or Adam gives; weights in 16 bits move at all; and a
+second epoch has another order than the first.
 """
 
 from __future__ import annotations
@@ -9,26 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.facts.numbers import near
-from harness.probe.numbers import norm, share
+from harness.probe.numbers import Named, norm, share
 from harness.probe.runs import Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
+LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 JUMP = 1.5
 """How many times the second rate the first one may be, if the third one is higher again."""
 
 APPLIED = 0.01
-"""How far the applied gradient may be from the right one, as a part of it; bf16 included."""
+"""How far the first step may be from that of the formula, as a part of it; bf16 included."""
 
-PLAIN = {"weight_decay": 0, "dampening": 0, "maximize": False, "nesterov": False}
-"""The settings of an SGD whose first step is its rate times the gradient."""
+PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
+"""The settings of an SGD or an Adam whose first step is that of the formula."""
+
+COARSE = 1e-5
+"""From this ulp of 1 on, weights are in 16 bits."""
+
+MOVED = 0.5
+"""The least share of the values with a gradient that a step moves, if weights are in 16 bits."""
 
 
 def notes(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
+    yield from _lost([step for step in steps if step["lr"][0]])
+    yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
 
 
 def _jump(rates: Sequence[float]) -> Iterator[str]:
@@ -44,17 +54,78 @@ def _jump(rates: Sequence[float]) -> Iterator[str]:
 
 
 def _applied(step: Step) -> Iterator[str]:
-    """A first step of SGD that is not the gradient, clipped as it was asked for."""
-    group, clipping = step["group"], step["clipping"]
-    if step["optimizer"] != "SGD" or not clipping or not group["lr"]:
-        return
-    if any(group.get(name, value) != value for name, value in PLAIN.items()):
-        return
+    """A first step that is not the one that the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
-    right = min(1.0, clipping / size) if size else 1.0
-    found = share(step["update"], {n: -group["lr"] * g for n, g in step["grad"].items()})
-    if not near(found.ratio, right, share=APPLIED):
+    clipping, rate = step["clipping"], step["lr"][0]
+    if clipping is None or step["scaled"] or not (rate and size):
+        return
+    right = min(1.0, clipping / size) if clipping else 1.0
+    expected = _formula(step, rate, right)
+    if expected is None or _drowned(step, expected):
+        return
+    found = share(step["update"], expected).ratio
+    if near(found, 1.0, share=APPLIED):
+        return
+    if step["optimizer"] != "SGD":
+        kind = step["optimizer"]
+        text = f"{found:.4g} times what {kind}'s formula gives for its gradient"
+    elif clipping:
+        text = f"{found * right:.4g} times the gradient of norm {size:.4g}; clipping to "
+        text += f"{clipping:.4g} leaves {right:.4g} times"
+    else:
+        text = f"{found:.4g} times the gradient, and nothing clips it"
+    yield f"{APPLIED_FIRST} {text}: all layouts have that"
+
+
+def _formula(step: Step, rate: float, clipped: float) -> Named | None:
+    """The first step of SGD, Adam and AdamW; None for others, or if its groups are not alike."""
+    group, kind = step["group"], step["optimizer"]
+    odd = any(group.get(name, value) != value for name, value in PLAIN.items())
+    if odd or not group or kind not in ("SGD", "Adam", "AdamW"):
+        return None
+    decay, before = group.get("weight_decay", 0), step["before"]
+    decoupled = kind == "AdamW" or group.get("decoupled_weight_decay", False)
+    gradient = {n: clipped * g.astype(float) for n, g in step["grad"].items()}
+    if decay and not decoupled:
+        gradient = {n: g + decay * before[n] for n, g in gradient.items()}
+    if kind == "SGD":
+        return {n: -rate * g for n, g in gradient.items()}
+    found = {n: -rate * g / (abs(g) + group["eps"]) for n, g in gradient.items()}
+    if decay and decoupled:
+        return {n: u - rate * decay * before[n] for n, u in found.items()}
+    return found
+
+
+def _drowned(step: Step, expected: Named) -> bool:
+    """Whether rounding of the weights is too much of a step."""
+    rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
+    return float(rounded**0.5) > APPLIED * norm(expected)
+
+
+def _lost(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights in 16 bits whose updates are less than half an ulp of them."""
+    moved = 0.0
+    for step in steps:
+        coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
+        there = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
+        if not there:
+            return
+        both = ((step["grad"][n] != 0) & (step["update"][n] != 0) for n in coarse)
+        moved = max(moved, sum(int(each.sum()) for each in both) / there)
+    if steps and moved < MOVED:
         yield (
-            f"{APPLIED_FIRST} {found.ratio:.4g} times the gradient of norm {size:.4g}; "
-            f"clipping to {clipping:.4g} leaves {right:.4g} times: all layouts have that"
+            f"{LOST} {moved:.0%} of the values of weights in 16 bits: the updates of the others "
+            "are less than their rounding, and no copy in fp32 keeps them"
+        )
+
+
+def _same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A step later than the second that has the rows of the first, in the same order."""
+    first = steps[0]
+    again = (n for n, rows in enumerate(steps) if n > 1 and rows == first)
+    number = next(again, 0)
+    if number and len(set(first)) > 1 and steps[1] != first:
+        yield (
+            f"{SAME_ORDER} in the same order (step {number + 1} is as step 1): is set_epoch "
+            "missing? No fault if the order is fixed on purpose"
         )

@@ -24,7 +24,14 @@ from harness.probe.report import status
 FILE = "probe.json"
 """In the folder of a scenario."""
 
-SUSPECT = (own_loss.OWN, own_steps.FALLS, own_steps.APPLIED_FIRST, slope.ALONG)
+SUSPECT = (
+    own_loss.OWN,
+    own_steps.FALLS,
+    own_steps.APPLIED_FIRST,
+    own_steps.LOST,
+    own_steps.SAME_ORDER,
+    slope.ALONG,
+)
 """How the notes begin that no right loop has."""
 
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
@@ -91,6 +98,22 @@ class Signature:
         """What the release with the bug shows and the one without it does not."""
         right = {one.kind for one in self._shown("fixed")}
         return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
+
+    @property
+    def silent(self) -> dict[str, list[str]]:
+        """By variant, why there is no answer, or the layouts without one.
+
+        Without the bug, a layout whose samples it breaks may have none: where shards of a stream
+        go to the ranks, their rows are not those of the reference's step, and that none comes twice
+        is all that can be compared.
+        """
+        samples = {one.layout for one in self._shown("buggy") if one.relation == "samples"}
+        found = {}
+        for variant, one in self.recorded.items():
+            by_design = samples if variant == "fixed" else set()
+            silent = {kind for kind, status in one.statuses.items() if status == "no answer"}
+            found[variant] = [one.no_answer] if one.no_answer else sorted(silent - by_design)
+        return {variant: reasons for variant, reasons in found.items() if reasons}
 
     @property
     def false_alarms(self) -> list[Shown]:

@@ -75,8 +75,9 @@ class Optimized:
         """What the model computes with, where the optimizer has other weights: nothing here."""
         return {}
 
-    def clipping(self) -> float:
-        """The greatest norm of gradients that the optimizer's own step leaves; 0 for any."""
+    def clipping(self) -> float | None:
+        """The greatest norm of gradients that the optimizer's own step leaves; 0 for any; None if
+        it does not step with these gradients."""
         return 0.0
 
     def state(self) -> dict[str, Any]:
@@ -117,11 +118,24 @@ class Engine:
     def _gradient(self, parameter: Any) -> Any:
         from deepspeed.utils import safe_get_full_grad
 
+        if (own := self._accumulated().get(id(parameter))) is not None:
+            return own.view(parameter.shape)
         if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
             return parameter.grad
         if hasattr(parameter, "_hp_mapping"):
             return parameter.get_full_hp_grad()
         return safe_get_full_grad(parameter)
+
+    def _accumulated(self) -> dict[int, Any]:
+        """The complete fp32 gradients of BF16_Optimizer, by the parameter. Its releases have no
+        right way to ask for them: with several ranks they raise, or give those of others."""
+        made = self._engine.optimizer
+        groups = zip(
+            getattr(made, "bf16_groups", ()),
+            getattr(made, "fp32_groups_gradients", ()),
+            strict=False,
+        )
+        return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
 
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
@@ -138,7 +152,9 @@ class Engine:
             if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
                 yield f"{name} in {str(parameter.dtype).removeprefix('torch.')}", parameter
 
-    def clipping(self) -> float:
+    def clipping(self) -> float | None:
+        if self._engine.fp16_enabled():
+            return None  # the gradients have the scale of the loss
         return float(self._engine.gradient_clipping() or 0.0)
 
     def state(self) -> dict[str, Any]:

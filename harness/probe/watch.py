@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ class Watch:
         """Begin to record a step."""
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
-        self.now["scaled"] = False
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
 
     def records(self) -> dict[str, Any]:
@@ -331,7 +330,7 @@ class Watch:
             "optimizer": updated.kind,
             "eps": updated.eps(),
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
-            "group": {n: v for n, v in updated.groups[0].items() if isinstance(v, (int, float))},
+            "group": _settings(updated.groups),
             "clipping": updated.clipping(),
         }
         if len(self.steps) in self.assignment.keep:
@@ -354,6 +353,14 @@ class Watch:
     def _end_if_done(self) -> None:
         if not (self.recording or self.assignment.epoch):
             self.done()
+
+
+def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The settings that are numbers, if all of an optimizer's groups have the same ones."""
+    first, *others = (
+        {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
+    )
+    return {} if any(one != first for one in others) else first
 
 
 def _releases() -> dict[str, str]:

@@ -25,6 +25,8 @@ class Lookup:
     why: str
     tested: bool = False
     """Whether exactly these releases were run; otherwise their neighbours were."""
+    nearest: Status | None = None
+    """Of releases beyond the tested ones: the status of the newest or oldest of those."""
 
 
 def lookup(name: str, have: Mapping[str, str]) -> Lookup:
@@ -73,7 +75,7 @@ def _between(
     """The result of the nearest tested releases on both sides, if they agree."""
     found, named = neighbours(tested, here), _named(packages, here)
     if not found.older or not found.newer:
-        return Lookup(None, _outside(packages, here, tested))
+        return _outside(packages, here, tested)
     if found.status is None:
         around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
         return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
@@ -94,15 +96,19 @@ def _around(found: Neighbours) -> list[Point]:
     return list(dict.fromkeys((*found.older, *found.newer)))
 
 
-def _outside(packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]) -> str:
+def _outside(
+    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+) -> Lookup:
     """Why releases that are not between tested ones are unknown."""
     for at, package in enumerate(packages):
         ordered = sorted(tested, key=itemgetter(at))
         for point, word in ((ordered[-1], "newest"), (ordered[0], "oldest")):
             if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
                 known = f"{package} {point[at]}, the {word} tested, is {_or(tested[point])}"
-                return f"{_named(packages, here)} was not tested; {known}"
-    return f"{_named(packages, here)} was not tested, nor releases around it"
+                why = f"{_named(packages, here)} was not tested; {known}"
+                one = set(tested[point])
+                return Lookup(None, why, nearest=one.pop() if len(one) == 1 else None)
+    return Lookup(None, f"{_named(packages, here)} was not tested, nor releases around it")
 
 
 def _named(packages: Sequence[str], point: Point) -> str:

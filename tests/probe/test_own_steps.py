@@ -10,14 +10,39 @@ import pytest
 from harness.probe.own_steps import notes
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}
+WEIGHTS = {"weight": numpy.array([1.0, 0.5])}
+FP32, BF16 = 2.0**-23, 2.0**-7
+SGD = {"weight_decay": 0, "dampening": 0}
+ADAM = {"weight_decay": 0, "eps": 1e-8}
 
 
-def steps(*rates: float, applied: float = 1.0, clipping: float = 0.0, **group: Any) -> list[Any]:
-    """Steps with these rates, the first of which moved the weights by ``applied`` gradients."""
-    update = {"weight": -rates[0] * applied * GRADIENT["weight"]}
-    first = {"optimizer": "SGD", "grad": GRADIENT, "update": update, "clipping": clipping}
-    first |= {"group": {"lr": rates[0], "weight_decay": 0, "dampening": 0} | group}
-    return [{**first, "lr": [rate]} for rate in rates]
+def steps(
+    *rates: float,
+    applied: float = 1.0,
+    update: Any = None,
+    kind: str = "SGD",
+    clipping: float | None = 0.0,
+    eps: float = FP32,
+    scaled: bool = False,
+    **group: Any,
+) -> list[Any]:
+    """Steps with these rates, that moved the weights by ``applied`` gradients, or by ``update``."""
+    usual, of = SGD if kind == "SGD" else ADAM, applied * GRADIENT["weight"]
+    return [
+        {
+            "optimizer": kind,
+            "grad": GRADIENT,
+            "before": WEIGHTS,
+            "update": {"weight": -rate * of if update is None else update},
+            "clipping": clipping,
+            "eps": {"weight": eps},
+            "scaled": scaled,
+            "group": usual | group,
+            "rows": [[f"row {number}"]],
+            "lr": [rate],
+        }
+        for number, rate in enumerate(rates)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,17 +66,82 @@ def test_a_step_that_is_not_the_clipped_gradient_is_noted(applied: float, clippi
     assert f"applied {applied:.4g} times the gradient of norm 5" in note
 
 
+def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -> None:
+    (note,) = notes(steps(0.1, 0.1, applied=1 / 65536))
+    assert "applied 1.526e-05 times the gradient, and nothing clips it" in note
+
+
 @pytest.mark.parametrize(
-    ("applied", "clipping", "group"),
+    ("applied", "clipping", "more"),
     [
         (0.1, 0.5, {}),  # the norm is 5
         (1.0, 10.0, {}),
-        (7.0, 0.0, {}),  # no clipping: nothing to compare with
-        (7.0, 0.5, {"weight_decay": 0.1}),
+        (1.0, 0.0, {}),
+        (7.0, None, {}),  # the gradients are not those of the step
+        (7.0, 0.0, {"scaled": True}),
         (7.0, 0.5, {"nesterov": True}),
+        (7.0, 0.5, {"kind": "RMSprop"}),
     ],
 )
 def test_a_step_that_is_right_or_cannot_be_told_is_not_noted(
-    applied: float, clipping: float, group: dict[str, Any]
+    applied: float, clipping: float, more: dict[str, Any]
 ) -> None:
-    assert not list(notes(steps(0.1, 0.1, applied=applied, clipping=clipping, **group)))
+    assert not list(notes(steps(0.1, 0.1, applied=applied, clipping=clipping, **more)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "update"),
+    [
+        ("AdamW", {}, [-0.1, -0.1]),
+        ("AdamW", {"weight_decay": 0.1}, [-0.11, -0.105]),
+        ("Adam", {"weight_decay": 0.1}, [-0.1, -0.1]),
+        ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, [-0.11, -0.105]),
+        ("SGD", {"weight_decay": 0.1}, [-0.31, -0.405]),
+    ],
+)
+def test_the_first_step_of_a_formula_is_right(
+    kind: str, group: dict[str, Any], update: list[float]
+) -> None:
+    right = numpy.array(update)
+    assert not list(notes(steps(0.1, 0.1, kind=kind, update=right, **group)))
+    (note,) = notes(steps(0.1, 0.1, kind=kind, update=0.744 * right, **group))
+    assert "the first step applied 0.744 times" in note
+
+
+def test_a_step_that_rounding_drowns_is_not_judged() -> None:
+    nothing = numpy.array([0.0, 0.0])
+    tiny = steps(1e-9, 1e-9, kind="AdamW", update=nothing)
+    assert not list(notes(tiny))
+
+
+@pytest.mark.parametrize(("eps", "noted"), [(BF16, True), (FP32, False)])
+def test_weights_in_16_bits_that_stay_where_they_are_are_noted(eps: float, noted: bool) -> None:
+    found = list(notes(steps(1e-9, 1e-9, kind="AdamW", update=numpy.array([0.0, 0.0]), eps=eps)))
+    assert any("moved only 0% of the values" in note for note in found) == noted
+
+
+def test_weights_in_16_bits_that_move_are_not_noted() -> None:
+    moved = numpy.array([-1e-3, -1e-3])
+    assert not list(notes(steps(1e-3, 1e-3, kind="AdamW", update=moved, eps=BF16)))
+
+
+def test_a_rate_of_0_moves_nothing() -> None:
+    assert not list(notes(steps(0.0, 0.0, eps=BF16)))
+
+
+@pytest.mark.parametrize(
+    ("orders", "noted"),
+    [
+        (("ab", "cd", "ab", "cd"), True),
+        (("ab", "cd", "ef", "ab"), True),
+        (("ab", "cd", "ba", "dc"), False),
+        (("ab", "ab", "ab", "ab"), False),  # on purpose: it fits one batch
+        (("a", "b", "a", "b"), False),
+        (("ab", "cd", "ef", "gh"), False),
+    ],
+)
+def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> None:
+    taken = steps(0.1, 0.1, 0.1, 0.1)
+    for step, rows in zip(taken, orders, strict=True):
+        step["rows"] = [list(rows)]
+    assert any("rows of the first in the same order" in note for note in notes(taken)) == noted

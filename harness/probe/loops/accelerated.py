@@ -4,8 +4,9 @@ import argparse
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import set_seed
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
@@ -21,15 +22,29 @@ parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
 parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
 parser.add_argument("--default-sampler", action="store_true", help="not the seedable one")
+parser.add_argument("--schedule-inside", action="store_true", help="stepped in accumulate()")
 options = parser.parse_args()
 
 seedable = not (options.device_specific or options.default_sampler)
+try:
+    from accelerate.utils import DataLoaderConfiguration
+
+    more = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=seedable)}
+except ImportError:  # an old release
+    more = {}
+if not options.schedule_inside:  # otherwise the schedule goes on once for each rank
+    more["step_scheduler_with_optimizer"] = False
+
+
+class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
+    """What every release takes for a schedule: some know only the base class of torch 1."""
+
+
 accelerator = Accelerator(
     gradient_accumulation_steps=options.accum,
     cpu=not torch.cuda.is_available(),
     mixed_precision="bf16" if options.bf16 else "no",
-    step_scheduler_with_optimizer=False,  # otherwise the schedule goes on once for each rank
-    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable),
+    **more,
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(144, 16, generator=generator)
@@ -40,7 +55,7 @@ if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
+schedule = Schedule(optimizer, total_iters=100)
 loader = DataLoader(data, options.batch_size, shuffle=True)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
 
@@ -56,9 +71,12 @@ for x, y in loader:
         if accelerator.sync_gradients:
             accelerator.clip_grad_norm_(model.parameters(), options.clip)
         optimizer.step()
+        if options.schedule_inside:
+            schedule.step()
         optimizer.zero_grad()
     if accelerator.sync_gradients:
-        schedule.step()
+        if not options.schedule_inside:
+            schedule.step()
         steps += 1
         if options.save and steps == options.save_at:
             accelerator.save_state(options.save)

@@ -1,6 +1,6 @@
 """A stream of datasets' with map(), its place saved with state_dict(), as its documentation says.
 
-The shards of the stream go to the ranks.
+The shards of the stream go to the ranks. --transform skip and concatenate come after that.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import json
 
 import torch
 import torch.distributed as dist
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -18,7 +18,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--transform", choices=("none", "map", "filter"), default="map")
+transforms = ("none", "map", "filter", "skip", "concatenate")
+parser.add_argument("--transform", choices=transforms, default="map")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -36,6 +37,12 @@ if options.transform == "map":
 elif options.transform == "filter":
     stream = stream.filter(lambda row: row["y"] < 8)
 stream = split_dataset_by_node(stream, rank, world)
+if options.transform == "skip":
+    stream = stream.skip(12 // world)
+elif options.transform == "concatenate":
+    numbers = torch.randn(48, 16, generator=generator).tolist()
+    more = Dataset.from_dict({"x": numbers, "y": [0] * 48}).to_iterable_dataset(num_shards=4)
+    stream = concatenate_datasets([stream, split_dataset_by_node(more, rank, world)])
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
 trained = DDP(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

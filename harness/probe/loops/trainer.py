@@ -20,6 +20,8 @@ from transformers import (
     HfArgumentParser,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
@@ -38,6 +40,8 @@ class Ours:
     rows: int = 144
     full_rows: bool = False
     """Rows without padding, all of the same length."""
+    one_row: bool = False
+    """Each row is the same: the balance of experts is that of the whole batch then."""
     dropout: float = 0.1
     evaluate: bool = False
 
@@ -52,12 +56,36 @@ arguments, ours = HfArgumentParser((TrainingArguments, Ours)).parse_args_into_da
 set_seed(arguments.seed)
 
 kind, drop = ours.model, ours.dropout
+
+
+class Plain(torch.nn.Module):
+    """A module of one's own, which returns a mean and takes no further keywords."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(VOCABULARY, 16), torch.nn.Linear(16, VOCABULARY)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.words(input_ids))
+        scores, wanted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        return {"loss": torch.nn.functional.cross_entropy(scores, wanted), "logits": logits}
+
+
 if kind == "llama":
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads, attention_dropout=drop)
     )
+elif kind == "mixtral":
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5}
+    model = MixtralForCausalLM(
+        MixtralConfig(vocab_size=VOCABULARY, **sizes, **heads, **experts, output_router_logits=True)
+    ).float()
+elif kind == "plain":
+    model = Plain()
 elif kind == "gpt2":
     sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
     drops = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop}
@@ -98,6 +126,8 @@ class Rows(torch.utils.data.Dataset):
         self.lengths = torch.randint(6, LENGTH + 1, (count,), generator=generator)
         if ours.full_rows:
             self.lengths.fill_(LENGTH)
+        if ours.one_row:
+            self.ids, self.lengths = self.ids[:1].expand(count, -1), self.lengths[:1].expand(count)
 
     def __len__(self):
         return len(self.ids)

@@ -13,6 +13,9 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--fp32-gradients", action="store_true", help="accumulated in fp32")
+parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
+parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--save", default="")
@@ -31,6 +34,11 @@ config = {
     "bf16": {"enabled": options.bf16},
     "zero_allow_untested_optimizer": True,  # for SGD
 }
+if options.fp32_gradients:
+    config["data_types"] = {"grad_accum_dtype": "fp32"}
+if options.offload:
+    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    config["zero_force_ds_cpu_optimizer"] = False
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
@@ -56,5 +64,7 @@ for number, (x, y) in enumerate(loader):
     loss = nn.functional.cross_entropy(logits.float(), y.to(engine.device))
     engine.backward(loss)
     engine.step()
+    if options.zero_grad and engine.is_gradient_accumulation_boundary():
+        engine.module.zero_grad()
     if options.save and number + 1 == options.save_at * options.accum:
         engine.save_checkpoint(options.save, client_state={"micro_steps": number + 1})
