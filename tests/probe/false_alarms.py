@@ -1,11 +1,12 @@
 """Runs probe on loops that are right, and reports how near they come to an alarm.
 
     python -m tests.probe.false_alarms --seeds 0:20
-    python -m tests.probe.false_alarms --seeds 1000:1020 --seconds 1200 --write
+    python -m tests.probe.false_alarms --seeds 2000:2020 --seconds 3000 --write
 
 Stacks, optimizers, clipping, dropout or padding, micro-batches and ranks are crossed so that every
 two values of a stack meet; the seeds take turns. Seeds from 1000 on are for the final table: they
-must not be used while probe is changed. ``--write`` puts the table into docs/probe.md.
+must not be used while probe is changed; 1000 to 1019 are used up. ``--write`` puts the table into
+docs/probe.md. A note that no right loop has counts as an alarm, too.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from harness.errors import HarnessError
 from harness.files import ROOT, write_whole
 from harness.machine import cache_folder
 from harness.nightly.hunt import newest
+from harness.probe import own_loss
 from harness.probe.crossing import crossed
 from harness.probe.numbers import SAFE
 from harness.probe.prober import Loop, Prober
 from harness.probe.report import status
+from harness.probe.signatures import SUSPECT
 from harness.text import markdown_table
 from harness.trial.server_pool import Pool
 from harness.upstream import overlay, pins
@@ -75,11 +78,17 @@ TRAINER = {
     "rows": ("", "--full_rows true"),
 }
 HUGGING_FACE = ("transformers", "accelerate")
+FAULTS = {"--model gpt2": own_loss.OWN}
+"""Arguments with which today's releases have a fault that all layouts have, and how its note
+begins: ``gpt2_counts_first_label``."""
+
 DDP = {**OURS, "dropout": ("", "--dropout 0.3"), "rows": ("", "--padded")}
 
 KINDS = (
     Kind("DDP, fp32", "ddp.py", factors=DDP),
     Kind("DDP, bf16", "ddp.py", "--dtype bfloat16", factors=DDP),
+    Kind("DDP, autocast in bf16", "ddp.py", "--amp bfloat16", factors=DDP),
+    Kind("DDP, autocast in fp16", "ddp.py", "--amp float16 --scale 256", factors=DDP),
     Kind("FSDP2, fp32", "fsdp2.py", factors=OURS),
     Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
     Kind("tensor parallel", "tensor_parallel.py", factors={"optimizer": OPTIMIZER}),
@@ -103,7 +112,11 @@ KINDS = (
             "zero.py",
             f"--stage {stage}",
             ("deepspeed",),
-            {**OURS, "precision": ("", "--bf16")},
+            {
+                "optimizer": ("", "--optimizer sgd --momentum 0.9"),
+                "clipping": CLIP,
+                "precision": ("", "--bf16"),
+            },
         )
         for stage in (0, 1, 2, 3)
     ),
@@ -119,7 +132,7 @@ KINDS = (
         "trl's SFTTrainer",
         "sft.py",
         packages=("trl", "transformers", "accelerate", "datasets"),
-        factors={"clipping": TRAINER["clipping"]},
+        factors={"clipping": TRAINER["clipping"], "optimizer": TRAINER["optimizer"]},
     ),
     Kind(
         "DDP, 10 million parameters",
@@ -211,6 +224,11 @@ def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:
         tally.silent.append(f"{name}: {error}")
         print(tally.silent[-1], file=sys.stderr, flush=True)
         return
+    for note in answers.notes:
+        expected = tuple(begins for words, begins in FAULTS.items() if words in loop.arguments)
+        if note.startswith(SUSPECT) and not note.startswith(expected):
+            tally.alarms.append(f"{name}: {note}")
+            print(f"ALARM {tally.alarms[-1]}", file=sys.stderr, flush=True)
     for found in answers.layouts:
         where = f"{name}, {found.layout.name}"
         if found.broken:

@@ -17,6 +17,7 @@ parser.add_argument("--fp32-gradients", action="store_true", help="accumulated i
 parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
 parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
@@ -42,7 +43,7 @@ if options.offload:
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=options.momentum)
 if options.warmup:
     rates = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": options.warmup}
     config["scheduler"] = {"type": "WarmupLR", "params": {**rates, "warmup_type": "linear"}}
