@@ -40,6 +40,7 @@ USUAL = {
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
     "fsdp2.py": Usual(OWN),
+    "fsdp2_accelerate.py": Usual(OWN, SAVE, RESUME),
     "lightning_module.py": Usual(f"{OWN} --devices {{ranks}}", SAVE, RESUME),
     "megatron_style.py": Usual(OWN, same_rows=True),
     "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
