@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.errors import Inconclusive
+from harness.facts.numbers import finite
 from harness.probe import numbers
 from harness.probe.layouts import Layout
 from harness.probe.reference import Moment, Reference
@@ -137,7 +138,13 @@ def refuse_unusable(reference: Run) -> None:
         lines = reference.log.strip().splitlines()[-LOG_LINES:]
         why = f"the reference, 1 rank, gives no answer: {reference.failure}"
         raise Inconclusive("\n    | ".join([why, *lines]))
-    if not any(numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]):
+    sizes = [numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
+    if not finite(sizes[0]):
+        raise Inconclusive(
+            "the reference, 1 rank, gives no answer: its first gradients are not finite. Are all "
+            "its weights initialised?"
+        )
+    if not any(sizes):
         raise Inconclusive(
             "the reference, 1 rank, gives no answer: its gradients are all 0, so no layout can "
             "differ; does its loss depend on its parameters?"
