@@ -1,0 +1,136 @@
+"""GRPO's default loss is divided by the tokens of all generated completions, not of the update's.
+
+Each update is the right one times gradient_accumulation_steps / steps_per_generation. Those who
+generate for several updates at once (4 and 2) train at half of the learning rate; those who
+generate more often than they update (2 and 4) at twice the rate. With the two equal, the default,
+all is right. The loss of GRPO is near 0 anyway, so it does not show the bug.
+
+Root cause: with ``loss_type="dapo"``, the default, the sum of the tokens' losses is divided by
+``num_items_in_batch``. That is the number of tokens of the generation batch, which has
+steps_per_generation micro-batches. But an update has gradient_accumulation_steps micro-batches. The
+types cispo and vespo have the same line; grpo divides otherwise, and is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT
+from harness.knobs import Knobs, knob
+from harness.settings import by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied
+
+
+@dataclass
+class Params(Knobs):
+    generation: int = knob(
+        4, choices=(1, 2, 4), about="steps_per_generation: micro-batches of a generation"
+    )
+    accumulation: int = knob(
+        2, choices=(1, 2, 4), about="gradient_accumulation_steps: micro-batches of an update"
+    )
+    loss_type: str = knob("dapo", choices=("dapo", "grpo"), about="of GRPO")
+    steps: int = knob(4, least=1, about="of training")
+    lr: float = knob(0.01, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "DAPO loss is not normalized by gradient_accumulation_steps",
+        "https://github.com/huggingface/trl/issues/5619",
+        "https://github.com/huggingface/trl/pull/6024",
+    ),
+    fix="https://github.com/huggingface/trl/pull/6024",
+    symptom="with steps_per_generation=4 and gradient_accumulation_steps=2 gradients are halved",
+    trigger="GRPO with loss_type dapo, cispo or vespo, and steps_per_generation different from "
+    "gradient_accumulation_steps",
+    remedy='use trl 1.9.1 or later, or loss_type="grpo"',
+    pins={"trl": "1.9.0"},
+    companions=(
+        Companion(
+            "trl>=0.27,<1.0",
+            {"transformers": "4.57.6"},
+            "by their dates they would get transformers 5.0, which lacks what the first two need, "
+            "or 5.2, whose Trainer divides the gradient once more by the micro-batches",
+        ),
+    ),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "code": by_code("steps_per_generation is not gradient_accumulation_steps"),
+    },
+    files=("trl/trainer/grpo_trainer.py",),
+    releases="trl>=0.22",  # older ones have no loss type dapo
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.9.1"),
+        "control": expect_clean(
+            about="1.9.0 with one generation for each update",
+            params={"generation": 2},
+            triggers=False,
+        ),
+        "often": expect_symptom(
+            about="1.9.0 with two generations for each update: the gradients are doubled",
+            params={"generation": 2, "accumulation": 4},
+        ),
+        "grpo": expect_clean(
+            about="1.9.0 with the loss type grpo", params={"loss_type": "grpo"}, triggers=False
+        ),
+    },
+)
+picture = applied.ratios
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with what it applied."""
+    step = {"micro_batches": COUNT, **applied.shapes()}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a tiny model on its own completions; compare each applied gradient with torch's."""
+    from scenarios.trl.grpo_window_tokens import groups
+
+    p = ctx.params
+    with ctx.phase("init"):
+        made = groups.trainer(ctx, p.loss_type, p.generation, p.accumulation, p.steps)
+    with ctx.phase("steps"):
+        made.train()
+
+
+def detect(records: Records) -> Finding | None:
+    """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
+    steps, p = records.of("step"), records.params
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    scaled = all(applied.times(step, p.accumulation / p.generation) for step in steps)
+    return applied.finding(wrong, map(applied.described, wrong), documented=scaled)
+
+
+def exercised(records: Records) -> Exercise:
+    """The loss was dapo's, and each update had another number of micro-batches than a
+    generation."""
+    p = records.params
+    counts = sorted({step["micro_batches"] for step in records.of("step")})
+    text = f"each update had {counts} micro-batches, and each generation {p.generation}"
+    return Exercise.of(p.loss_type == "dapo", "", f"the loss type was {p.loss_type}") & Exercise.of(
+        counts == [p.accumulation] and p.accumulation != p.generation, text, text
+    )
+
+
+insufficient_checks = applied.same_direction
