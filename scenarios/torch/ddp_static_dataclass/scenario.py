@@ -1,0 +1,224 @@
+"""DDP with static_graph=True never averages the gradients of a module that returns a dataclass.
+
+Many models return a dataclass with the loss and the logits. Under
+``DistributedDataParallel(static_graph=True)`` such a model trains without an error, but each rank
+applies only its own gradient. The ranks' weights drift apart from the first step on. The loss of
+each rank falls as it should, and the checkpoint of rank 0 has seen the data of rank 0 alone.
+
+Root cause: with ``static_graph`` the first backward pass must reduce all gradients at its end. DDP
+arranges that by a function that it puts behind each output tensor, and finds those tensors by
+flattening the output as a pytree. A dataclass that is not registered as a pytree is a leaf, so no
+tensor is found, and the reduction is never arranged. In later passes DDP waits for the first one,
+so nothing is reduced there either.
+
+torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy: a hook on every tensor that ``_find_tensors`` finds, DDP's own search, which enters
+dataclasses. Neither enters an object of a plain class: there the bug stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import FLAG, exactly
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.torch.ddp_static_dataclass import unreduced
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FITS = "torch>=2.6"
+"""Releases in which DDP arranges the first reduction as the remedy expects."""
+
+
+@dataclass
+class Params(Knobs):
+    output: str = knob(
+        "dataclass",
+        choices=("dataclass", "plain_class", "tuple", "tensor"),
+        about="of the module's forward",
+    )
+    static_graph: bool = knob(True, about="of DistributedDataParallel")
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = knob(4, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+HOOKS = """
+if torch.is_grad_enabled() and self.static_graph:
+    def arrange(_: torch.Tensor, owner: Any = weakref.ref(self)) -> None:
+        if not owner()._static_graph_delay_allreduce_enqueued:
+            Variable._execution_engine.queue_callback(owner().reducer._delay_all_reduce)
+            owner()._static_graph_delay_allreduce_enqueued = True
+
+    for tensor in _find_tensors(output):
+        if tensor.requires_grad and not self._static_graph_delay_allreduce_enqueued:
+            tensor.register_hook(arrange)
+"""
+
+
+def hooks_on_outputs(function: Any) -> Edits:
+    """Before the output is flattened, hook each of its tensors that needs a gradient."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    flag = m.Attribute(attr=m.Name("_static_graph_delay_allreduce_enqueued"))
+    added = cst.parse_module(HOOKS).body
+    for node in m.findall(function, m.If()):
+        if m.findall(cst.ensure_type(node, cst.If).test, flag):
+            yield node, cst.FlattenSentinel([*added, node])
+
+
+REMEDY = Defect(
+    name="hooks_on_all_outputs",
+    upstream="torch",
+    file="torch/nn/parallel/distributed.py",
+    scope="DistributedDataParallel._post_forward",
+    edit=hooks_on_outputs,
+    about="our remedy: a hook on each output tensor that _find_tensors finds, in dataclasses too, "
+    "arranges the first reduction",
+    fits=FITS,
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/106690",),
+    fix="none upstream as of torch 2.15.0",
+    symptom="with static_graph=True and outputs in a dataclass the gradients are not synchronised",
+    trigger="DistributedDataParallel(static_graph=True) over a module that returns a dataclass, or "
+    "an object of any class that is no pytree",
+    remedy="return a tensor, a tuple or a dict, or register the dataclass as a pytree",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("a module returns a dataclass under DDP with static_graph=True"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, with a tensor as output",
+            params={"output": "tensor"},
+            triggers=False,
+        ),
+        "tuple": expect_clean(
+            about="the release, with a tuple as output", params={"output": "tuple"}, triggers=False
+        ),
+        "dynamic": expect_clean(
+            about="the release, with a dataclass and without static_graph",
+            params={"static_graph": False},
+            triggers=False,
+        ),
+        "plain_class": expect_symptom(
+            about="the release, with an object of a plain class as output",
+            params={"output": "plain_class"},
+        ),
+        "fixed_plain_class": expect_symptom(
+            about="our remedy does not enter an object of a plain class",
+            params={"output": "plain_class"},
+            defects=(REMEDY,),
+        ),
+    },
+)
+detect = unreduced.detect
+insufficient_checks = unreduced.insufficient_checks
+picture = unreduced.picture
+
+
+def plan(at: Position) -> Plan:
+    """The type of the output, whether torch takes it for a leaf, and the steps."""
+    name = {"dataclass": "Output", "plain_class": "Plain", "tuple": "tuple", "tensor": "Tensor"}
+    output = {"type": exactly(name[at.params.output]), "found": FLAG, "static": FLAG}
+    return {"output": Kind(output), "step": unreduced.steps(at)}
+
+
+@dataclass
+class Output:
+    """What a model returns."""
+
+    logits: Tensor
+
+
+class Plain:
+    """The same as an object of a class that is no dataclass."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def run(ctx: Context) -> None:
+    """Train a linear map under DDP on two ranks' parts of each global batch."""
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils import _pytree as pytree
+
+    from scenarios.common import applied, linear
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    plain = linear.model().to(ctx.device)
+    module = DistributedDataParallel(
+        _wrapping(copy.deepcopy(plain), p.output), static_graph=p.static_graph
+    )
+    seen: list[Any] = []
+
+    def outputs(inputs: Tensor) -> Any:
+        output = module(inputs)
+        seen.append(output)
+        return output[0] if p.output == "tuple" else getattr(output, "logits", output)
+
+    def whole() -> dict[str, Tensor]:
+        return applied.copied(module.module.inner)
+
+    unreduced.train(ctx, plain, outputs, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
+    leaves = pytree.tree_leaves(seen[0])
+    found = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    ctx.record("output", type=type(seen[0]).__name__, found=found, static=module.static_graph)
+
+
+def _wrapping(inner: nn.Module, kind: str) -> nn.Module:
+    """A module whose output holds that of ``inner``, in an object of this kind."""
+    from torch import nn
+
+    made = {"dataclass": Output, "plain_class": Plain, "tuple": lambda logits: (logits, 1)}
+    hold: Any = made.get(kind, lambda logits: logits)
+
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, inputs: Tensor) -> Any:
+            return hold(self.inner(inputs))
+
+    return Wrapping()
+
+
+def exercised(records: Records) -> Exercise:
+    """The graph was static, and the output's tensors were in an object that is no pytree."""
+    output = records.of("output", 0)[0]
+    graph = "static" if output["static"] else "dynamic"
+    found = "found" if output["found"] else "not found"
+    text = f"a {graph} graph; the tensor in the output of type {output['type']} is {found}"
+    hidden = output["static"] and not output["found"]
+    return Exercise.of(hidden, text, text) & unreduced.parted(records)
