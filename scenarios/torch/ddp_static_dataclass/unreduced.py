@@ -83,19 +83,25 @@ def _apart(weights: Weights) -> float:
 
 def detect(records: Records) -> Finding | None:
     """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
-    steps = records.of("step")
+    return own_alone(records, 1.0)
+
+
+def own_alone(records: Records, share: float) -> Finding | None:
+    """The finding that each rank applied ``share`` times its own gradient, and nothing else."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
     wrong = [step for step in steps if not applied.times(step, 1)]
-    odd = list(applied.loss_wrong(records))
-    if not wrong and not odd and not any(step["apart"] for step in steps):
+    parted = [step for step in steps if step["apart"]]
+    if not wrong and not odd and not parted:
         return None
-    own = all(applied.times(step["own"], 1) for step in steps)
+    own = all(applied.times(step["own"], share) for step in steps)
     lines = [*odd, *map(applied.described, wrong[:1])]
     if own:
-        lines.append("exactly that follows if each rank applies its own gradient alone")
+        times = "" if share == 1 else f"{share:.3g} times "
+        lines.append(f"exactly that follows if each rank applies {times}its own gradient alone")
     last = max(steps, key=lambda step: step["step"])
     lines.append(f"after step {last['step']} the ranks' weights are {last['apart']:.3g} apart")
-    first = wrong or [step for step in steps if step["apart"]] or steps
-    return applied.finding(first, lines, documented=own and bool(wrong) and not odd)
+    documented = own and bool(wrong) and not odd
+    return applied.finding(wrong or parted or steps, lines, documented=documented)
 
 
 def parted(records: Records) -> Exercise:

@@ -1,0 +1,183 @@
+"""FSDP1's HYBRID_SHARD over a mesh of (n, 1) never averages the gradients of its n replicas.
+
+HYBRID_SHARD shards within a group, usually a node, and replicates between groups. With one rank in
+each sharding group, nothing is left to shard and only the replicas' gradients must be averaged.
+That comes up when a configuration that is made for several GPUs per node runs with one. FSDP warns
+that it switches to NO_SHARD "since the world size is 1", which sounds harmless. From then on each
+rank trains a model of its own, with gradients that are n times too small. The checkpoint of rank 0
+has seen the data of rank 0 alone.
+
+Root cause: FSDP replaces any strategy by NO_SHARD if the sharding group has one rank. NO_SHARD
+sums gradients over that same group, that is over one rank. The group of the replicas, which
+HYBRID_SHARD sums over, is forgotten. Only its size still counts: each gradient is divided by n.
+
+torch 2.15.0 still has the bug: as released, it is the buggy variant. Upstream plans no fix for
+FSDP1. The fixed variant is our remedy: the strategy is kept if there are several replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, exactly
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.torch.ddp_static_dataclass import unreduced
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FITS = "torch>=2.6"
+"""Releases in which FSDP replaces the strategy as the remedy expects."""
+
+
+@dataclass
+class Params(Knobs):
+    strategy: str = knob(
+        "HYBRID_SHARD",
+        choices=("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
+        about="of FullyShardedDataParallel",
+    )
+    shards: int = knob(1, least=1, about="ranks in a sharding group; the others are replicas")
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+def unless_replicated(function: Any) -> Edits:
+    """The test for a world of one rank also demands that there is no other replica."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    own = "and not (sharding_strategy in HYBRID_SHARDING_STRATEGIES and {})"
+    one = m.Comparison(
+        m.Attribute(attr=m.Name("world_size")), [m.ComparisonTarget(m.Equal(), m.Integer("1"))]
+    )
+    for test in m.findall(function, one):
+        code = cst.Module([]).code_for_node(cst.ensure_type(test, cst.Comparison))
+        replicas = own.format("state._inter_node_pg.size() > 1")
+        yield test, cst.parse_expression(f"({code} {replicas})")
+
+
+REMEDY = Defect(
+    name="hybrid_kept_with_replicas",
+    upstream="torch",
+    file="torch/distributed/fsdp/_init_utils.py",
+    scope="_init_core_state",
+    edit=unless_replicated,
+    about="our remedy: a hybrid strategy is kept if there are several replicas",
+    fits=FITS,
+)
+
+SCENARIO = Scenario(
+    report=(
+        "https://github.com/pytorch/pytorch/issues/154888",
+        "https://github.com/verl-project/verl/issues/7493",
+    ),
+    fix="none as of torch 2.15.0: upstream plans none for FSDP1",
+    symptom="with HYBRID_SHARD and a sharding group of one rank FSDP switches to NO_SHARD, and "
+    "gradients are not synchronised between the ranks",
+    trigger="FSDP1 with a hybrid strategy and one rank in each sharding group",
+    remedy="use DistributedDataParallel, or NO_SHARD without a mesh, or FSDP2",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, with both ranks in one sharding group",
+            params={"shards": 2},
+            triggers=False,
+        ),
+        "no_shard": expect_clean(
+            about="the release, with NO_SHARD and without a mesh",
+            params={"strategy": "NO_SHARD"},
+            triggers=False,
+        ),
+        "zero2": expect_symptom(
+            about="the release, with _HYBRID_SHARD_ZERO2",
+            params={"strategy": "_HYBRID_SHARD_ZERO2"},
+        ),
+        "fixed_zero2": expect_clean(
+            about="the release with our remedy and _HYBRID_SHARD_ZERO2",
+            params={"strategy": "_HYBRID_SHARD_ZERO2"},
+            defects=(REMEDY,),
+        ),
+    },
+)
+insufficient_checks = unreduced.insufficient_checks
+picture = unreduced.picture
+
+
+def plan(at: Position) -> Plan:
+    """The groups' sizes, and the steps."""
+    groups = {"strategy": exactly(at.params.strategy), "shards": COUNT, "replicas": COUNT}
+    return {"groups": Kind(groups), "step": unreduced.steps(at)}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear map under FSDP1 on two ranks' parts of each global batch."""
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    from scenarios.common import applied, linear
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    hybrid = p.strategy != "NO_SHARD"
+    shape = (ctx.world_size // p.shards, p.shards)
+    mesh = init_device_mesh(ctx.device.type, shape, mesh_dim_names=("replicate", "shard"))
+    sizes = shape if hybrid else (ctx.world_size, 1)
+    ctx.record("groups", strategy=p.strategy, replicas=sizes[0], shards=sizes[1])
+    plain = linear.model().to(ctx.device)
+    module = FullyShardedDataParallel(
+        copy.deepcopy(plain),
+        sharding_strategy=getattr(ShardingStrategy, p.strategy),
+        device_mesh=mesh if hybrid else None,
+        device_id=ctx.device,
+        use_orig_params=True,
+    )
+
+    def whole() -> dict[str, Tensor]:
+        with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+            return applied.copied(module.module)
+
+    unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each rank applied its own gradient, divided by the number of ranks, instead of their mean."""
+    return unreduced.own_alone(records, 1 / len(records.ranks))
+
+
+def exercised(records: Records) -> Exercise:
+    """There were several replicas, each of one rank, under a hybrid strategy."""
+    groups = records.of("groups", 0)[0]
+    text = f"{groups['strategy']} with {groups['replicas']} replicas of {groups['shards']} ranks"
+    alone = groups["strategy"] != "NO_SHARD" and groups["shards"] == 1 and groups["replicas"] > 1
+    return Exercise.of(alone, text, text) & unreduced.parted(records)
