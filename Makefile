@@ -35,7 +35,7 @@ unit: $(READY)
 	$(PYTEST) -m "not scenario and not browser and not cold and not slow and not slurm"
 
 slow: $(READY)
-	$(PYTEST) -m "slow and not cold"
+	$(PYTEST) -m "slow and not cold and not exhaustive"
 
 # Buggy and fixed of every scenario, and one of each other kind of variant: a control, a reference on
 # one rank, a fix that fails, a release before the bug, a newer one that still has it, another trigger.
@@ -58,6 +58,7 @@ test-ci: test slow scenarios browser slurm fuzz
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"
+	$(PYTEST) -m exhaustive
 	$(BIN)/python -m pytest -m scenario
 	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations
