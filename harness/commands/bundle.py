@@ -41,6 +41,9 @@ OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.to
 NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
 """What a run needs. Making overlays needs more: uv and LibCST."""
 
+FOR_TORCH = ("libcst",)
+"""What a scenario of torch needs: its overlays are made on the other machine, from its torch."""
+
 ACTIVATE = """\
 # Source this on the other machine: . BUNDLE/activate
 BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
@@ -187,6 +190,8 @@ def _wanted(
         for given in _choices(scenario, releases):
             for variant in (*scenario.variants, RELEASED):
                 chosen = pins.complete(scenario, {**given, **scenario.pins_of(variant)})
+                if pins.TORCH in chosen:
+                    continue  # that machine makes it, from its own torch
                 stack = resolution.stack(scenario, chosen, cache, python=python, platform=tag)
                 yield stack, scenario.variant(variant).defects
 
@@ -208,7 +213,9 @@ def _fill(
     contents: Mapping[str, Any],
 ) -> None:
     site = folder / "site"
-    _install_needed(site, contents["python"], contents["platform"])
+    of_torch = any(pins.TORCH in catalog.scenario(name).pins for name in contents["scenarios"])
+    needed = (*NEEDED, *(FOR_TORCH if of_torch else ()))
+    _install_needed(needed, site, contents["python"], contents["platform"])
     for name in OURS:
         source = ROOT / name
         if source.is_dir():
@@ -228,7 +235,7 @@ def _fill(
     archive.write(folder / ARCHIVE, borrowed, cache)
 
 
-def _install_needed(site: Path, python: str, platform: str) -> None:
+def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
     from uv import find_uv_bin
 
     done = subprocess.run(
@@ -249,7 +256,7 @@ def _install_needed(site: Path, python: str, platform: str) -> None:
             ":all:",
             "--no-binary",
             "antlr4-python3-runtime",
-            *NEEDED,
+            *needed,
         ],
         capture_output=True,
         text=True,
