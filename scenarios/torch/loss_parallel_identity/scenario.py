@@ -178,7 +178,7 @@ def run(ctx: Context) -> None:
         with loss_parallel():
             if p.loss == "distillation":
                 parted = distribute_tensor(targets, mesh, [Shard(-1)])
-                loss = _distillation(head(inputs).log_softmax(-1), parted)
+                loss = _distillation(head(inputs).log_softmax(1), parted)  # torch 2.6 refuses -1
             else:
                 whole = distribute_tensor(targets.argmax(-1), mesh, [Replicate()])
                 loss = torch.nn.functional.cross_entropy(head(inputs), whole)
