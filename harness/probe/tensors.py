@@ -29,6 +29,14 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def reshard(module: Any) -> None:
+    """Have FSDP2 gather the parameters again: while a script has them gathered, a module has other
+    ones than the optimizer."""
+    for each in module.modules():
+        if hasattr(each, "unshard") and hasattr(each, "reshard"):
+            each.reshard()
+
+
 def plain(name: str) -> str:
     """The name of a parameter without those of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -74,6 +82,10 @@ class Optimized:
     def copies(self) -> dict[str, Any]:
         """What the model computes with, where the optimizer has other weights: nothing here."""
         return {}
+
+    def fresh(self) -> bool:
+        """Whether it has taken no step before, here or in what was resumed."""
+        return not self._optimizer.state
 
     def clipping(self) -> float | None:
         """The greatest norm of gradients that the optimizer's own step leaves; 0 for any; None if
@@ -151,6 +163,9 @@ class Engine:
         for name, parameter in self._named():
             if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
                 yield f"{name} in {str(parameter.dtype).removeprefix('torch.')}", parameter
+
+    def fresh(self) -> bool:
+        return not self._engine.global_steps
 
     def clipping(self) -> float | None:
         if self._engine.fp16_enabled():

@@ -18,7 +18,7 @@ from harness.probe import own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import digest, draw_one_order, rows
-from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain
+from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain, reshard
 from harness.probe.unlike import unlike_by_design
 from harness.upstream.pins import IMPORTS
 
@@ -58,6 +58,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
+        self.now["coarse"] = False
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
@@ -107,6 +108,8 @@ class Watch:
             output = called(module, *arguments, **named)
         finally:
             self._depth -= 1
+        if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
+            self.now["coarse"] = True
         if own_loss.LABELS in named and self.noise is None and self.now["own"] is None:
             own_loss.follow(output, named, self._own)
         if self.noise is None or next(module.children(), None) is not None:
@@ -160,6 +163,7 @@ class Watch:
         self.reported.install(lambda: len(self.seen) - 1)
         if (engine := engine_of(self.root)) is not None:
             self._watch_engine(engine)
+        reshard(self.root)
         file = self.assignment.shift
         shift = packing.loaded(Path(file).read_bytes()) if file else {}
         with torch.no_grad():
@@ -332,6 +336,7 @@ class Watch:
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
             "group": _settings(updated.groups),
             "clipping": updated.clipping(),
+            "fresh": updated.fresh(),
         }
         if len(self.steps) in self.assignment.keep:
             self.now |= {"before": every, "state": updated.state()}
@@ -342,7 +347,8 @@ class Watch:
         self.now["update"] = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        self.now["slopes"] = self.engine is None and not self.now["scaled"]
+        exact = not (self.now["scaled"] or self.now["coarse"])
+        self.now["slopes"] = self.engine is None and exact
         if not self.steps:
             self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
         self.steps.append(self.now)

@@ -24,6 +24,7 @@ def steps(
     clipping: float | None = 0.0,
     eps: float = FP32,
     scaled: bool = False,
+    fresh: bool = True,
     **group: Any,
 ) -> list[Any]:
     """Steps with these rates, that moved the weights by ``applied`` gradients, or by ``update``."""
@@ -37,6 +38,7 @@ def steps(
             "clipping": clipping,
             "eps": {"weight": eps},
             "scaled": scaled,
+            "fresh": fresh,
             "group": usual | group,
             "rows": [[f"row {number}"]],
             "lr": [rate],
@@ -79,6 +81,7 @@ def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -
         (1.0, 0.0, {}),
         (7.0, None, {}),  # the gradients are not those of the step
         (7.0, 0.0, {"scaled": True}),
+        (7.0, 0.0, {"fresh": False}),
         (7.0, 0.5, {"nesterov": True}),
         (7.0, 0.5, {"kind": "RMSprop"}),
     ],
