@@ -1,0 +1,189 @@
+"""With tensor parallelism, label smoothing is computed over each rank's part of the vocabulary.
+
+Each rank then has another loss, and the gradient of the logits is wrong on all of them. Here, with
+2 ranks, 16 tokens and a smoothing of 0.1, the losses of the first step are 4.714 and 4.638 where
+4.674 is right. Training goes on, and the loss falls. megatron-core's own GPT smooths no labels:
+those are hit who call its cross-entropy in a loss of their own. Reported in March 2024, and alive.
+
+Root cause: ``vocab_parallel_cross_entropy`` gets a part of the logits. The logarithms' mean is that
+of this part, where an all-reduce is needed; and the number of classes, which decides how much is
+smoothed, is the size of this part. So each token gets about as many times its share of the
+smoothing as there are ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture, by_step
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+from scenarios.common.edits import followed, setting
+
+
+@dataclass
+class Params(Knobs):
+    smoothing: float = knob(0.1, least=0, most=0.5, about="label smoothing; 0 is off")
+    gathered: bool = knob(False, about="whether logits are gathered for torch's cross_entropy")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(0.5, above=0, about="of SGD")
+
+
+def over_all_ranks(tree: Any) -> Edits:
+    """``forward`` counts the classes of all ranks, and averages the logarithms over all ranks."""
+    body: Any = tree.body
+    for name, lines in (
+        ("vocab_size", ("vocab_size = vocab_size * world_size",)),
+        (
+            "mean_log_probs",
+            (
+                "torch.distributed.all_reduce("
+                "mean_log_probs, group=get_tensor_model_parallel_group())",
+                "mean_log_probs = mean_log_probs / world_size",
+            ),
+        ),
+    ):
+        ((line, more),) = followed(setting(body, name), *lines)
+        body = body.deep_replace(line, more)
+    yield tree.body, body
+
+
+REMEDY = Defect(
+    name="over_all_ranks",
+    upstream="megatron-core",
+    file="megatron/core/tensor_parallel/cross_entropy.py",
+    scope="_VocabParallelCrossEntropy.forward",
+    edit=over_all_ranks,
+    about="our remedy, like upstream's pull request 7466: smooths over the vocabulary of all ranks",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "[BUG] cross-entropy loss not computed correctly when label_smoothing is enabled",
+        "https://github.com/NVIDIA/Megatron-LM/issues/737",
+        "https://github.com/NVIDIA/Megatron-LM/issues/7464",
+    ),
+    fix="https://github.com/NVIDIA/Megatron-LM/pull/7466 is open as of 0.19.2; the fixed variant "
+    "is our remedy",
+    symptom="when label_smoothing is enabled, mean_log_probs is computed as a local mean, and the "
+    "loss is different on different tensor parallel ranks",
+    trigger="tensor parallelism, and label_smoothing in vocab_parallel_cross_entropy",
+    remedy="gather the logits (gather_output=True) and use torch's cross_entropy",
+    pins={"megatron-core": "0.16.1"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"tensor_parallel": above(1), "code": by_code("the loss smooths labels")},
+    files=("megatron/core/tensor_parallel/cross_entropy.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.16.1 without label smoothing", params={"smoothing": 0.0}, triggers=False
+        ),
+        "gathered": expect_clean(
+            about="0.16.1 with gathered logits and torch's cross_entropy",
+            params={"gathered": True},
+            triggers=False,
+        ),
+        "one_rank": expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step: what it applied, and what it would apply for the documented reason."""
+    step = {
+        "loss": NUMBER,
+        "local_loss": NUMBER,
+        **{name: alike(shape) for name, shape in applied.shapes(1).items()},
+        "unexplained": alike(held(applied.shapes(1))),
+    }
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a bigram model of upstream's tensor-parallel layers with its smoothed loss."""
+    from scenarios.megatron_core.tp_label_smoothing import bigram
+
+    p = ctx.params
+    with ctx.phase("steps"):
+        bigram.train(ctx, p.smoothing, p.steps, p.lr, gathered=p.gathered)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each rank's loss smooths over its part of the vocabulary, and each step applied the gradients
+    of these losses, each on its rank's logits."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not (_right(step) and applied.times(step, 1))]
+    if not wrong:
+        return None
+    explained = len(wrong) == len(steps) and all(map(_explained, steps))
+    return applied.finding(wrong, _lines(wrong), documented=explained)
+
+
+def _right(step: Record) -> bool:
+    return near(step["loss"], step["reference_loss"], share=applied.TOLERANCE)
+
+
+def _explained(step: Record) -> bool:
+    """Whether the loss and what was applied are those of the documented reason."""
+    local = near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
+    return local and applied.times(step["unexplained"], 1)
+
+
+def _lines(wrong: list[Record]) -> Iterator[str]:
+    for step in (one for one in wrong if one["step"] == wrong[0]["step"]):
+        if not _right(step):
+            yield (
+                f"rank {step['rank']}, step {step['step']}: the loss is {step['loss']:.4f}, plain "
+                f"torch's is {step['reference_loss']:.4f}"
+            )
+        yield applied.described(step)
+
+
+def exercised(records: Records) -> Exercise:
+    """The labels were smoothed, and the loss got logits that were cut among ranks."""
+    smoothing, ranks = records.params.smoothing, len(records.ranks)
+    smoothed = Exercise.of(smoothing > 0, f"the smoothing was {smoothing}", "no label was smoothed")
+    shared = ranks > 1 and not records.params.gathered
+    return smoothed & Exercise.of(
+        shared, f"{ranks} ranks shared the vocabulary", "each rank had all logits"
+    )
+
+
+insufficient_checks = usual_checks.loss_ends_higher
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how far the ranks' losses are from the right one."""
+
+    def above_right(step: Record) -> float:
+        return float(step["loss"] - step["reference_loss"])
+
+    yield Lines(
+        "The loss of the first rank, less the right loss",
+        "with the bug the first rank's loss is not that of plain torch; without it, it is",
+        by_step(trials, above_right),
+        y="nats",
+    )
