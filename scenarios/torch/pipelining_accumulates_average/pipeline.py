@@ -1,0 +1,112 @@
+"""A pipeline of small blocks in torch.distributed.pipelining. Imports torch: import it in ``run``.
+
+All ranks hold the complete model as a reference, and refresh its weights from the stages' owners.
+So plain torch can compute the gradient of the complete model on each rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from harness.spec import Context
+from scenarios.common import linear
+
+FEATURES = 8
+
+SINGLE = ("GPipe", "1F1B")
+"""Schedules with one stage on each rank."""
+LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+"""Schedules with two stages on each rank."""
+SCHEDULES = SINGLE + LOOPED
+
+Rows = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """One stage: a linear map and a tanh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.map(inputs).tanh()
+        return outputs
+
+
+def rows(ctx: Context, count: int) -> Rows:
+    """Inputs and labels; each call goes on in the sequence of torch's generator."""
+    inputs, labels = torch.randn(count, FEATURES), torch.randn(count, FEATURES)
+    return inputs.to(ctx.device), labels.to(ctx.device)
+
+
+class Pipeline:
+    """The stages of this rank under a schedule, and the complete model for reference."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        schedule: str,
+        micro_batches: int,
+        loss: Callable[[Tensor, Tensor], Tensor] = linear.loss,
+        block: Callable[[], nn.Module] = Block,
+        wrap: Callable[[nn.Module], nn.Module] = lambda block: block,
+        group: Any = None,
+        **options: Any,
+    ) -> None:
+        """``group`` has the ranks of this pipeline: all by default. ``wrap`` is for data
+        parallelism; ``options`` are the schedule's."""
+        count = dist.get_world_size(group)
+        self.group, self.owners = group, _owners(schedule, count)
+        self.whole = nn.Sequential(*(block() for _ in self.owners)).to(ctx.device)
+        own = [n for n, rank in enumerate(self.owners) if rank == dist.get_rank(group)]
+        self.blocks = {n: copy.deepcopy(self.whole[n]) for n in own}
+        stages = [
+            PipelineStage(wrap(b), n, len(self.owners), ctx.device, group=group)
+            for n, b in self.blocks.items()
+        ]
+        made: Any = getattr(schedules, f"Schedule{schedule}")
+        staged = stages[0] if schedule in SINGLE else stages
+        self.schedule = made(staged, micro_batches, loss_fn=loss, **options)
+        self.first, self.last = 0 in own, len(self.owners) - 1 in own
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of this rank's stages."""
+        return [weight for block in self.blocks.values() for weight in block.parameters()]
+
+    def step(self, batch: Rows) -> float | None:
+        """Run the schedule on a batch; returns the mean loss on the last stage's rank."""
+        losses: list[Tensor] = []
+        inputs = (batch[0],) if self.first else ()
+        last: dict[str, Any] = {"target": batch[1], "losses": losses} if self.last else {}
+        self.schedule.step(*inputs, **last)
+        return float(torch.stack(losses).mean()) if losses else None
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of all stages' weights, from their owners; a collective call."""
+        for n, rank in enumerate(self.owners):
+            source = self.blocks.get(n, self.whole[n])
+            for weight, own in zip(self.whole[n].parameters(), source.parameters(), strict=True):
+                weight.data.copy_(own.data)
+                dist.broadcast(weight.data, group_src=rank, group=self.group)
+        return {name: w.detach().clone() for name, w in self.whole.named_parameters()}
+
+    def own(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of these weights, those of this rank's stages."""
+        mine = tuple(f"{n}." for n in self.blocks)
+        return {name: weight for name, weight in weights.items() if name.startswith(mine)}
+
+
+def _owners(schedule: str, ranks: int) -> Sequence[int]:
+    """The rank of each stage."""
+    once = list(range(ranks))
+    if schedule in SINGLE:
+        return once
+    return once + (once[::-1] if schedule == "ZBVZeroBubble" else once)

@@ -1,0 +1,288 @@
+"""A pipeline schedule that is called k times before a step divides old gradients again and again.
+
+Gradient accumulation with ``torch.distributed.pipelining`` is ``schedule.step()`` several times and
+one step of the optimizer. Each call divides by the number of its micro-batches, as the default
+``scale_grads=True`` promises, but divides everything that was accumulated so far. With 4
+micro-batches the first of two calls counts a quarter of what it should, the first of three a
+sixteenth. So nearly only the last call is learned. The losses are right.
+
+torchtitan had this in all its pipelines until September 2025. It now passes ``scale_grads=False``
+and divides the loss itself.
+
+Root cause: the schedule divides ``p.grad`` of each stage after the last backward pass of a call.
+``p.grad`` then holds the gradients of earlier calls, too, which were divided already.
+
+torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy, in two functions: the schedule divides the loss of each micro-batch, and the stage no longer
+divides gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, FLAG, SIZE, exactly, held, maybe
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, edits, usual_checks
+
+FITS = "torch>=2.6"
+"""Releases in which both functions are as the remedy expects them."""
+
+
+@dataclass
+class Params(Knobs):
+    schedule: str = knob(
+        "1F1B",
+        choices=(
+            "GPipe",
+            "1F1B",
+            "Interleaved1F1B",
+            "LoopedBFS",
+            "InterleavedZeroBubble",
+            "ZBVZeroBubble",
+        ),
+        about="of the pipeline; the first two have one stage on each rank, the others two",
+    )
+    calls: int = knob(2, least=1, about="of schedule.step() before a step of the optimizer")
+    micro_batches: int = knob(4, least=2, about="in a call")
+    scale_grads: bool = knob(True, about="of the schedule; otherwise the loss is divided instead")
+    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = knob(3, least=1, about="of the optimizer")
+    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+
+
+def loss_divided(function: Any) -> Edits:
+    """The schedule divides the loss of each micro-batch before its backward pass."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    losses = m.Subscript(m.Attribute(attr=m.Name("_internal_losses")))
+    for line in edits.returning(function):
+        for loss in m.findall(line, losses):
+            code = cst.Module([]).code_for_node(loss)
+            count = "(self._n_microbatches if self.scale_grads else 1)"
+            yield loss, cst.parse_expression(f"{code} / {count}")
+
+
+def gradients_kept(function: Any) -> Edits:
+    """The stage no longer divides what its parameters have accumulated."""
+    yield from edits.left_out(edits.calling(function, "div_"))
+
+
+REMEDY = (
+    Defect(
+        name="loss_divided",
+        upstream="torch",
+        file="torch/distributed/pipelining/schedules.py",
+        scope="_PipelineSchedule._maybe_get_loss",
+        edit=loss_divided,
+        about="our remedy: the loss of each micro-batch is divided by their number",
+        fits=FITS,
+    ),
+    Defect(
+        name="gradients_kept",
+        upstream="torch",
+        file="torch/distributed/pipelining/stage.py",
+        scope="_PipelineStageBase.scale_grads",
+        edit=gradients_kept,
+        about="our remedy, second part: accumulated gradients are not divided",
+        fits=FITS,
+    ),
+)
+
+
+def on(schedule: str) -> dict[str, Any]:
+    """The parameters of a variant with another schedule."""
+    return {"schedule": schedule}
+
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/torchtitan/issues/1733",),
+    fix="none upstream as of torch 2.15.0; torchtitan avoids it since "
+    "https://github.com/pytorch/torchtitan/pull/1732",
+    symptom="with scale_grads=True the accumulated gradient is an exponential average of the calls "
+    "instead of their sum",
+    trigger="several calls of schedule.step() for one step of the optimizer, and scale_grads=True",
+    remedy="pass scale_grads=False, and divide the loss by the micro-batches of all calls",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "pipeline_parallel": above(1),
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("schedule.step() is called several times, and scale_grads is not False"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=REMEDY),
+        "control": expect_clean(
+            about="the release, with one call for each step", params={"calls": 1}, triggers=False
+        ),
+        "unscaled": expect_clean(
+            about="the release, with scale_grads=False and a loss that is divided as a whole",
+            params={"scale_grads": False},
+            triggers=False,
+        ),
+        "interleaved": expect_symptom(
+            about="the release, with Interleaved1F1B", params=on("Interleaved1F1B")
+        ),
+        "zero_bubble": expect_symptom(
+            about="the release, with InterleavedZeroBubble", params=on("InterleavedZeroBubble")
+        ),
+        "fixed_gpipe": expect_clean(
+            about="our remedy, with GPipe", params=on("GPipe"), defects=REMEDY
+        ),
+        "fixed_interleaved": expect_clean(
+            about="our remedy, with Interleaved1F1B", params=on("Interleaved1F1B"), defects=REMEDY
+        ),
+        "fixed_looped": expect_clean(
+            about="our remedy, with LoopedBFS", params=on("LoopedBFS"), defects=REMEDY
+        ),
+        "fixed_zero_bubble": expect_clean(
+            about="our remedy, with InterleavedZeroBubble",
+            params=on("InterleavedZeroBubble"),
+            defects=REMEDY,
+        ),
+        "fixed_v": expect_clean(
+            about="our remedy, with ZBVZeroBubble", params=on("ZBVZeroBubble"), defects=REMEDY
+        ),
+        "fixed_unscaled": expect_clean(
+            about="our remedy, with scale_grads=False",
+            params={"scale_grads": False},
+            defects=REMEDY,
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """What each rank's stages applied, beside what the decayed sum of the calls would give."""
+    p = at.params
+    facts = {
+        "loss": maybe(SIZE),
+        **applied.shapes(p.calls),
+        "decayed": held(applied.shapes(1)),
+        "calls": COUNT,
+    }
+    schedule = {"type": exactly(f"Schedule{p.schedule}"), "scales": FLAG}
+    return {"schedule": Kind(schedule), "step": Kind(facts, each(p.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a pipeline over both ranks, with several calls of the schedule in a step."""
+    import torch
+    import torch.distributed as dist
+
+    from scenarios.common import linear
+    from scenarios.torch.pipelining_accumulates_average import pipeline
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    parts = p.calls if p.scale_grads else p.calls * p.micro_batches
+
+    def loss(outputs: Any, labels: Any) -> Any:
+        return linear.loss(outputs, labels) / parts
+
+    run = pipeline.Pipeline(ctx, p.schedule, p.micro_batches, loss, scale_grads=p.scale_grads)
+    ctx.record("schedule", type=type(run.schedule).__name__, scales=run.schedule.scale_grads)
+    optimizer = torch.optim.SGD(run.parameters(), lr=p.lr)
+    for step in each(p.steps):
+        batches = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(p.calls)]
+        before = run.weights()
+        plain = applied.plainly(linear.of(run.whole), before, batches)
+        losses = [run.step(batch) for batch in batches]
+        seen = [loss for loss in losses if loss is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        after = run.own(run.weights())
+        before = run.own(before)
+        right = applied.Plain(plain.losses, [run.own(dict(g)) for g in plain.micro])
+        ctx.record(
+            "step",
+            step,
+            loss=parts * sum(seen) / len(seen) if seen else None,
+            **applied.facts(right, before, after, p.lr),
+            decayed=applied.facts(_decayed(right, p.micro_batches), before, after, p.lr),
+            calls=len(losses),
+        )
+
+
+def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
+    """The mean of the calls if each further call divides what was there by its micro-batches."""
+    last = len(plain.micro) - 1
+    shares = [micro_batches ** -(last - call) for call in range(last + 1)]
+    parts = list(zip(shares, plain.micro, strict=True))
+    mean = {name: sum(s * g[name] for s, g in parts) / len(parts) for name in plain.micro[0]}
+    return applied.Plain(plain.losses, [mean])
+
+
+def detect(records: Records) -> Finding | None:
+    """A step applied another gradient than plain torch's: the calls' decayed sum."""
+    steps, odd = records.of("step"), []
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    for step in steps:
+        if step["loss"] is not None and not near(step["loss"], step["reference_loss"], share=1e-3):
+            odd.append(f"the loss of step {step['step']} is {step['loss']:.5g}")
+    if not wrong and not odd:
+        return None
+    decayed = all(applied.times(step["decayed"], 1) for step in steps)
+    lines = [*odd, *map(applied.described, wrong[:1])]
+    if decayed:
+        lines.append(
+            "exactly that follows if each call divides what earlier calls have accumulated "
+            f"by {records.params.micro_batches}"
+        )
+    return applied.finding(wrong or steps, lines, documented=decayed and not odd)
+
+
+def exercised(records: Records) -> Exercise:
+    """There were several calls in each step, and the schedule scaled gradients."""
+    calls = {step["calls"] for step in records.of("step")}
+    schedule = records.of("schedule", 0)[0]
+    text = f"{schedule['type']} was called {min(calls)} times for each step, with scale_grads "
+    text += "on" if schedule["scales"] else "off"
+    return Exercise.of(min(calls) > 1 and schedule["scales"], text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The losses are right, and fall or rise with the rows alone."""
+    last = Records({max(records.ranks): records.by_rank[max(records.ranks)]}, records.params)
+    return usual_checks.loss_unlike_reference(last)
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """What the first step of rank 0 applied of each call's gradient."""
+    bars = [
+        (variant, f"call {number}", share)
+        for variant, records in trials.items()
+        for number, share in enumerate(records.of("step", 0)[0]["micro"], 1)
+    ]
+    yield Bars(
+        "How much of each call's gradient was applied in the first step",
+        "with the bug each further call divides what earlier calls have accumulated",
+        bars,
+        "times the right gradient",
+        {"right": 1.0},
+    )
