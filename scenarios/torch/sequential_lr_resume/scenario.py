@@ -1,0 +1,271 @@
+"""SequentialLR(last_epoch=N) begins again at the first epoch's rate when a training is resumed.
+
+A warmup and a decay are often joined by ``SequentialLR``. Who resumes by ``last_epoch``, as for any
+other scheduler of torch, gets the first scheduler's first rate, and from there the later
+scheduler's decay. Here a run goes on at 0.1, 0.09, 0.081 instead of 0.81, 0.729, 0.656: a ninth of
+the rate, for the rest of the training. The scheduler's own ``last_epoch`` is right.
+
+Root cause: the constructor sets the counter to N + 1, but then always starts the scheduler of epoch
+0, from the initial rate. Neither is the scheduler of the current epoch chosen, nor do the joined
+schedulers learn how far they are.
+
+The report expects 0.9 after a resume from epoch 4. But ``last_epoch`` is the last epoch that is
+done, so the next one has 0.81: the uninterrupted run says so, and torch's other schedulers. torch
+2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our remedy:
+the constructor repeats the steps of the epochs that are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, SIZE
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import edits
+
+FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
+"""A constant fraction of the rate for some epochs, then the whole rate with a decay."""
+
+
+@dataclass
+class Params(Knobs):
+    schedule: str = knob(
+        "sequential", choices=("sequential", "lambda"), about="SequentialLR, or one LambdaLR"
+    )
+    resume: str = knob(
+        "last_epoch",
+        choices=("last_epoch", "state_dict"),
+        about="how the scheduler learns where it is",
+    )
+    done: int = knob(5, least=1, unit="epochs", about="before the interruption, of one step each")
+    more: int = knob(4, least=2, unit="epochs", about="after it")
+    lr: float = knob(1.0, above=0, about="learning rate of SGD, before the schedule")
+
+
+def steps_repeated(function: Any) -> Edits:
+    """After the start at epoch 0, repeat the steps of the epochs that are done."""
+    code = "for _ in range(last_epoch + 1): self.step()"
+    quiet = "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    " + code
+    yield from edits.followed(edits.setting(function, "_last_lr"), "self.last_epoch = 0", quiet)
+
+
+REMEDY = Defect(
+    name="steps_repeated",
+    upstream="torch",
+    file="torch/optim/lr_scheduler.py",
+    scope="SequentialLR.__init__",
+    edit=steps_repeated,
+    about="our remedy: the constructor repeats the steps of the epochs that are done",
+    fits="torch>=2.6",
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/162591",),
+    fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/171515 was closed",
+    symptom="with SequentialLR(last_epoch=N) a resumed training does not have the rate at which it "
+    "stopped",
+    trigger="SequentialLR(last_epoch=N), where epoch N + 1 has another rate than the first",
+    remedy="load the scheduler's state_dict instead of passing last_epoch",
+    pins={"torch": "2.13.0"},
+    releases=REMEDY.fits,
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": by_code("a training is resumed with SequentialLR(last_epoch=N)")},
+    ranks=1,
+    launches=("whole", "resumed"),
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, with the scheduler's state_dict",
+            params={"resume": "state_dict"},
+            triggers=False,
+        ),
+        "lambda": expect_clean(
+            about="the release, with the same rates from one LambdaLR(last_epoch=N)",
+            params={"schedule": "lambda"},
+            triggers=False,
+        ),
+        "in_warmup": expect_clean(
+            about="the release, resumed while the first scheduler's rate is constant",
+            params={"done": 2},
+            triggers=False,
+        ),
+        "fixed_state_dict": expect_clean(
+            about="our remedy, with the scheduler's state_dict",
+            params={"resume": "state_dict"},
+            defects=(REMEDY,),
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The rate of each step, by the optimizer and by the movement of the weights."""
+    p = at.params
+    first = 1 if at.launch == "whole" else p.done + 1
+    facts = {"rate": SIZE, "moved": SIZE, "loss": SIZE, "epoch": COUNT}
+    return {"step": Kind(facts, range(first, p.done + p.more + 1))}
+
+
+def run(ctx: Context) -> None:
+    """Train without an interruption, and save; or load, and train on."""
+    import torch
+
+    from scenarios.common import linear
+
+    p = ctx.params
+    whole = ctx.launch == "whole"
+    torch.manual_seed(ctx.seed)
+    model = linear.model().to(ctx.device)
+    rows = next(linear.batches(ctx, model, 8, distance=2.0, noise=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+    file = ctx.folder / "checkpoint.pt"
+    scheduler = None
+    if not whole:
+        saved = torch.load(file, map_location=ctx.device)
+        model.load_state_dict(saved["model"])
+        if p.resume == "state_dict":
+            scheduler = _scheduler(optimizer, p.schedule, -1)
+            scheduler.load_state_dict(saved["scheduler"])
+        optimizer.load_state_dict(saved["optimizer"])
+    if scheduler is None:
+        scheduler = _scheduler(optimizer, p.schedule, -1 if whole else p.done - 1)
+    for step in range(1 if whole else p.done + 1, p.done + p.more + 1):
+        loss = linear.loss(model(rows[0]), rows[1]) / 100  # stable at a rate of 1
+        optimizer.zero_grad()
+        loss.backward()
+        before = model.weight.detach().clone()
+        optimizer.step()
+        gradient: Any = model.weight.grad
+        moved = ((before - model.weight.detach()) * gradient).sum() / gradient.square().sum()
+        ctx.record(
+            "step",
+            step,
+            rate=float(optimizer.param_groups[0]["lr"]),
+            moved=float(moved),
+            loss=float(loss.detach()),
+            epoch=scheduler.last_epoch,
+        )
+        scheduler.step()
+        if whole and step == p.done:
+            states = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+            torch.save({name: one.state_dict() for name, one in states.items()}, file)
+
+
+def _scheduler(optimizer: Any, schedule: str, last_epoch: int) -> Any:
+    """The schedule, for an optimizer that has done ``last_epoch``."""
+    from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, LambdaLR, SequentialLR
+
+    if schedule == "lambda":
+        return LambdaLR(
+            optimizer,
+            lambda epoch: FACTOR if epoch < WARMUP else GAMMA ** (epoch - WARMUP),
+            last_epoch=last_epoch,
+        )
+    constant = ConstantLR(optimizer, FACTOR, total_iters=WARMUP)
+    decay = ExponentialLR(optimizer, GAMMA)
+    return SequentialLR(optimizer, [constant, decay], milestones=[WARMUP], last_epoch=last_epoch)
+
+
+def _both(records: Records) -> Iterator[tuple[Record, Record]]:
+    """Each step of the resumed launch, with the same step of the uninterrupted one."""
+    whole = {step["step"]: step for step in records.of("step") if step["launch"] == "whole"}
+    for step in records.of("step"):
+        if step["launch"] == "resumed":
+            yield step, whole[step["step"]]
+
+
+def detect(records: Records) -> Finding | None:
+    """After the resume the rates are not those of the uninterrupted run, but start anew."""
+    pairs = list(_both(records))
+    odd = [s for s in records.of("step") if not near(s["moved"], s["rate"], share=1e-3)]
+    wrong = [one for one, whole in pairs if not near(one["rate"], whole["rate"], share=1e-6)]
+    if not wrong and not odd:
+        return None
+    rates = [one["rate"] for one, _ in pairs]
+    right = [whole["rate"] for _, whole in pairs]
+    worst = max(abs(one["rate"] / whole["rate"] - 1) for one, whole in pairs)
+    lines = [
+        f"step {s['step']} moved by a rate of {s['moved']:.3g}, not {s['rate']:.3g}" for s in odd
+    ]
+    lines.append(f"the rates after the resume are {_listed(rates)}, not {_listed(right)}")
+    anew = _anew(records.params)
+    documented = all(near(rate, other, share=1e-6) for rate, other in zip(rates, anew, strict=True))
+    if documented:
+        lines.append("exactly that follows if the rate starts anew and the counter does not")
+    step = (wrong or odd)[0]["step"]
+    unit = "of the right rate"
+    return Finding(
+        "\n".join(lines), step, magnitude=worst, unit=unit, documented=documented and not odd
+    )
+
+
+def _anew(p: Params) -> list[float]:
+    """The rates if epoch 0 is started, and the schedulers then take turns by the counter."""
+    rate, rates = p.lr * FACTOR, []
+    for epoch in range(p.done, p.done + p.more):
+        if epoch > p.done:
+            rate = p.lr if epoch == WARMUP else rate * GAMMA if epoch > WARMUP else rate
+        rates.append(rate)
+    return rates
+
+
+def _listed(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.4g}" for rate in rates)
+
+
+def exercised(records: Records) -> Exercise:
+    """A SequentialLR that was resumed after its first scheduler's epochs got last_epoch."""
+    p = records.params
+    text = f"{p.schedule} was resumed after {p.done} epochs by {p.resume}"
+    by_counter = (p.schedule, p.resume) == ("sequential", "last_epoch")
+    return Exercise.of(by_counter and p.done > WARMUP, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The counter is right, and the loss falls on."""
+    pairs = list(_both(records))
+    losses = [one["loss"] for one, _ in pairs]
+    return {
+        "the scheduler's last_epoch is wrong": any(a["epoch"] != b["epoch"] for a, b in pairs),
+        "the loss rises after the resume": losses != sorted(losses, reverse=True),
+        "the first loss after the resume is another": pairs[0][0]["loss"] != pairs[0][1]["loss"],
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """The rate of each step, without and with an interruption."""
+    points = [
+        (f"{variant}, {step['launch']}", float(step["step"]), float(step["rate"]))
+        for variant, records in trials.items()
+        for step in records.of("step", 0)
+    ]
+    yield Lines(
+        "The learning rate of each step",
+        "with the bug the resumed training begins anew at the first epoch's rate",
+        points,
+        y="learning rate",
+        stairs=True,
+    )
