@@ -44,8 +44,8 @@ from harness.spec import (
 )
 from scenarios.common import applied, edits, usual_checks
 
-FITS = "torch>=2.6"
-"""Releases in which both functions are as the remedy expects them."""
+FITS = "torch>=2.9"
+"""Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
 
 
 @dataclass
