@@ -26,8 +26,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from harness.commands import Arguments
@@ -48,9 +49,12 @@ from harness.trial.server_pool import Pool
 
 STANDARD_OUTPUT = "-"
 
+FLAGS, ARGUMENTS = ("--same-rows", "--epoch", "-m"), ("--save", "--resume", "--other-seed")
+"""Our options without a value, and those whose value is arguments of the script."""
+
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(list(_joined(arguments)))
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
@@ -60,6 +64,21 @@ def main(arguments: list[str]) -> int:
     answers = _answers(chosen, settings, options)
     _write(answers, began, options)
     return exit_code(answers)
+
+
+def _joined(arguments: Iterable[str]) -> Iterator[str]:
+    """Our options and the script, with arguments of the script that begin with a dash joined to
+    their option: argparse would take ``--seed=7`` for an option."""
+    words = iter(arguments)
+    for word in words:
+        if word in ARGUMENTS:
+            yield f"{word}={next(words, '')}"
+            continue
+        yield word
+        if not word.startswith("-"):
+            yield from words
+        elif "=" not in word and word not in FLAGS:
+            yield from islice(words, 1)
 
 
 def _parser() -> Arguments:

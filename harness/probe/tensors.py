@@ -152,8 +152,26 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        whole = {name: (safe_get_full_fp32_param(p), p) for name, p in self._named()}
-        return {name: full(p if master is None else master) for name, (master, p) in whole.items()}
+        own, found = self._masters(), {}
+        for name, p in self._named():
+            master = safe_get_full_fp32_param(p)
+            found[name] = full(own.get(id(p), p) if master is None else master)
+        return found
+
+    def _masters(self) -> dict[int, Any]:
+        """The fp32 weights of the optimizers at stage 0 in bf16 and fp16, by the parameter."""
+        from torch._utils import _unflatten_dense_tensors
+
+        made = self._engine.optimizer
+        if type(made).__name__ not in UNFLATTENED:
+            return {}
+        flat = getattr(made, "fp32_groups_flat", None)
+        if flat is None:
+            groups = made.fp32_groups
+        else:
+            groups = list(map(_unflatten_dense_tensors, flat, made.fp16_groups))
+        pairs = zip(made.fp16_groups, groups, strict=True)
+        return {id(p): m for ps, ms in pairs for p, m in zip(ps, ms, strict=True)}
 
     def copies(self) -> dict[str, Any]:
         """The weights in bf16 or fp16 that the model computes with, beside the optimizer's."""

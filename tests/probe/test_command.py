@@ -11,6 +11,7 @@ import pytest
 
 from harness import machine
 from harness.__main__ import main
+from harness.commands import probe
 from tests.probe.probing import SCRIPTS
 
 pytestmark = pytest.mark.launch
@@ -81,6 +82,13 @@ def test_a_layout_without_an_answer_is_not_as_the_reference(
 def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", DDP, "--batch-size", "4"]) == 2
     assert "{rows}" in capsys.readouterr().err
+
+
+def test_arguments_of_the_script_may_begin_with_a_dash() -> None:
+    ours = ["--rows", "12", "--save", "--every={at}", "--epoch", "--resume", "--from {dir}"]
+    options = probe._parser().parse_args(list(probe._joined([*ours, "train.py", "--save", "--x"])))
+    assert (options.save, options.resume) == ("--every={at}", "--from {dir}")
+    assert options.script == ["train.py", "--save", "--x"]
 
 
 def test_a_machine_with_too_few_gpus_is_named(
