@@ -1,0 +1,29 @@
+"""The change of megatron-core 0.19.0 to its router, as an edit of older releases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Defect, Edits
+
+
+def _multiplied(function: Any) -> Edits:
+    """Multiply the auxiliary loss by the ranks, where it is multiplied by the tokens."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    product = m.BinaryOperation(m.Name("aux_loss"), m.Multiply(), m.Name("num_tokens"))
+    for found in m.findall(function, product):
+        yield found, cst.parse_expression("aux_loss * num_tokens * self.tp_cp_group.size()")
+
+
+def times_ranks(about: str) -> Defect:
+    """The edit; ``about`` says what it is to the scenario."""
+    return Defect(
+        name="times_ranks",
+        upstream="megatron-core",
+        file="megatron/core/transformer/moe/router.py",
+        scope="TopKRouter.attach_and_log_load_balancing_loss",
+        edit=_multiplied,
+        about=about,
+    )

@@ -1,0 +1,163 @@
+"""megatron-core's MoE router in a training with sequence parallelism, beside plain torch.
+
+A model of the router alone: its probabilities are the output, gathered over the ranks. The router
+and its auxiliary loss, the schedule, the gradient buffers and their reductions, and the optimizer
+are upstream's. Imports torch and upstream: import it inside ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from harness.spec import Context
+from scenarios.megatron_core.moe_aux_tensor_parallel import training
+from scenarios.megatron_core.moe_aux_tensor_parallel.shares import EXPERTS, HIDDEN
+
+if not hasattr(moe_utils, "te_general_gemm"):
+    # Without Transformer Engine 0.13 to 0.16 leave this name undefined, and use it. Where upstream
+    # defines it, it is None, and the router multiplies with torch.
+    moe_utils.te_general_gemm = None
+
+LENGTH, ROWS, TOP = 16, 2, 2
+PADDED = (4, 2)
+"""How many tokens at the end of each row are padding, if a mask is given."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of complete sequences."""
+
+    inputs: Tensor
+    """[length, rows, hidden]"""
+    values: Tensor
+    """[length, rows, experts]: a token's loss is the sum of its probabilities times these."""
+    padded: Tensor
+    """[length, rows]: whether a token is padding."""
+
+
+class Routed(training.Model):
+    """The router: its probabilities for all tokens of the sequence, [length, rows, experts]."""
+
+    def __init__(self, config: Any, weight: Tensor) -> None:
+        super().__init__(config)
+        self.router = TopKRouter(config=config, **_groups())
+        self.router.set_layer_number(1)
+        with torch.no_grad():
+            self.router.weight.copy_(weight)
+
+    def forward(self, inputs: Tensor, padded: Tensor | None) -> Tensor:
+        mask = {} if padded is None else {"padding_mask": padded}
+        probabilities = self.router(inputs, **mask)[0].view(*inputs.shape[:2], EXPERTS)
+        if not self.config.sequence_parallel:
+            return probabilities  # type: ignore[no-any-return]
+        # All ranks compute the loss of the complete sequence, as behind an output layer.
+        gathered: Tensor = gather_from_sequence_parallel_region(
+            probabilities, tensor_parallel_output_grad=False
+        )
+        return gathered
+
+
+def _groups() -> dict[str, Any]:
+    """The router's process groups, in releases that want them."""
+    for keyword, name in (
+        ("pg_collection", "get_default_pg_collection"),
+        ("model_comm_pgs", "get_default_model_comm_pgs"),
+    ):
+        if hasattr(moe_utils, name):
+            return {keyword: getattr(moe_utils, name)()}
+    return {}
+
+
+def trained(ctx: Context, coefficient: float, *, per_token: bool) -> Routed:
+    """The router with random weights; the ranks are connected."""
+    config = training.config(
+        ctx,
+        hidden_size=HIDDEN,
+        num_attention_heads=ctx.world_size,
+        num_moe_experts=EXPERTS,
+        moe_router_topk=TOP,
+        moe_router_load_balancing_type="aux_loss",
+        moe_aux_loss_coeff=coefficient,
+        moe_token_dispatcher_type="alltoall",
+        calculate_per_token_loss=per_token,
+    )
+    generator = torch.Generator().manual_seed(ctx.seed)
+    return Routed(config, torch.randn(EXPERTS, HIDDEN, generator=generator)).to(ctx.device)
+
+
+def forward(data: Iterator[Batch], model: Any) -> Any:
+    """The probabilities, and their loss: each token's, summed or averaged, as upstream wants it."""
+    batch = next(data)
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    inputs, padded = (part.chunk(ranks)[rank] for part in (batch.inputs, batch.padded))
+    probabilities = model(inputs, padded if batch.padded.any() else None)
+
+    def loss(output: Tensor) -> Any:
+        each = (output * batch.values).sum(-1)[~batch.padded]
+        count = torch.tensor(each.numel(), dtype=torch.int, device=each.device)
+        logged = {"loss": each.detach().mean()}
+        if model.module.config.calculate_per_token_loss:
+            return each.sum(), count, logged
+        return each.mean(), logged
+
+    return probabilities, loss
+
+
+def train(ctx: Context, lr: float, *, per_token: bool, masked: bool) -> None:
+    """Train the router; record what each step applied, and plain torch's two gradients."""
+    p = ctx.params
+    module = trained(ctx, p.times * p.coefficient, per_token=per_token)
+    trainer, weight = training.Trainer(module, lr), module.router.weight
+    generator = torch.Generator().manual_seed(ctx.seed + 1)
+    padded = torch.zeros(LENGTH, ROWS, dtype=torch.bool)
+    for row, count in enumerate(PADDED if masked else ()):
+        padded[LENGTH - count :, row] = True
+    for step in range(1, p.steps + 1):
+        shape = (LENGTH, ROWS)
+        batch = Batch(
+            torch.randn(*shape, HIDDEN, generator=generator).to(ctx.device),
+            torch.randn(*shape, EXPERTS, generator=generator).to(ctx.device),
+            padded.to(ctx.device),
+        )
+        before = weight.detach().clone()
+        task, auxiliary = gradients(before, batch, p.coefficient)
+        trainer.backward(forward, batch, shape)
+        trainer.step()
+        ctx.record(
+            "step",
+            step,
+            task=task.flatten().tolist(),
+            auxiliary=auxiliary.flatten().tolist(),
+            applied=((before - weight.detach()) / lr).flatten().tolist(),
+            shared=module.config.sequence_parallel,
+        )
+
+
+def gradients(weight: Tensor, batch: Batch, coefficient: float) -> tuple[Tensor, Tensor]:
+    """The gradients of the mean loss of a token, and of the auxiliary loss, in plain torch.
+
+    The auxiliary loss is coefficient * experts * sum(f * P) over the experts: f is the fraction of
+    choices that fell on an expert, P its mean probability; padding does not count.
+    """
+    leaf = weight.clone().requires_grad_()
+    counted = ~batch.padded
+    logits = (batch.inputs @ leaf.T)[counted]
+    chosen = logits.topk(TOP, -1)
+    weights = torch.zeros_like(logits).scatter(-1, chosen.indices, chosen.values.softmax(-1))
+    task = (weights * batch.values[counted]).sum(-1).mean()
+    fractions = torch.zeros_like(logits).scatter(-1, chosen.indices, 1.0 / TOP).mean(0)
+    balance = coefficient * EXPERTS * (fractions * logits.softmax(-1).mean(0)).sum()
+    return (
+        torch.autograd.grad(task, leaf, retain_graph=True)[0],
+        torch.autograd.grad(balance, leaf)[0],
+    )

@@ -1,0 +1,134 @@
+"""How much of the task's and of the auxiliary loss's gradient did a step of SGD apply?
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import FLAG, NUMBER, alike, many
+from harness.pictures import Bars, Picture
+from harness.spec import Exercise, Finding, Position, Record, Records, Trials
+
+EXPERTS, HIDDEN = 4, 8
+
+WITHIN = 1e-3
+"""How far a share may be from the right one; rounding in fp32 moves it by 1e-6."""
+
+
+def plan(at: Position) -> Plan:
+    """For each step the three gradients, [experts * hidden], and whether the ranks shared the
+    sequence."""
+    flat = alike(many(NUMBER, EXPERTS * HIDDEN))
+    step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": alike(FLAG)}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """``applied`` is ``task`` times the task's gradient, ``auxiliary`` times the other, and a
+    rest."""
+
+    task: float
+    auxiliary: float
+    rest: float
+    """As a fraction of what was applied."""
+
+    def are(self, task: float, auxiliary: float) -> bool:
+        """Whether what was applied are just these shares."""
+        parts = near(self.task, task, share=WITHIN) and near(
+            self.auxiliary, auxiliary, share=WITHIN
+        )
+        return parts and self.rest <= WITHIN
+
+
+def of(step: Record) -> Shares:
+    """The shares that are nearest to what a step applied, by least squares."""
+    t, a, applied = step["task"], step["auxiliary"], step["applied"]
+    tt, ta, aa, tx, ax = _dot(t, t), _dot(t, a), _dot(a, a), _dot(t, applied), _dot(a, applied)
+    determinant = tt * aa - ta * ta
+    task = (tx * aa - ax * ta) / determinant
+    auxiliary = (ax * tt - tx * ta) / determinant
+    rest = [x - task * y - auxiliary * z for x, y, z in zip(applied, t, a, strict=True)]
+    return Shares(task, auxiliary, math.sqrt(_dot(rest, rest) / _dot(applied, applied)))
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(x * y for x, y in zip(one, other, strict=True))
+
+
+def scaled(records: Records, factor: float) -> Finding | None:
+    """The finding that steps applied another share of the auxiliary loss's gradient than all of it.
+
+    The symptom is documented if each step applied ``factor`` times it, and the task's as it is.
+    """
+    steps = [(step, of(step)) for step in records.of("step")]
+    wrong = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
+    if not wrong:
+        return None
+    first, _ = wrong[0]
+    lines = [
+        f"step {step['step']}: applied {shares.auxiliary:.4g} times the auxiliary loss's gradient, "
+        f"{shares.task:.4g} times the task's, and {shares.rest:.2g} of another direction"
+        for step, shares in wrong
+        if step["rank"] == first["rank"]
+    ]
+    return Finding(
+        "\n".join(lines[:3]),
+        step=first["step"],
+        parameters=("router.weight",),
+        ranks=records.ranks,
+        magnitude=max(abs(shares.auxiliary - 1) for _, shares in wrong),
+        unit="of the auxiliary loss's gradient",
+        documented=all(shares.are(1.0, factor) for _, shares in steps),
+    )
+
+
+def shared(records: Records) -> Exercise:
+    """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
+    gradient."""
+    steps, ranks = records.of("step"), len(records.ranks)
+    norms = [math.sqrt(_dot(step["auxiliary"], step["auxiliary"])) for step in steps]
+    return (
+        Exercise.of(
+            ranks > 1 and all(step["shared"] for step in steps),
+            f"{ranks} ranks shared the sequence",
+            "no ranks shared the sequence",
+        )
+        & Exercise.of(records.params.per_token, "", "the loss was a mean over each micro-batch")
+        & Exercise.of(
+            min(norms) > 0,
+            f"the auxiliary loss's gradient had norms from {min(norms):.3g}",
+            "the auxiliary loss had no gradient",
+        )
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The ranks agree, and the gradient of the loss that is watched is right."""
+    steps = records.of("step")
+    first = records.of("step", 0)
+    unlike = any(step["applied"] != first[step["step"] - 1]["applied"] for step in steps)
+    task = any(not near(of(step).task, 1.0, share=WITHIN) for step in steps)
+    return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of how much of the auxiliary loss's gradient was applied."""
+    yield Bars(
+        "How much of the auxiliary loss's gradient was applied",
+        "with the bug a fraction or a multiple of the right gradient is applied; without it, just "
+        "that gradient",
+        [
+            (variant, f"step {step['step']}", of(step).auxiliary)
+            for variant, records in trials.items()
+            for step in records.of("step", 0)
+        ],
+        "times the right gradient",
+        {"right": 1.0},
+    )
