@@ -1,0 +1,106 @@
+"""With a padding mask an MoE's auxiliary loss counts once for each tensor-parallel rank.
+
+Those are hit who train a mixture of experts with ``calculate_per_token_loss``, sequence parallelism
+and a padding mask: the loss that balances the experts counts as many times as there are ranks. The
+gradient of the task is right.
+
+Root cause: with a mask, ``get_tokens_per_expert_and_token_count`` counts a rank's own tokens from
+its tokens per expert. But the all-reduce before has changed these in place, so they are the tokens
+of all ranks. Until 0.18 that was right by accident: another bug, ``moe_aux_tensor_parallel``, took
+a rank's own tokens where those of all ranks were needed. The fix of that bug, in 0.19.0, made this
+one count. Here the fix is put into 0.16.1, as 0.19 needs Python 3.12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import Context, Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from scenarios.megatron_core.moe_aux_tensor_parallel import shares
+from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
+
+
+@dataclass
+class Params(Knobs):
+    per_token: bool = knob(True, about="calculate_per_token_loss")
+    masked: bool = knob(True, about="whether the router gets a padding mask")
+    coefficient: float = knob(0.5, above=0, about="that the auxiliary loss should have")
+    times: float = knob(1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.5, above=0, about="of SGD")
+
+
+DEFECT = times_ranks(
+    "the change of 0.19.0, which multiplies the auxiliary loss by the ranks: with a mask, it was "
+    "multiplied by all ranks' tokens already"
+)
+
+SCENARIO = Scenario(
+    report=(
+        "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 10)",
+        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
+    ),
+    fix="https://github.com/NVIDIA/Megatron-LM/pull/7481 is open as of 0.19.2; the fixed variant "
+    "is 0.16.1, where two bugs cancel",
+    symptom="with a padding mask the router's local number of tokens is that of all ranks, so the "
+    "auxiliary loss's gradient is scaled by a global factor",
+    trigger="calculate_per_token_loss, sequence parallelism, a padding mask and a router with an "
+    "auxiliary loss",
+    remedy="divide moe_aux_loss_coeff by the tensor-parallel size",
+    pins={"megatron-core": "0.16.1"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "tensor_parallel": above(1),
+        "code": by_code("calculate_per_token_loss is set and an MoE gets a padding mask"),
+    },
+    files=("megatron/core/transformer/moe/moe_utils.py",),
+    releases="megatron-core>=0.16",  # older routers take no mask
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(
+            about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)
+        ),
+        "fixed": expect_clean(),
+        "control": expect_clean(
+            about="with that change, but without a mask",
+            params={"masked": False},
+            defects=(DEFECT,),
+            triggers=False,
+        ),
+        "one_rank": expect_clean(
+            about="with that change, on one rank", ranks=1, defects=(DEFECT,), triggers=False
+        ),
+        "remedy": expect_clean(
+            about="with that change, and half of the coefficient",
+            params={"times": 0.5},
+            defects=(DEFECT,),
+        ),
+    },
+)
+plan, picture, insufficient_checks = shares.plan, shares.picture, shares.insufficient_checks
+
+
+def run(ctx: Context) -> None:
+    """Train the router alone, on padded sequences that the ranks share."""
+    from scenarios.megatron_core.moe_aux_tensor_parallel import router
+
+    p = ctx.params
+    with ctx.phase("steps"):
+        router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step applied the auxiliary loss's gradient once for each rank, and the task's once."""
+    return shares.scaled(records, len(records.ranks))
+
+
+def exercised(records: Records) -> Exercise:
+    """The ranks shared padded sequences, the loss was one per token, and the auxiliary loss had a
+    gradient."""
+    masked = records.params.masked
+    return shares.shared(records) & Exercise.of(
+        masked, "there was a padding mask", "without a mask"
+    )
