@@ -1,0 +1,221 @@
+"""The gradient norm counts the attention sinks of the first tensor-parallel rank only.
+
+Those are hit who train learnable sinks (``softmax_type="learnable"``) with tensor parallelism: the
+norm is too small, so clipping lets more through than ``clip_grad`` allows. Where the complete
+attention trains, the norm here is too small by up to 0.3 % on 2 ranks. Where only the sinks train,
+it is too small by up to 44 %, and a step has the norm 0.18 for a limit of 0.1.
+
+Root cause: each rank has the sinks of its own heads, but the parameter ``softmax_offset`` lacks the
+attribute ``tensor_model_parallel``, by which the optimizer tells parts from copies. So it takes the
+sinks for copies, and counts those of rank 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+WITHIN = 1e-5
+"""How far (as a fraction) a norm may be from the right one; rounding in fp32 moves it by 1e-7."""
+
+
+@dataclass
+class Params(Knobs):
+    sinks: bool = knob(True, about="whether the attention has learnable sinks")
+    only_sinks: bool = knob(False, about="whether all other weights are frozen")
+    marked: bool = knob(False, about="whether our code marks the sinks as parts of a tensor")
+    clipping: float = knob(0.1, above=0, about="clip_grad")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(0.5, above=0, about="of SGD")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.only_sinks and not self.sinks:
+            raise ValueError("scenario.only_sinks needs scenario.sinks")
+
+
+def marked(function: Any) -> Edits:
+    """Mark the sinks right after they are registered."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    registered = m.SimpleStatementLine(
+        [m.Expr(m.Call(m.Attribute(attr=m.Name("register_parameter"))))]
+    )
+    for line in m.findall(function, registered):
+        mark = cst.parse_statement("self.softmax_offset.tensor_model_parallel = True")
+        yield line, cst.FlattenSentinel([line, mark])
+
+
+REMEDY = Defect(
+    name="marked",
+    upstream="megatron-core",
+    file="megatron/core/transformer/dot_product_attention.py",
+    scope="DotProductAttention.__init__",
+    edit=marked,
+    about="our remedy: the sinks are marked as parts of a tensor, so all ranks' sinks count",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 8)",
+        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
+    ),
+    fix="none as of 0.19.2; the fixed variant is our remedy",
+    symptom="a learnable softmax_offset is counted on tensor-parallel rank 0 only in the gradient "
+    "norm",
+    trigger="learnable attention sinks, tensor parallelism, and clipping",
+    remedy="set softmax_offset.tensor_model_parallel = True before the optimizer is made",
+    pins={"megatron-core": "0.16.1"},
+    harm="wrong metric",
+    visibility="silent",
+    settings={
+        "tensor_parallel": above(1),
+        "gradient_clipping": above(0),
+        "code": by_code("softmax_type is learnable"),
+    },
+    files=("megatron/core/transformer/dot_product_attention.py",),
+    releases="megatron-core>=0.15",  # older ones have no learnable sinks
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.16.1 without sinks", params={"sinks": False}, triggers=False
+        ),
+        "sinks": expect_symptom(
+            about="0.16.1, all other weights are frozen", params={"only_sinks": True}
+        ),
+        "marked": expect_clean(
+            about="0.16.1, the training script marks the sinks", params={"marked": True}
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step: upstream's norm, those of this rank's gradients, and of what was applied."""
+    step = {"norm": alike(SIZE), "own": SIZE, "sinks": SIZE, "applied": SIZE}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train an attention of upstream's parts, whose heads the ranks share."""
+    from scenarios.megatron_core.sink_norm import attention
+
+    with ctx.phase("steps"):
+        attention.train(ctx)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The norms of a step over all ranks."""
+
+    number: int
+    norm: float
+    """Upstream's."""
+    right: float
+    first: float
+    """With the sinks of the first rank only."""
+    applied: float
+
+
+def _steps(records: Records) -> Iterator[Step]:
+    for step in records.of("step", 0):
+        ranks = [s for s in records.of("step") if s["step"] == step["step"]]
+        right = math.hypot(*(s["own"] for s in ranks))
+        later = math.hypot(*(s["sinks"] for s in ranks[1:]))
+        first = math.sqrt(max(right**2 - later**2, 0.0))
+        applied = math.hypot(*(s["applied"] for s in ranks))
+        yield Step(step["step"], step["norm"], right, first, applied)
+
+
+def detect(records: Records) -> Finding | None:
+    """Upstream's norm leaves out the sinks of all ranks but the first, and each step is clipped by
+    that norm."""
+    clipping, steps = records.params.clipping, list(_steps(records))
+    wrong = [s for s in steps if not (near(s.norm, s.right, share=WITHIN) and _fits(s, clipping))]
+    if not wrong:
+        return None
+    worst = min(wrong, key=lambda s: s.norm / s.right)
+    return Finding(
+        f"in {len(wrong)} steps the norm is wrong: in step {worst.number} {worst.norm:.5g}, where "
+        f"{worst.right:.5g} is right; the step has the norm {worst.applied:.5g}, the limit is "
+        f"{clipping:g}",
+        step=wrong[0].number,
+        parameters=("softmax_offset",),
+        ranks=records.ranks,
+        magnitude=1 - worst.norm / worst.right,
+        unit="of the right norm",
+        documented=all(near(s.norm, s.first, share=WITHIN) and _fits(s, clipping) for s in steps),
+    )
+
+
+def _fits(step: Step, clipping: float) -> bool:
+    """Whether the step is the gradient, clipped by upstream's norm."""
+    factor = min(1.0, clipping / (step.norm + 1e-6))
+    return near(step.applied, factor * step.right, share=1e-4)
+
+
+def exercised(records: Records) -> Exercise:
+    """Several ranks had sinks with a gradient, and there was clipping to do."""
+    steps, clipping = list(_steps(records)), records.params.clipping
+    later = [s["sinks"] for s in records.of("step") if s["rank"]]
+    return Exercise.of(
+        bool(later) and min(later) > 0,
+        f"the second rank's sinks had gradients of {min(later, default=0):.3g} and more",
+        "only the first rank had sinks with a gradient",
+    ) & Exercise.of(
+        min(s.right for s in steps) > clipping,
+        f"all gradients were above {clipping:g}",
+        f"no gradient was above {clipping:g} in some step",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All ranks have the same norm, since it is reduced; and by that norm each step is clipped."""
+    clipping = records.params.clipping
+    unclipped = [s for s in _steps(records) if not _fits(s, clipping)]
+    norms = {(s["step"], s["norm"]) for s in records.of("step")}
+    return {
+        "the ranks have different norms": len(norms) > len(records.of("step", 0)),
+        "a step is not clipped by the norm that is logged": bool(unclipped),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the norms of the steps beside the limit."""
+    limit = max((records.params.clipping for records in trials.values()), default=0.0)
+    yield Lines(
+        "The norm of each step",
+        "with the bug the steps are longer than the limit of clipping; without it they are as long",
+        [
+            (variant, step.number, step.applied)
+            for variant, records in trials.items()
+            for step in _steps(records)
+        ],
+        y="norm",
+        limits={"limit": limit},
+    )
