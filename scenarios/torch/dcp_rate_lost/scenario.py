@@ -1,0 +1,316 @@
+"""dcp.load drops all that is no tensor: a run resumes with the constructor's learning rate.
+
+A distributed checkpoint holds the optimizer's state with its learning rate, and often a counter of
+epochs. With torch 2.3 ``dcp.load`` filled the tensors and left the numbers as they were before: the
+rate that a schedule had lowered to 0.25 was the constructor's 1.0 again, and the epoch was 0.
+Weights and momentum were right, so the loss went on where it was.
+
+Root cause: before it loads, torch.distributed.checkpoint replaces tensors that have no storage yet.
+In 2.3 that made new dicts, and kept the tensors that had storage. Tensors are filled in place, so
+the caller's are filled as well; numbers are put into the new dicts, and ``load`` never gave those
+back.
+
+No torch at hand has the bug. Two edits put it back: one for the new dicts, one for ``load``, which
+today gives each dict back. Either alone changes nothing (variants ``copied`` and ``kept``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import COUNT, SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import edits
+
+FITS = "torch>=2.4"
+"""Releases whose ``load`` gives back what it has loaded."""
+
+
+@dataclass
+class Params(Knobs):
+    lr: float = knob(1.0, above=0, about="learning rate of the constructor")
+    saved: float = knob(0.25, above=0, about="learning rate when the checkpoint is saved")
+    done: int = knob(3, least=1, about="steps before the checkpoint, each an epoch")
+    more: int = knob(3, least=1, about="steps after it")
+    form: str = knob(
+        "dicts",
+        choices=("dicts", "stateful"),
+        about="of what is saved; stateful is an object with state_dict and load_state_dict",
+    )
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+
+    @property
+    def rates(self) -> list[float]:
+        """The rate of each step of the uninterrupted run: lowered in the last step before the
+        checkpoint."""
+        return [self.lr] * (self.done - 1) + [self.saved] * (self.more + 1)
+
+
+def dicts_copied(function: Any) -> Edits:
+    """Before anything is loaded, each nested dict becomes a new one with the same tensors."""
+    copied = "torch.utils._pytree.tree_map(lambda leaf: leaf, state_dict[key])"
+    code = f"for key in list(state_dict): state_dict[key] = {copied}"
+    yield from edits.followed(edits.calling(function, "_iterate_state_dict"), code)
+
+
+def not_given_back(function: Any) -> Edits:
+    """What is loaded into a dict that is not Stateful stays there."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for node in m.findall(function, m.If(orelse=m.Else())):
+        yield node, cst.ensure_type(node, cst.If).with_changes(orelse=None)
+
+
+COPIED = Defect(
+    name="dicts_copied",
+    upstream="torch",
+    file="torch/distributed/checkpoint/planner_helpers.py",
+    scope="_init_state_dict",
+    edit=dicts_copied,
+    about="as in 2.3, nested dicts are replaced by new ones before anything is loaded into them",
+    fits=FITS,
+)
+KEPT = Defect(
+    name="not_given_back",
+    upstream="torch",
+    file="torch/distributed/checkpoint/state_dict_loader.py",
+    scope="load",
+    edit=not_given_back,
+    about="as in 2.3, load does not give back the dicts that it has loaded into",
+    fits=FITS,
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/129079",),
+    fix="torch 2.4.0",
+    symptom="after dcp.load and set_state_dict the optimizer has the learning rate of its "
+    "constructor, not the saved one",
+    trigger="dcp.load of a state with numbers in nested dicts, such as an optimizer's",
+    remedy="save and load an object that has state_dict and load_state_dict",
+    pins={"torch": "2.13.0"},
+    releases="torch>=2.3",
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": by_code("an optimizer's state is loaded with dcp.load")},
+    ranks=2,
+    launches=("whole", "resumed"),
+    variants={
+        "buggy": expect_symptom(
+            about="the release with both edits: numbers are loaded into new dicts, and lost",
+            defects=(COPIED, KEPT),
+        ),
+        "fixed": expect_clean(about="the release as published"),
+        "control": expect_clean(
+            about="both edits, with a rate that is the constructor's and an epoch that is 0",
+            params={"saved": 1.0, "done": 1},
+            defects=(COPIED, KEPT),
+            triggers=False,
+        ),
+        "stateful": expect_clean(
+            about="both edits, with an object that has state_dict and load_state_dict",
+            params={"form": "stateful"},
+            defects=(COPIED, KEPT),
+            triggers=False,
+        ),
+        "copied": expect_clean(about="the first edit alone", defects=(COPIED,)),
+        "kept": expect_clean(about="the second edit alone", defects=(KEPT,)),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The state after the load, and the rate of each step."""
+    p = at.params
+    whole = at.launch == "whole"
+    step = Kind({"rate": alike(SIZE), "moved": SIZE, "loss": SIZE}, range(1, p.done + p.more + 1))
+    if whole:
+        return {"step": step}
+    loaded = {"rate": alike(SIZE), "epoch": alike(COUNT), "weights": SIZE, "momentum": SIZE}
+    return {
+        "loaded": Kind(loaded),
+        "step": Kind(step.facts, range(p.done + 1, p.done + p.more + 1)),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train under DDP and save, and go on; or load the checkpoint into new objects, and go on."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scenarios.common import linear
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    model = DistributedDataParallel(linear.model().to(ctx.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr, momentum=0.5)
+    training = Training(model, optimizer)
+    weight = model.module.weight
+    batch = next(linear.batches(ctx, linear.model().to(ctx.device), p.rows, 2.0, 0.1))
+    inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in batch)
+    file, beside = ctx.folder / "checkpoint", ctx.folder / f"beside_{ctx.rank}.pt"
+    first = 1
+    if ctx.launch == "resumed":
+        first = p.done + 1
+        if p.form == "stateful":
+            load({"training": training}, checkpoint_id=file)
+        else:
+            states = training.state_dict()
+            load(states, checkpoint_id=file)
+            training.load_state_dict(states)
+        was = torch.load(beside, map_location=ctx.device)
+        momentum = optimizer.state[weight]["momentum_buffer"]
+        ctx.record(
+            "loaded",
+            rate=float(optimizer.param_groups[0]["lr"]),
+            epoch=training.epoch,
+            weights=float((weight - was["weight"]).abs().max()),
+            momentum=float((momentum - was["momentum"]).abs().max()),
+        )
+    for step in range(first, p.done + p.more + 1):
+        if ctx.launch == "whole" and step <= p.done:
+            optimizer.param_groups[0]["lr"] = p.rates[step - 1]
+        loss = linear.loss(model(inputs), labels) / 10  # stable at a rate of 1
+        optimizer.zero_grad()
+        loss.backward()
+        before = weight.detach().clone()
+        optimizer.step()
+        momentum = optimizer.state[weight]["momentum_buffer"]
+        moved = ((before - weight.detach()) * momentum).sum() / momentum.square().sum()
+        rate = float(optimizer.param_groups[0]["lr"])
+        ctx.record("step", step, rate=rate, moved=float(moved), loss=float(loss.detach()))
+        if ctx.launch == "whole" and step == p.done:
+            training.epoch = step - 1
+            states = training.state_dict() if p.form == "dicts" else {"training": training}
+            save(states, checkpoint_id=file)
+            torch.save({"weight": weight.detach(), "momentum": momentum}, beside)
+
+
+class Training:
+    """What a checkpoint holds: the model, the optimizer and the last epoch."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.model, self.optimizer, self.epoch = model, optimizer, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as nested dicts, as torch documents it."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "progress": {"epoch": self.epoch}}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Take over a state that was loaded."""
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=states["model"],
+            optim_state_dict=states["optimizer"],
+        )
+        self.epoch = states["progress"]["epoch"]
+
+
+def _both(records: Records) -> Iterator[tuple[Record, Record]]:
+    """Each step of the resumed launch, with the same step of the uninterrupted one."""
+    steps = records.of("step")
+    whole = {(s["rank"], s["step"]): s for s in steps if s["launch"] == "whole"}
+    yield from ((s, whole[s["rank"], s["step"]]) for s in steps if s["launch"] == "resumed")
+
+
+def detect(records: Records) -> Finding | None:
+    """The resumed run has the constructor's rate and epoch 0. All that is a tensor is right."""
+    p, loaded, pairs = records.params, records.of("loaded"), list(_both(records))
+    odd = [
+        f"rank {s['rank']}, step {s['step']} moved by a rate of {s['moved']:.3g}"
+        for s in records.of("step")
+        if not near(s["moved"], s["rate"], share=1e-3)
+    ]
+    odd += [
+        f"rank {one['rank']} loaded {name} that differ by {one[name]:.3g} from the saved"
+        for one in loaded
+        for name in ("weights", "momentum")
+        if one[name]
+    ]
+    wrong = [one for one, whole in pairs if one["rate"] != whole["rate"]]
+    epochs = {one["epoch"] for one in loaded}
+    if not wrong and not odd and epochs == {p.done - 1}:
+        return None
+    rates = {one["rate"] for one in [*loaded, *(one for one, _ in pairs)]}
+    lines = [
+        *odd,
+        f"the rate after the load is {loaded[0]['rate']:.3g} and the epoch {loaded[0]['epoch']}; "
+        f"{p.saved:.3g} and {p.done - 1} were saved",
+    ]
+    lost = rates == {p.lr} and epochs == {0}
+    if lost:
+        lines.append("exactly that follows if what is no tensor is not loaded")
+    return Finding(
+        "\n".join(lines),
+        min((one["step"] for one in wrong), default=p.done + 1),
+        ranks=records.ranks,
+        magnitude=max(abs(one["rate"] / p.saved - 1) for one in loaded),
+        unit="of the saved rate",
+        documented=lost and not odd,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The saved rate and epoch were not those of new objects, and were in dicts."""
+    p = records.params
+    text = (
+        f"a rate of {p.saved:.3g} and epoch {p.done - 1} were saved as {p.form}; "
+        f"new objects have {p.lr:.3g} and 0"
+    )
+    return Exercise.of(p.saved != p.lr and p.done > 1 and p.form == "dicts", text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Weights and momentum are as they were saved, and the first loss is the right one."""
+    loaded, pairs = records.of("loaded"), list(_both(records))
+    first = [pair for pair in pairs if pair[0]["step"] == pairs[0][0]["step"]]
+    return {
+        "the loaded weights differ": any(one["weights"] for one in loaded),
+        "the loaded momentum differs": any(one["momentum"] for one in loaded),
+        "the first loss differs": any(one["loss"] != whole["loss"] for one, whole in first),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """The rate of each step, without and with an interruption."""
+    points = [
+        (f"{variant}, {step['launch']}", float(step["step"]), float(step["rate"]))
+        for variant, records in trials.items()
+        for step in records.of("step", 0)
+    ]
+    yield Lines(
+        "The learning rate of each step",
+        "with the bug the resumed training has the constructor's rate",
+        points,
+        y="learning rate",
+        stairs=True,
+    )
