@@ -1,0 +1,35 @@
+"""What else could be wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import Edits
+from scenarios.common.edits import calling, left_out
+from scenarios.common.mutation import mutation
+
+FILES = "torch/distributed/checkpoint/filesystem.py"
+
+
+@mutation("not_read", FILES, "FileSystemReader.read_data", "reads no tensor")
+def not_read(function: Any) -> Edits:
+    yield from left_out(calling(function, "copy_"))
+
+
+@mutation(
+    "not_read_either",
+    FILES,
+    "FileSystemReader.read_data",
+    "the bug, and no tensor is read",
+    variant="buggy",
+)
+def not_read_either(function: Any) -> Edits:
+    yield from left_out(calling(function, "copy_"))
+
+
+@mutation("never_steps", "torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
+def never_steps(function: Any) -> Edits:
+    yield from left_out(calling(function, "sgd"))
+
+
+MUTATIONS = (not_read, not_read_either, never_steps)

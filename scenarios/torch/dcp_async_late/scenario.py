@@ -1,0 +1,260 @@
+"""dcp.async_save of tensors on the CPU copies nothing: the file holds the weights of a later step.
+
+``async_save`` must copy the state before it returns, so that training can go on while a thread
+writes. In torch 2.6 it copied tensors only from a GPU. Tensors on the CPU, as with CPU offload or
+training on a CPU, were handed to the thread as they are. The checkpoint of step N then holds what
+the weights are while the thread writes: those of step N + 1 or later, or a mixture.
+
+Root cause: the stager moves the state to the CPU by ``_offload_state_dict_to_cpu``, which returns
+tensors that are there already as they are.
+
+The torch at hand copies, and the edit puts 2.6's stager back. In 2.13.0 that stager works where a
+``FileSystemWriter`` is passed as ``storage_writer``. With ``checkpoint_id`` alone another stager
+copies, so that path is right (variant ``by_id``); in 2.6 both paths had the bug.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import FLAG, SIZE, exactly
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+FITS = "torch>=2.7"
+"""Releases whose stager copies all tensors."""
+
+
+@dataclass
+class Params(Knobs):
+    path: str = knob(
+        "writer",
+        choices=("writer", "id"),
+        about="by which async_save gets the folder: storage_writer or checkpoint_id",
+    )
+    wait: bool = knob(False, about="for the file before the next step")
+    steps: int = knob(3, least=1, about="with a checkpoint after each")
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+def only_moved(function: Any) -> Edits:
+    """The new state has the tensors that are on the CPU as they are; nothing is copied into it."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    offload = "torch.distributed._state_dict_utils._offload_state_dict_to_cpu"
+    code = f"return {offload}(state_dict, type_check=self.type_check)"
+    for node in m.findall(function, m.If(test=m.UnaryOperation(m.Not()))):
+        block = cst.IndentedBlock([cst.parse_statement(code)])
+        yield node, cst.ensure_type(node, cst.If).with_changes(body=block)
+
+
+UNCOPIED = Defect(
+    name="cpu_tensors_not_copied",
+    upstream="torch",
+    file="torch/distributed/checkpoint/staging.py",
+    scope="BlockingAsyncStager.stage",
+    edit=only_moved,
+    about="as in 2.6, the stager moves the state to the CPU, and does not copy what is there",
+    fits=FITS,
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/144657",),
+    fix="torch 2.7.0",
+    symptom="async_save does not copy tensors that are on the CPU, so the checkpoint has later "
+    "values",
+    trigger="dcp.async_save of tensors on the CPU, which change before the file is written",
+    remedy="wait for the result of async_save before the next step, or save a copy",
+    pins={"torch": "2.13.0"},
+    releases="torch>=2.6",
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": by_code("dcp.async_save gets tensors that are on the CPU")},
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(
+            about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)
+        ),
+        "fixed": expect_clean(about="the release as published"),
+        "control": expect_clean(
+            about="2.6's stager; each step waits for the file",
+            params={"wait": True},
+            defects=(UNCOPIED,),
+            triggers=False,
+        ),
+        "by_id": expect_clean(
+            about="2.6's stager; through checkpoint_id, where the release has another one",
+            params={"path": "id"},
+            defects=(UNCOPIED,),
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """How far each checkpoint is from the weights at its step, and from those of the next."""
+    facts = {"device": exactly("cpu"), "waited": FLAG, "own": SIZE, "later": SIZE, "moved": SIZE}
+    return {"saved": Kind(facts, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear map on the CPU under DDP, save after each step, and read all checkpoints.
+
+    The planner lets the saving thread begin when the next step is done, as a slow disk would, so
+    that nothing depends on which thread is faster. It does not touch the copies.
+    """
+    import threading
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scenarios.common import linear
+
+    class Late(DefaultSavePlanner):
+        """Plans when ``begin`` is set."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.begin = threading.Event()
+
+        def create_local_plan(self) -> Any:
+            if not self.begin.wait(60):
+                raise TimeoutError("the next step was not done within 60 seconds")
+            return super().create_local_plan()
+
+    p = ctx.params
+    gpu = ctx.device.type == "cuda"
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else ctx.lane.backend)
+    beside = dist.new_group(backend="gloo")  # the thread's collectives, apart from DDP's
+    model = linear.model()
+    data = linear.batches(replace(ctx, device=torch.device("cpu")), model, p.rows, 2.0, 0.1)
+    module = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(module.parameters(), lr=p.lr)
+    seen: list[Any] = []
+    pending: list[tuple[Late, Any]] = []
+
+    def finish() -> None:
+        for planner, future in pending:
+            planner.begin.set()
+            future.result()
+        pending.clear()
+
+    for step in each(p.steps + 1):
+        inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
+        optimizer.zero_grad()
+        linear.loss(module(inputs), labels).backward()
+        optimizer.step()
+        finish()
+        seen.append(model.weight.detach().clone())
+        if step <= p.steps:
+            file, planner = ctx.folder / f"step_{step}", Late()
+            where: dict[str, Any] = (
+                {"storage_writer": FileSystemWriter(file)}
+                if p.path == "writer"
+                else {"checkpoint_id": file}
+            )
+            states = {"model": model.state_dict()}
+            future = async_save(states, planner=planner, process_group=beside, **where)
+            pending.append((planner, future))
+            if p.wait:
+                finish()
+    for step, (own, later) in enumerate(pairwise(seen), 1):
+        states = {"model": {"weight": torch.zeros_like(own), "bias": torch.zeros_like(model.bias)}}
+        load(states, checkpoint_id=ctx.folder / f"step_{step}", process_group=beside)
+        found = states["model"]["weight"]
+        ctx.record(
+            "saved",
+            step,
+            device=own.device.type,
+            waited=p.wait,
+            own=float((found - own).abs().max()),
+            later=float((found - later).abs().max()),
+            moved=float((later - own).abs().max()),
+        )
+
+
+def detect(records: Records) -> Finding | None:
+    """A checkpoint holds other weights than those of its step: those of the next one."""
+    saved = records.of("saved")
+    wrong = [one for one in saved if one["own"]]
+    if not wrong:
+        return None
+    late = all(not one["later"] and one["own"] == one["moved"] for one in saved)
+    first, greatest = wrong[0], max(one["own"] for one in wrong)
+    lines = [
+        f"rank {first['rank']}: the checkpoint of step {first['step']} differs from its weights by "
+        f"{first['own']:.3g}, and from those of the next step by {first['later']:.3g}"
+    ]
+    if late:
+        lines.append(f"all {len(saved)} checkpoints hold exactly the weights of the next step")
+    ranks = tuple(sorted({one["rank"] for one in wrong}))
+    return Finding(
+        "\n".join(lines),
+        min(one["step"] for one in wrong),
+        ranks=ranks,
+        magnitude=greatest,
+        unit="from the weights that were saved",
+        documented=late,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Weights on the CPU changed after async_save returned, and before the file was written."""
+    saved = records.of("saved")
+    moved = all(one["moved"] for one in saved) and not any(one["waited"] for one in saved)
+    when = "after" if saved[0]["waited"] else "before"
+    text = f"the weights moved by up to {max(one['moved'] for one in saved):.3g} {when} each file "
+    return Exercise.of(moved, f"{text}was written", f"{text}was written")
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All ranks read the same file, and each file is another one."""
+    own: dict[int, set[float]] = {}
+    for one in records.of("saved"):
+        own.setdefault(one["step"], set()).add(one["own"])
+    values = [min(found) for found in own.values()]
+    return {
+        "the ranks load different weights": any(len(found) > 1 for found in own.values()),
+        "a checkpoint is not finite": not all(map(math.isfinite, values)),
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How far each checkpoint is from the weights of its own step."""
+    bars = [
+        (variant, f"step {one['step']}", float(one["own"]))
+        for variant, records in trials.items()
+        for one in records.of("saved", 0)
+    ]
+    yield Bars(
+        "How far a checkpoint is from the weights of its step",
+        "with the bug each checkpoint holds the weights of the next step",
+        bars,
+        "greatest difference",
+    )
