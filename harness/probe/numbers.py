@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from harness.facts.projection import projection
+
 if TYPE_CHECKING:
     from numpy import ndarray
 
@@ -66,11 +68,8 @@ def length(array: Array) -> float:
 def share(got: Named, right: Named, names: Iterable[str] | None = None) -> Share:
     """How much of ``right`` is in ``got``, for all tensors of ``right`` or those of ``names``."""
     chosen = list(right if names is None else names)
-    g, r = flat(got, chosen, right), flat(right, chosen, right)
-    square = float(r @ r)
-    ratio = float(g @ r) / square if square else float("nan")
-    rest = length(g - ratio * r) / length(g) if square and bool(g.any()) else 0.0
-    return Share(ratio, rest)
+    found = projection(flat(got, chosen, right), flat(right, chosen, right))
+    return Share(found.ratio, found.aside if found.right else 0.0)
 
 
 def norm(named: Named) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
+from harness.facts.projection import projection
 from harness.facts.shapes import NUMBER, SIZE, Facts, many
 from harness.pictures import Bars, Lines, Picture, by_step
 from harness.spec import Finding, Record, Records, Trials
@@ -104,16 +105,15 @@ def facts(
     applied = (flat(before) - flat(after)) / rate
     micro = torch.stack([flat(each) for each in plain.micro])
     gradient = micro.mean(0)
-    ratio = applied @ gradient / (gradient @ gradient)
-    off = (applied - ratio * gradient).norm() / applied.norm() if applied.any() else 0.0
-    aside = (applied - ratio * gradient)[:, None]
+    found = projection(applied, gradient)
+    aside = (applied - found.ratio * gradient)[:, None]
     beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
     return {
-        "gradient": float(gradient.norm()),
-        "applied": float(applied.norm()),
-        "ratio": float(ratio),
-        "off": float(off),
-        "micro": [round(share, 4) + 0.0 for share in (ratio + beside.flatten()).tolist()],
+        "gradient": found.right,
+        "applied": found.got,
+        "ratio": found.ratio,
+        "off": found.aside,
+        "micro": [round(share, 4) + 0.0 for share in (found.ratio + beside.flatten()).tolist()],
         "reference_loss": plain.loss,
     }
 

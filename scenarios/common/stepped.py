@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.numbers import near
+from harness.facts.projection import projection
 from harness.facts.shapes import LINE, NUMBER, SIZE, Facts, by_name, many
 from harness.spec import Finding, Record, Records
 
@@ -167,9 +168,8 @@ def as_made(torchs: Any, base: Any) -> None:
 def _share(got: Tensor, gradient: Tensor) -> list[float]:
     """The gradient's norm, how much of it was got, and the norm of what was got besides."""
     ours, plain = (each.detach().double().flatten() for each in (got, gradient))
-    square = float(plain @ plain)
-    ratio = float(ours @ plain) / square if square else 0.0
-    share = (math.sqrt(square), ratio, float((ours - ratio * plain).norm()))
+    found = projection(ours, plain)
+    share = (found.right, found.ratio if found.right else 0.0, found.beside)
     return [float(f"{each:.6g}") for each in share]
 
 
