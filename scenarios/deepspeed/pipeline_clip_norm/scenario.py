@@ -1,0 +1,211 @@
+"""With pipeline parallelism in fp32, gradients are clipped by the norm of the first stage alone.
+
+Those are hit who set ``gradient_clipping`` and train DeepSpeed's pipeline in fp32 at ZeRO stage 0.
+The norm leaves out all stages but the first, so it is too small, and steps are longer than the
+limit: here 1.8 times with two stages, and 2.4 times with four. The direction of the step is right,
+and so is the loss.
+
+Root cause: ``clip_grad_norm_`` counts a parameter only on rank 0 of its model-parallel group, as if
+the others held copies of it. In a pipeline that group has the stages, which hold other parameters.
+So the sum over the group is the first stage's norm. ZeRO, fp16 and bf16 compute the norm in other
+code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike, exactly
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture
+from harness.settings import above
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(Knobs):
+    clipping: float = knob(0.1, least=0, about="the greatest gradient norm; 0 for no clipping")
+    batch: int = knob(4, least=1, unit="rows", about="size of a micro-batch")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(1.0, above=0, about="learning rate of SGD")
+    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
+
+
+def by_slice(function: Any) -> Edits:
+    """Ask for the rank among those that share a layer, and not among all of a model."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    asked = m.Call(m.Attribute(attr=m.Name("get_model_parallel_rank")))
+    for call in m.findall(function, asked):
+        yield call, cst.parse_expression("mpu.get_slice_parallel_rank()")
+
+
+REMEDY = Defect(
+    name="by_slice",
+    upstream="deepspeed",
+    file="deepspeed/runtime/utils.py",
+    scope="clip_grad_norm_",
+    edit=by_slice,
+    about="our remedy: the parameters of every stage count",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "unknown to the maintainers: see report.md. Related, about experts: [Bug] AutoEP FP32 "
+        "gradient clipping averages norms across ranks with different expert ownership",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8475",
+    ),
+    fix="none as of 0.19.8; the fixed variant is our remedy",
+    symptom="with gradient_clipping 0.1 and two stages, the step has a norm above 0.1",
+    trigger="pipeline parallelism in fp32 at ZeRO stage 0, and gradient_clipping",
+    remedy="use ZeRO stage 1",
+    pins={"deepspeed": "0.19.8"},
+    harm="ruins training",
+    visibility="silent",
+    known_upstream=False,
+    settings={
+        "precision": "fp32",
+        "zero_stage": 0,
+        "pipeline_parallel": above(1),
+        "gradient_clipping": above(0),
+    },
+    files=("deepspeed/runtime/utils.py", "deepspeed/runtime/pipe/engine.py"),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.19.8 without clipping", params={"clipping": 0.0}, triggers=False
+        ),
+        "zero": expect_clean(
+            about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
+        ),
+        "one_stage": expect_clean(
+            about="0.19.8 with all layers in one stage", ranks=1, triggers=False
+        ),
+        "four_stages": expect_symptom(about="0.19.8 with four stages", ranks=4),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with what this stage applied."""
+    stage = {"stages": exactly(at.world_size), "stage": exactly(at.rank)}
+    losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
+    return {"step": Kind({**stage, **applied.shapes(1), **losses}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
+    import torch
+
+    from scenarios.common import linear, regression
+
+    p = ctx.params
+    with ctx.phase("init"):
+        engine = regression.pipeline(
+            ctx,
+            partial(torch.optim.SGD, lr=p.lr),
+            gradient_clipping=p.clipping,
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=1,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    data = regression.rows(ctx, 1, p.batch)
+    whole = linear.of(regression.layers(ctx.seed))
+    for step in range(1, p.steps + 1):
+        before = applied.copied(engine.module, torch.float64)
+        plain = applied.plainly(whole, regression.gathered(before), data)
+        loss = float(engine.train_batch(iter(data)))
+        facts = applied.facts(plain, before, applied.copied(engine.module), p.lr)
+        stage = {"stage": engine.stage_id, "stages": engine.num_stages}
+        ctx.record("step", step, loss=loss, **stage, **facts)
+
+
+def _norms(records: Records) -> dict[int, list[float]]:
+    """By step, the norm of each stage's gradient."""
+    found: dict[int, list[float]] = {}
+    for step in records.of("step"):
+        found.setdefault(step["step"], []).append(step["gradient"])
+    return found
+
+
+def detect(records: Records) -> Finding | None:
+    """All stages applied their gradients times the limit, divided by the norm of the first stage
+    alone. The loss is that of plain torch."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
+    if odd:
+        return Finding(odd[0], documented=False)
+    clipping, norms = records.params.clipping, _norms(records)
+
+    def factor(norm: float) -> float:
+        return min(1.0, clipping / norm) if clipping else 1.0
+
+    right = {step: factor(math.hypot(*stages)) for step, stages in norms.items()}
+    first = {step: factor(stages[0]) for step, stages in norms.items()}
+    wrong = [step for step in steps if not applied.times(step, right[step["step"]])]
+    if not wrong:
+        return None
+    number = wrong[0]["step"]
+    length = math.hypot(*(s["applied"] for s in steps if s["step"] == number))
+    lines = [f"step {number}: its norm is {length:.4g}, the limit is {clipping:g}"]
+    lines += [applied.described(step) for step in wrong if step["step"] == number]
+    documented = all(applied.times(step, first[step["step"]]) for step in steps)
+    return applied.finding(wrong, lines, lambda s: right[s["step"]], documented=documented)
+
+
+def exercised(records: Records) -> Exercise:
+    """There were several stages in fp32 without ZeRO, and their common norm was above the limit."""
+    p, norms = records.params, _norms(records)
+    stages, above_limit = (
+        len(records.ranks),
+        [step for step, found in norms.items() if 0 < p.clipping < math.hypot(*found)],
+    )
+    text = f"{stages} stages at ZeRO stage {p.zero_stage}"
+    return Exercise.of(stages > 1 and p.zero_stage == 0, text, text) & Exercise.of(
+        len(above_limit) == len(norms),
+        f"{len(above_limit)} gradients were above the limit",
+        f"{len(above_limit)} of {len(norms)} gradients were above the limit",
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that miss this bug, and whether they fired."""
+    return usual_checks.loss_unlike_reference(records) | applied.same_direction(records)
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the norm of each step over all stages, with the limit."""
+    limit = max((records.params.clipping for records in trials.values()), default=0.0)
+    lengths: dict[tuple[str, int], list[float]] = {}
+    for variant, records in trials.items():
+        for step in records.of("step"):
+            lengths.setdefault((variant, step["step"]), []).append(step["applied"])
+    points = [(*at, math.hypot(*parts)) for at, parts in lengths.items()]
+    yield Lines(
+        "The norm of each step, over all stages",
+        "with the bug the steps are longer than the limit; without it clipping keeps them there",
+        points,
+        y="norm",
+        log=True,
+        limits={"limit": limit},
+    )
