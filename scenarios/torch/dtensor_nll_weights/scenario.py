@@ -1,0 +1,249 @@
+"""The mean cross_entropy of a DTensor that is split by rows has a wrong value with class weights.
+
+The mean with class weights is a quotient: the weighted sum of the losses, divided by the sum of the
+weights. So is the mean with ``ignore_index``: there ignored rows weigh nothing. If logits are a
+DTensor that is split by rows, each rank computes its own quotient, and DTensor averages these. That
+is right only if the rows of all ranks weigh the same. Here the reported loss is up to 8 % too high.
+The gradients are right, so training itself is not harmed, but what is read off the loss is: early
+stopping, perplexities, comparisons with another layout.
+
+Root cause: DTensor's rule for the forward pass of ``nll_loss`` declares the result of the parts as
+a mean to be averaged. The backward pass gets the sum of all weights instead, and is right.
+
+torch 2.13.0 has the bug: as released, it is the buggy variant. torch 2.15.0 has a new rule, which
+gathers the rows for a mean. The fixed variant is our remedy, which makes the old rule do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import SIZE, alike, exactly, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, edits, usual_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEATURES, CLASSES = 16, 4
+TARGETS = {
+    "classes": [0, 0, 0, 0, 1, 2, 3, 3],
+    "ignored": [0, -100, -100, -100, 1, 2, 3, 3],
+    "none": [0, 0, 0, 0, 1, 2, 3, 3],
+}
+"""The targets of all rows: those of the first rank weigh less, by class or because of -100."""
+WEIGHTS = [1.0, 5.0, 5.0, 5.0]
+
+
+@dataclass
+class Params(Knobs):
+    weigh: str = knob(
+        "classes",
+        choices=("classes", "ignored", "none"),
+        about="of rows: by class weights, by ignore_index, or all alike",
+    )
+    reduction: str = knob("mean", choices=("mean", "sum"), about="of cross_entropy")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.05, above=0, about="learning rate of SGD")
+
+
+def gathered_for_mean(function: Any) -> Edits:
+    """For a mean, the rule asks for all rows on each rank; the target follows the input."""
+    whole = "tuple([Replicate()] * mesh.ndim)"
+    mean = "reduction == Reduction.MEAN.value"
+    yield from edits.wrapped(function, "replicate_reduction_dims", f"{whole} if {mean} else _")
+
+
+REMEDY = Defect(
+    name="gathered_for_mean",
+    upstream="torch",
+    file="torch/distributed/tensor/_ops/_math_ops.py",
+    scope="nll_loss_forward_strategy",
+    edit=gathered_for_mean,
+    about="our remedy, as 2.15.0 does it: for a mean each rank gets all rows",
+    fits="torch>=2.6,<2.15",
+)
+
+
+def weighed(name: str) -> dict[str, Any]:
+    """The parameters of a variant whose rows are weighed in another way."""
+    return {"weigh": name}
+
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/185167",),
+    fix="torch 2.15.0, https://github.com/pytorch/pytorch/pull/179203",
+    symptom="nll_loss with class weights and reduction='mean' over a sharded batch of a DTensor "
+    "returns a wrong result",
+    trigger="a mean cross_entropy of a DTensor that is split by rows, if its parts weigh "
+    "differently",
+    remedy="sum the losses and the weights, and divide the sums; or compute the loss on gathered "
+    "logits",
+    pins={"torch": "2.13.0"},
+    releases="torch>=2.6",
+    harm="wrong metric",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("cross_entropy with class weights or ignore_index gets a split DTensor"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, without class weights", params=weighed("none"), triggers=False
+        ),
+        "sum": expect_clean(
+            about="the release, with a sum instead of a mean",
+            params={"reduction": "sum"},
+            triggers=False,
+        ),
+        "ignored": expect_symptom(
+            about="the release, with ignored rows instead of class weights",
+            params=weighed("ignored"),
+        ),
+        "fixed_ignored": expect_clean(
+            about="our remedy, with ignored rows", params=weighed("ignored"), defects=(REMEDY,)
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The loss and what was applied, beside the mean of the ranks' own losses."""
+    facts = {
+        "loss": alike(SIZE),
+        "of_parts": SIZE,
+        "rows": exactly(len(TARGETS["none"]) // at.world_size),
+        "counted": many(SIZE, at.world_size),
+        **applied.shapes(1),
+    }
+    return {"step": Kind(facts, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear classifier on logits that are a DTensor, split by rows."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+    from torch.nn.functional import cross_entropy
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    generator = torch.Generator().manual_seed(ctx.seed + 1)
+    targets = torch.tensor(TARGETS[p.weigh], device=ctx.device)
+    inputs = torch.randn(len(targets), FEATURES, generator=generator).to(ctx.device)
+    weight = torch.randn(CLASSES, FEATURES, generator=generator).to(ctx.device) / 4
+    weights = torch.tensor(WEIGHTS, device=ctx.device) if p.weigh == "classes" else None
+    parted = [distribute_tensor(part, mesh, [Shard(0)]) for part in (inputs, targets)]
+    head: Any = torch.nn.Parameter(distribute_tensor(weight, mesh, [Replicate()]))
+    optimizer = torch.optim.SGD([head], lr=p.lr)
+    spread = None if weights is None else distribute_tensor(weights, mesh, [Replicate()])
+
+    def plain(leaves: Mapping[str, Tensor], rows: Any) -> Tensor:
+        logits = rows[0] @ leaves["weight"].T
+        return cross_entropy(logits, rows[1], weights, reduction=p.reduction)
+
+    chunks = [part.chunk(ctx.world_size) for part in (inputs, targets)]
+    for step in each(p.steps):
+        before = {"weight": head.detach().full_tensor().clone()}
+        logits = parted[0] @ head.T
+        loss: Any = cross_entropy(logits, parted[1], spread, reduction=p.reduction)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after = {"weight": head.detach().full_tensor().clone()}
+        right = applied.plainly(plain, before, [(inputs, targets)])
+        parts = applied.plainly(plain, before, zip(*chunks, strict=True)).losses
+        ctx.record(
+            "step",
+            step,
+            loss=float(loss.detach().full_tensor()),
+            of_parts=sum(parts) / len(parts),
+            rows=len(parted[0].to_local()),
+            counted=[_counted(part, weights) for part in chunks[1]],
+            **applied.facts(right, before, after, p.lr),
+        )
+
+
+def _counted(targets: Tensor, weights: Tensor | None) -> float:
+    """What these rows weigh together."""
+    kept = targets[targets >= 0]
+    return float(len(kept)) if weights is None else float(weights[kept].sum())
+
+
+def detect(records: Records) -> Finding | None:
+    """The loss is not plain torch's, but the mean of the ranks' own. The gradient is right."""
+    steps = records.of("step")
+    odd = [applied.described(step) for step in steps if not applied.times(step, 1)]
+    wrong = [s for s in steps if not near(s["loss"], s["reference_loss"], share=1e-5)]
+    if not wrong and not odd:
+        return None
+    parts = all(near(step["loss"], step["of_parts"], share=1e-5) for step in steps)
+    lines = odd[:1]
+    lines += [
+        f"the loss of step {s['step']} is {s['loss']:.5g}, not {s['reference_loss']:.5g}"
+        for s in wrong[:1]
+    ]
+    if parts:
+        lines.append("exactly that is the mean of the losses that each rank has on its own rows")
+    return Finding(
+        "\n".join(lines),
+        min(step["step"] for step in wrong or steps),
+        ranks=records.ranks,
+        magnitude=max(abs(step["loss"] / step["reference_loss"] - 1) for step in steps),
+        unit="of the right loss",
+        documented=parts and bool(wrong) and not odd,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The loss was a mean, and the ranks' rows weighed differently."""
+    step, p = records.of("step", 0)[0], records.params
+    counted = " and ".join(f"{count:g}" for count in step["counted"])
+    text = f"the ranks' rows weighed {counted}, and the loss was their {p.reduction}"
+    return Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The gradient is right, all ranks report the same loss, and it falls."""
+    return applied.same_direction(records) | usual_checks.loss_rises(records)
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How far each reported loss is from the right one."""
+    bars = [
+        (variant, f"step {step['step']}", step["loss"] / step["reference_loss"])
+        for variant, records in trials.items()
+        for step in records.of("step", 0)
+    ]
+    yield Bars(
+        "The reported loss, as a share of the right one",
+        "with the bug the mean of the ranks' own losses is reported",
+        bars,
+        "times the right loss",
+        {"right": 1.0},
+    )
