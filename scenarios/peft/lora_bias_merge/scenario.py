@@ -1,0 +1,179 @@
+"""Merging a LoRA adapter with lora_bias leaves out the scaling of its bias: another model.
+
+Those are hit who train with ``lora_bias=True`` and a ``lora_alpha`` that is not ``r``, and merge
+the adapter. The merged model is not the one that was trained, and nothing is raised: here the loss
+was 1.110 after the training, and is 1.169 after the merge.
+
+Root cause: the forward pass multiplies what ``lora_B`` returns, with its bias, by alpha / r. The
+merge multiplies only the product of the weights, and adds the bias as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import SIZE, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+TOLERANCE = 1e-4
+"""How far (as a fraction of the adapter's effect) outputs may be from others to be the same."""
+
+
+@dataclass
+class Params(Knobs):
+    bias: bool = knob(True, about="lora_bias")
+    rank: int = knob(4, least=1, most=8, about="r")
+    alpha: int = knob(16, least=1, about="lora_alpha")
+    scaled: bool = knob(False, about="whether our code scales the biases before the merge")
+    steps: int = knob(20, least=2, about="of training")
+
+
+SCENARIO = Scenario(
+    report=(
+        "LoRA Bias Merge Not Done Correctly",
+        "https://github.com/huggingface/peft/issues/2486",
+    ),
+    fix="https://github.com/huggingface/peft/pull/2489",
+    symptom="the merge adds the LoRA bias without the scaling that the forward pass gives it",
+    trigger="lora_bias=True with lora_alpha different from r, and a merge",
+    remedy="use peft 0.16.0 or later, or multiply the biases of lora_B by alpha / r right before "
+    "the merge",
+    pins={"peft": "0.15.2"},
+    harm="wrong metric",
+    visibility="silent",
+    settings={"code": by_code("an adapter with lora_bias is merged, and alpha is not r")},
+    files=("peft/tuners/lora/layer.py",),
+    releases="peft>=0.14",  # the first with lora_bias
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.16.0"),
+        "control": expect_clean(
+            about="0.15.2 without lora_bias", params={"bias": False}, triggers=False
+        ),
+        "unscaled": expect_clean(
+            about="0.15.2 with alpha and r equal", params={"alpha": 4}, triggers=False
+        ),
+        "remedy": expect_clean(
+            about="0.15.2, the biases are scaled right before the merge", params={"scaled": True}
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The losses of the training and of the merged model; how far this one is from two others, and
+    the size of the biases."""
+    sizes = {"from_trained": SIZE, "from_unscaled": SIZE, "bias": SIZE, "merged_loss": SIZE}
+    return {"merged": Kind({**sizes, "losses": many(SIZE, at.params.steps + 1)})}
+
+
+def run(ctx: Context) -> None:
+    """Train an adapter, merge it, and compare the outputs for the same rows."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch import nn
+    from torch.nn.functional import mse_loss
+
+    p = ctx.params
+    options = {"lora_bias": True} if p.bias else {}
+    base = nn.Sequential(nn.Linear(8, 8)).to(ctx.device)
+    config = LoraConfig(r=p.rank, lora_alpha=p.alpha, target_modules=["0"], **options)
+    model = get_peft_model(base, config)
+    rows, labels = torch.randn(2, 16, 8, device=ctx.device)
+    optimizer = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(p.steps):
+        optimizer.zero_grad()
+        loss = mse_loss(model(rows), labels)
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        trained = model(rows)
+        losses.append(float(mse_loss(trained, labels)))
+        with model.disable_adapter():
+            effect = float((trained - model(rows)).norm())
+        layer = model.base_model.model[0]
+        found = layer.lora_B["default"].bias
+        bias = torch.zeros(8, device=ctx.device) if found is None else found.detach().clone()
+        missing = (layer.scaling["default"] - 1) * bias
+        if p.scaled:
+            found.mul_(layer.scaling["default"])
+        merged = model.merge_and_unload()(rows)
+    ctx.record(
+        "merged",
+        from_trained=float((merged - trained).norm()) / effect,
+        from_unscaled=float((merged - (trained - missing)).norm()) / effect,
+        bias=float(bias.norm()),
+        merged_loss=float(mse_loss(merged, labels)),
+        losses=losses,
+    )
+
+
+def detect(records: Records) -> Finding | None:
+    """The merged model is not the trained one, but the one whose bias is not scaled."""
+    (found,) = records.of("merged")
+    if near(found["from_trained"], 0, within=TOLERANCE):
+        return None
+    return Finding(
+        f"the outputs of the merged model are {found['from_trained']:.3g} of the adapter's effect "
+        f"away; the loss is {found['merged_loss']:.4f}, and was {found['losses'][-1]:.4f}",
+        ranks=records.ranks,
+        parameters=("lora_B.bias",),
+        magnitude=found["from_trained"],
+        unit="of the adapter's effect",
+        documented=near(found["from_unscaled"], 0, within=TOLERANCE),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The adapter has a bias that is not 0, and a scaling that is not 1."""
+    p, (found,) = records.params, records.of("merged")
+    text = f"the bias has the norm {found['bias']:.3g}; alpha is {p.alpha}, r is {p.rank}"
+    return Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The training is right, and the merged model is better than the one before the training."""
+    (found,) = records.of("merged")
+    losses = found["losses"]
+    return {
+        "the loss of the training rises": losses[-1] >= losses[0],
+        "the merged model is no better than the base": found["merged_loss"] >= losses[0],
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the loss before the training, after it, and after the merge."""
+    yield Bars(
+        "The loss of the same rows",
+        "with the bug the merged model has another loss than the trained one; without it, the same",
+        [
+            (variant, name, value)
+            for variant, records in trials.items()
+            for found in records.of("merged")
+            for name, value in (
+                ("before the training", found["losses"][0]),
+                ("trained", found["losses"][-1]),
+                ("merged", found["merged_loss"]),
+            )
+        ],
+        "mean squared error",
+    )
