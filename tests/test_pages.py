@@ -9,7 +9,7 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import _alive_page, pages
+from harness.commands import _alive_page, _ranges_page, pages
 from harness.spec import HARMS
 from harness.sweep.alive_bugs import alive_bugs
 from harness.sweep.periods import alive
@@ -30,6 +30,14 @@ def test_every_bug_is_in_the_table() -> None:
 def test_the_page_of_living_bugs_is_up_to_date() -> None:
     page = pages.BUGS.with_name(_alive_page.NAME)
     assert page.read_text() == _alive_page.text(), "python -m harness pages"
+
+
+def test_the_page_of_ranges_is_up_to_date_and_has_both_ends_of_a_known_one() -> None:
+    page = pages.BUGS.with_name(_ranges_page.NAME)
+    assert page.read_text() == _ranges_page.text(), "python -m harness pages"
+    assert re.search(
+        r"`fsdp2_upcast_lost`.*\| 1\.12\.0 \| 1\.13\.0 \| 1\.14\.0 \|", page.read_text()
+    )
 
 
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:

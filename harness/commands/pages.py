@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import catalog, evidence
-from harness.commands import Arguments, _alive_page, _probe_table, _story_pages
+from harness.commands import Arguments, _alive_page, _probe_table, _ranges_page, _story_pages
 from harness.errors import ExitCode, Inconclusive
 from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
@@ -43,23 +43,24 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md, alive.md, probe.md and stories")
+    console.print(f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe.md and stories")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
 
 
 def write(names: Iterable[str]) -> None:
-    """Bring the pages of scenarios, the table of all bugs, the page of those that are alive and
-    the stories up to date. While a scenario is broken, the last two stay as they are: they would
-    lack the bug."""
+    """Bring the pages of scenarios, the table of all bugs, the pages of those that are alive and
+    of their releases, and the stories up to date. While a scenario is broken, all but the first two
+    stay as they are: they would lack the bug."""
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
-            write_whole(BUGS.with_name(_alive_page.NAME), _alive_page.text())
+            for page_ in (_alive_page, _ranges_page):
+                write_whole(BUGS.with_name(page_.NAME), page_.text())
             folder = BUGS.with_name(_story_pages.FOLDER)
             folder.mkdir(exist_ok=True)
             for file, text in _story_pages.texts():
