@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from harness import catalog
-from harness.files import ROOT
 from harness.sweep.periods import Period, newest, periods, tested
 from harness.text import markdown_table
 from harness.upstream.pins import TORCH
@@ -76,4 +75,4 @@ def _grid() -> tuple[list[str], list[list[str]]]:
 
 def link(name: str) -> str:
     """A link to a bug's page."""
-    return f"[`{name}`](../{catalog.folder(name).relative_to(ROOT)}/README.md)"
+    return f"[`{name}`](../scenarios/{catalog.folder(name).parent.name}/{name}/README.md)"
