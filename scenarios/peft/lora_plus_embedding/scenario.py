@@ -1,0 +1,195 @@
+"""LoRA+ trains the adapters of embeddings at the rate of all others: their own rate is ignored.
+
+Those are hit who use ``create_loraplus_optimizer`` with an adapter of an embedding. What is passed
+as ``loraplus_lr_embedding`` has no effect, nor has its default of 1e-6. Both matrices of the
+embedding's adapter get the plain rate, here 0.05 where 0.5 was asked for.
+
+Root cause: the function looks up each parameter by its name, and tests whether that is a LoRA
+embedding. But the name leads to the parameter itself, and not to its module, so the test is never
+true. The embedding's second matrix is called ``lora_embedding_B``, so it does not count as a
+``lora_B`` either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import SIZE, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+
+A, B = "embedding A", "embedding B"
+NAMES = {"lora_embedding_A": A, "lora_embedding_B": B, "lora_A": "linear A", "lora_B": "linear B"}
+"""What we call an adapter's matrix, by a part of its name."""
+
+
+@dataclass
+class Params(Knobs):
+    lr: float = knob(0.05, above=0, about="of SGD")
+    ratio: float = knob(4.0, least=1, about="loraplus_lr_ratio: of B's rate to A's")
+    embedding: float = knob(0.5, above=0, about="loraplus_lr_embedding")
+    adapted: bool = knob(True, about="whether the embedding has an adapter")
+    steps: int = knob(3, least=2, about="of training")
+
+
+SCENARIO = Scenario(
+    report=(
+        "LoRA+ `loraplus_lr_embedding` never applies: the `embedding` param group is always empty",
+        "https://github.com/huggingface/peft/issues/3499",
+    ),
+    fix="https://github.com/huggingface/peft/pull/3503",
+    symptom="the embedding group is always empty, so loraplus_lr_embedding is silently ignored, "
+    "and embedding LoRA weights train at the base lr",
+    trigger="create_loraplus_optimizer, and an adapter of an embedding",
+    remedy="use peft 0.21.0 or later",
+    pins={"peft": "0.20.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": by_code("LoRA+ trains an adapter of an embedding")},
+    files=("peft/optimizers/loraplus.py",),
+    releases="peft>=0.13",  # the first with LoRA+
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.21.0"),
+        "control": expect_clean(
+            about="0.20.0 without an adapter of the embedding",
+            params={"adapted": False},
+            triggers=False,
+        ),
+        "equal": expect_clean(
+            about="0.20.0, where the embedding should have the plain rate",
+            params={"embedding": 0.05},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step: the norm of each matrix' gradient, and of what it moved."""
+    names = [name for name in NAMES.values() if at.params.adapted or "linear" in name]
+    norms = held(dict.fromkeys(names, SIZE))
+    return {"step": Kind({"gradient": norms, "moved": norms, "loss": SIZE}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train adapters with LoRA+ over SGD; record how far each matrix moves."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from peft.optimizers import create_loraplus_optimizer
+    from torch import nn
+
+    p = ctx.params
+    base = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4)).to(ctx.device)
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=["0", "1"] if p.adapted else ["1"])
+    model = get_peft_model(base, config)
+    optimizer = create_loraplus_optimizer(
+        model,
+        torch.optim.SGD,
+        lr=p.lr,
+        loraplus_lr_ratio=p.ratio,
+        loraplus_lr_embedding=p.embedding,
+    )
+    named = {
+        NAMES[next(part for part in NAMES if f".{part}." in name)]: weight
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
+    tokens, labels = torch.randint(16, (32,)).to(ctx.device), torch.randint(4, (32,)).to(ctx.device)
+    for step in range(1, p.steps + 1):
+        before = {name: weight.detach().clone() for name, weight in named.items()}
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens), labels)
+        loss.backward()
+        gradient = {name: float(weight.grad.norm()) for name, weight in named.items()}
+        optimizer.step()
+        moved = {n: float((weight.detach() - before[n]).norm()) for n, weight in named.items()}
+        ctx.record("step", step, gradient=gradient, moved=moved, loss=float(loss.detach()))
+
+
+def _rates(step: Record) -> dict[str, float]:
+    """The rate of each matrix that had a gradient."""
+    return {n: step["moved"][n] / g for n, g in step["gradient"].items() if g > 0}
+
+
+def _fits(rate: float, wanted: float) -> bool:
+    # What moved is a difference of weights of about 1, in fp32.
+    return near(rate, wanted, share=0.01)
+
+
+def detect(records: Records) -> Finding | None:
+    """Both matrices of the embedding's adapter moved at the plain rate; the others at theirs."""
+    p, rates = records.params, [(s["step"], _rates(s)) for s in records.of("step")]
+    right = {A: p.embedding, B: p.embedding, "linear A": p.lr, "linear B": p.ratio * p.lr}
+    seen = {**right, A: p.lr, B: p.lr}
+    wrong = [
+        (step, name, rate)
+        for step, found in rates
+        for name, rate in found.items()
+        if not _fits(rate, right[name])
+    ]
+    if not wrong:
+        return None
+    last = {name: rate for _, name, rate in wrong}
+    lines = [f"{n}: the rate was {r:.4g}, where {right[n]:.4g} is right" for n, r in last.items()]
+    return Finding(
+        "\n".join(lines),
+        step=wrong[0][0],
+        parameters=tuple(last),
+        ranks=records.ranks,
+        magnitude=max(abs(rate / right[name] - 1) for name, rate in last.items()),
+        unit="of the right rate",
+        documented=all(_fits(r, seen[n]) for _, found in rates for n, r in found.items()),
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Both matrices of an embedding's adapter had gradients, and should have another rate."""
+    p = records.params
+    found = {name for step in records.of("step") for name in _rates(step)}
+    return Exercise.of(
+        {A, B} <= found, "the embedding's adapter had gradients", "the embedding has no gradients"
+    ) & Exercise.of(
+        p.embedding != p.lr, f"its rate should be {p.embedding:g}", "its rate is the plain one"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """All matrices are trained, and the loss falls."""
+    steps = records.of("step")
+    last = steps[-1]["moved"]
+    return {
+        "a matrix does not move": not all(last.values()),
+        "the loss at the end is not below that at the start": steps[-1]["loss"] >= steps[0]["loss"],
+    }
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """A picture of the rates of the last step."""
+    yield Bars(
+        "The rate of each matrix, as a multiple of the plain rate",
+        "with the bug the embedding's matrices have the plain rate; without it, their own",
+        [
+            (variant, name, rate / records.params.lr)
+            for variant, records in trials.items()
+            for name, rate in _rates(records.of("step")[-1]).items()
+        ],
+        "times the plain rate",
+    )
