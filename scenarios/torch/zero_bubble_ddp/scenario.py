@@ -1,0 +1,276 @@
+"""Zero-bubble pipeline schedules never average the gradients that DDP should average.
+
+A zero-bubble schedule splits the backward pass: first come the gradients of a stage's inputs, which
+the stage before waits for, and later those of its weights. With DDP around the stages, for a
+pipeline and data parallelism together, all stages but the first keep their own gradients. From the
+first step on the replicas of these stages drift apart. The loss of each replica falls as it should.
+
+Root cause: the second half calls ``torch.autograd.grad`` and adds the result to ``p.grad``. DDP
+averages in hooks of the backward pass, which ``grad`` does not run. The first stage has no inputs
+to differentiate, so it runs the whole backward pass, with hooks.
+
+torch 2.13.0 has the bug: as released, it is the buggy variant. The fixed variant is our remedy: the
+last backward pass of a stage's weights averages their gradients over DDP's group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, FLAG, SIZE, exactly, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, edits, usual_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FITS = "torch>=2.6"
+STAGES = 2
+"""Of each pipeline. They are on one rank, so that two ranks suffice for two replicas."""
+
+
+@dataclass
+class Params(Knobs):
+    schedule: str = knob(
+        "InterleavedZeroBubble",
+        choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
+        about="of the pipeline; the last one does not split the backward pass",
+    )
+    micro_batches: int = knob(4, least=2, about="in a step")
+    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+
+
+AVERAGED = """if backward_type == "weight":
+    for weight in self.submod.parameters():
+        if weight.grad is not None:
+            dist.all_reduce(weight.grad, group=self.submod.process_group)
+            weight.grad.div_(self.submod.process_group.size())
+"""
+
+
+def averaged_after_weights(function: Any) -> Edits:
+    """Under DDP, after the last backward pass: average what that of the weights has added."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for branch in m.findall(function, m.If(test=m.Name("last_backward"))):
+        body = cst.ensure_type(branch, cst.If).body
+        yield from edits.followed(edits.setting(body, "result"), AVERAGED)
+
+
+REMEDY = Defect(
+    name="averaged_after_weights",
+    upstream="torch",
+    file="torch/distributed/pipelining/stage.py",
+    scope="_PipelineStageBase.backward_maybe_with_nosync",
+    edit=averaged_after_weights,
+    about="our remedy: after a stage's last backward pass of the weights, their gradients are "
+    "averaged over DDP's group",
+    fits=FITS,
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/144530",),
+    fix="none as of torch 2.13.0; https://github.com/pytorch/pytorch/pull/144426 was closed",
+    symptom="zero-bubble schedules bypass torch.autograd.backward, and with it DDP's hooks that "
+    "reduce gradients",
+    trigger="a schedule that splits the backward pass, with DistributedDataParallel around its "
+    "stages",
+    remedy="use Interleaved1F1B, or average the gradients over the data-parallel group yourself",
+    pins={"torch": "2.13.0"},
+    releases=FITS,
+    files=("torch/distributed/pipelining/_backward.py",),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("DDP is around the stages of a zero-bubble schedule"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, with Interleaved1F1B",
+            params={"schedule": "Interleaved1F1B"},
+            triggers=False,
+        ),
+        "v": expect_symptom(
+            about="the release, with ZBVZeroBubble", params={"schedule": "ZBVZeroBubble"}
+        ),
+        "fixed_v": expect_clean(
+            about="our remedy, with ZBVZeroBubble",
+            params={"schedule": "ZBVZeroBubble"},
+            defects=(REMEDY,),
+        ),
+        "fixed_control": expect_clean(
+            about="our remedy, with Interleaved1F1B",
+            params={"schedule": "Interleaved1F1B"},
+            defects=(REMEDY,),
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each stage of this rank in each step, beside what its own gradient alone would give, and the
+    mean of what the replicas have at their own weights."""
+    p = at.params
+    one = held(applied.shapes(1))
+    facts = {"stage": COUNT, **applied.shapes(at.world_size), "own": one, "mean": one}
+    facts |= {"apart": SIZE, "parted": FLAG}
+    twice = [step for step in each(p.steps) for _ in range(STAGES)]
+    schedule = {"type": exactly(f"Schedule{p.schedule}"), "halves": COUNT}
+    return {
+        "schedule": Kind(schedule),
+        "stage": Kind(facts, twice),
+        "step": Kind({"loss": SIZE, "reference_loss": SIZE}, each(p.steps)),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train replicas of a pipeline, each on its part of every global batch."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scenarios.common import linear
+    from scenarios.torch.pipelining_accumulates_average import pipeline
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    shape = (ctx.world_size, 1)  # each rank has a whole pipeline
+    mesh = init_device_mesh(ctx.device.type, shape, mesh_dim_names=("replica", "pipeline"))
+    replicas, replica = mesh["replica"].get_group(), mesh["replica"].get_local_rank()
+
+    def wrap(block: nn.Module) -> nn.Module:
+        return DistributedDataParallel(block, process_group=replicas)
+
+    pipe = pipeline.Pipeline(
+        ctx, p.schedule, p.micro_batches, wrap=wrap, group=mesh["pipeline"].get_group()
+    )
+    actions = pipe.schedule.pipeline_order[mesh["pipeline"].get_local_rank()]
+    halves = [a for a in actions if a is not None and a.computation_type.name == "BACKWARD_WEIGHT"]
+    ctx.record("schedule", type=type(pipe.schedule).__name__, halves=len(halves))
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=p.lr)
+    for step in each(p.steps):
+        parts = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(shape[0])]
+        before = pipe.weights()
+        plain = applied.plainly(linear.of(pipe.whole), before, parts)
+        loss = pipe.step(parts[replica])
+        optimizer.step()
+        optimizer.zero_grad()
+        after = pipe.weights()
+        for stage in pipe.blocks:
+            names = [name for name in before if name.startswith(f"{stage}.")]
+            was, now = ({n: weights[n] for n in names} for weights in (before, after))
+            micro = [{n: one[n] for n in names} for one in plain.micro]
+            alone = applied.Plain([plain.losses[replica]], [micro[replica]])
+            mean = applied.Plain(alone.losses, [_mean(micro[replica], replicas)])
+            ctx.record(
+                "stage",
+                step,
+                stage=stage,
+                **applied.facts(applied.Plain(plain.losses, micro), was, now, p.lr),
+                own=applied.facts(alone, was, now, p.lr),
+                mean=applied.facts(mean, was, now, p.lr),
+                apart=_apart(now, replicas),
+                parted=any(one[names[0]].ne(micro[0][names[0]]).any() for one in micro),
+            )
+        ctx.record("step", step, loss=loss, reference_loss=plain.losses[replica])
+
+
+def _mean(gradients: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
+    """The mean over a group of what each rank has; a collective call."""
+    import torch.distributed as dist
+
+    summed = {name: gradient.clone() for name, gradient in gradients.items()}
+    for gradient in summed.values():
+        dist.all_reduce(gradient, group=group)
+    return {name: gradient / dist.get_world_size(group) for name, gradient in summed.items()}
+
+
+def _apart(weights: Mapping[str, Tensor], group: Any) -> float:
+    """The greatest difference between the weights of a group's ranks; a collective call."""
+    import torch
+    import torch.distributed as dist
+
+    greatest = torch.cat([weight.flatten() for weight in weights.values()])
+    least = greatest.clone()
+    dist.all_reduce(greatest, dist.ReduceOp.MAX, group)
+    dist.all_reduce(least, dist.ReduceOp.MIN, group)
+    return float((greatest - least).max())
+
+
+def detect(records: Records) -> Finding | None:
+    """All stages but the first applied their own gradients instead of the replicas' mean."""
+    stages = records.of("stage")
+    wrong = [one for one in stages if not applied.times(one, 1)]
+    parted = [one for one in stages if one["apart"]]
+    odd = [*usual_checks.loss_unlike_reference(records).values()]
+    if not wrong and not parted and not any(odd):
+        return None
+    own = all(applied.times(one["own" if one["stage"] else "mean"], 1) for one in stages)
+    lines = [f"stage {one['stage']} on {applied.described(one)}" for one in wrong[:1]]
+    if own:
+        lines.append("exactly that follows if all stages but the first keep their own gradients")
+    worst = max(one["apart"] for one in stages)
+    lines.append(f"the replicas' weights are up to {worst:.3g} apart")
+    return applied.finding(
+        wrong or parted or stages, lines, documented=own and bool(wrong) and not any(odd)
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """The schedule split backward passes, and the replicas' gradients differed."""
+    schedule = records.of("schedule", 0)[0]
+    text = f"{schedule['type']} split {schedule['halves']} backward passes in a step"
+    differed = all(one["parted"] for one in records.of("stage"))
+    return Exercise.of(schedule["halves"] > 0, text, text) & Exercise.of(
+        differed, "the replicas' gradients differed", "the replicas had equal gradients"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Each replica's loss is right for its own weights, and the first stage's replicas agree."""
+    first = [one["apart"] for one in records.of("stage") if one["stage"] == 0]
+    unlike = usual_checks.loss_unlike_reference(records)
+    return unlike | {"the replicas of the first stage differ": any(first)}
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How far the replicas of the last stage are apart after each step."""
+    points = [
+        (variant, float(one["step"]), float(one["apart"]))
+        for variant, records in trials.items()
+        for one in records.of("stage", 0)
+        if one["stage"] == STAGES - 1
+    ]
+    yield Lines(
+        "The greatest difference between the replicas' weights in the second stage",
+        "with the bug each replica trains this stage on its own rows alone",
+        points,
+        y="difference",
+    )
