@@ -1,0 +1,117 @@
+"""With static_graph and manual optimization, DDP never averages: each rank trains its own model.
+
+Those are hit who use Lightning's ``DDPStrategy(static_graph=True)`` with a module that optimizes by
+hand (``automatic_optimization = False``), as for GANs. Each rank steps with the gradient of its own
+rows, so the replicas part from the first step on. Each rank's loss falls, and a checkpoint holds
+the first rank's model.
+
+Root cause: with a static graph, DDP reduces the gradients of the first step only when the backward
+pass is over, by ``_delay_all_reduce``, for which DDP's own forward cares. With manual optimization
+Lightning prepares DDP's reducer itself, and nothing calls that function. No step after the first is
+reduced either. The fix calls it after the first backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import FLAG, NUMBER
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(Knobs):
+    static: bool = knob(True, about="static_graph of the strategy")
+    manual: bool = knob(True, about="manual optimization")
+    batch: int = knob(8, least=1, unit="rows", about="size of a rank's part of a step")
+    steps: int = knob(4, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Gradients seem not synchronized with manual optimization and DDPStrategy with "
+        "`static_graph=True`",
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/18086",
+    ),
+    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21251",
+    symptom="with manual optimization and DDPStrategy(static_graph=True), gradients are not "
+    "synchronized between the ranks",
+    trigger="DDPStrategy with static_graph=True, and manual optimization",
+    remedy="use pytorch-lightning 2.6.0 or later, or leave static_graph out",
+    pins={"pytorch-lightning": "2.5.6"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"ranks": above(1), "code": by_code("static_graph is used with manual optimization")},
+    files=("pytorch_lightning/strategies/ddp.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("2.6.0"),
+        "control": expect_clean(
+            about="2.5.6 without static_graph", params={"static": False}, triggers=False
+        ),
+        "automatic": expect_clean(
+            about="2.5.6 with automatic optimization", params={"manual": False}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with what this rank applied of each rank's gradient."""
+    step = {"loss": NUMBER, "static": FLAG, **applied.shapes(at.world_size)}
+    return {"step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with Lightning; compare each step with plain torch's gradients."""
+    from scenarios.lightning.static_graph_manual import training
+
+    training.fit(ctx)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each rank applied the gradient of its own rows, and nothing of the others'."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return Finding(odd[0], documented=False) if odd else None
+    lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
+    return applied.finding(wrong, lines, documented=all(map(_own, steps)))
+
+
+def _own(step: Record) -> bool:
+    """Whether the step applied the mean gradient of this rank's rows alone."""
+    ranks = len(step["micro"])
+    return all(
+        near(share, ranks if rank == step["rank"] else 0, within=1e-2)
+        for rank, share in enumerate(step["micro"])
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """Several ranks optimized by hand, and DDP took the graph for static."""
+    p, ranks = records.params, len(records.ranks)
+    static = all(step["static"] for step in records.of("step"))
+    text = f"static graph: {static}; manual optimization: {p.manual}; {ranks} ranks"
+    return Exercise.of(static and p.manual and ranks > 1, text, text)
+
+
+insufficient_checks = usual_checks.loss_ends_higher
+picture = applied.ratios

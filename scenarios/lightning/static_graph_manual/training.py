@@ -1,0 +1,72 @@
+"""Lightning's Trainer over a linear map on data-parallel ranks, watched step by step.
+
+Imports torch and pytorch_lightning: import it inside ``run``.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import DDPStrategy
+from torch.utils.data import DataLoader
+
+from harness.spec import Context, Lane
+from scenarios.common import linear
+from scenarios.common.linear import Rows
+
+
+class Map(LightningModule):  # type: ignore[misc]
+    """The linear map. Compares each of its steps with plain torch's on the rows of all ranks."""
+
+    def __init__(self, ctx: Context, batches: list[Rows]) -> None:
+        super().__init__()
+        self.ctx, self.batches, self.map = ctx, batches, linear.model()
+        self.automatic_optimization = not ctx.params.manual
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.map.parameters(), lr=self.ctx.params.lr)
+
+    def training_step(self, rows: Any, number: int) -> Any:
+        parts = [part.chunk(self.ctx.world_size) for part in self.batches[number]]
+        self.update = linear.Update(self.map, *zip(*parts, strict=True))
+        loss = linear.loss(self.map(rows[0]), rows[1])
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, _: Any, number: int) -> None:
+        facts = self.update.facts(self.ctx.params.lr)
+        static = bool(self.trainer.strategy.model.static_graph)
+        loss = float(outputs["loss"])
+        self.ctx.record("step", number + 1, loss=loss, static=static, **facts)
+
+
+def fit(ctx: Context) -> None:
+    """Train; each rank gets its part of each global batch."""
+    p = ctx.params
+    torch.manual_seed(ctx.seed)
+    made = Map(ctx, [])
+    rows = linear.batches(ctx, made.map, p.batch * ctx.world_size, 2.0, 0.1)
+    made.batches = list(islice(rows, p.steps))
+    own: Any = [
+        tuple(part.chunk(ctx.world_size)[ctx.rank] for part in rows) for rows in made.batches
+    ]
+    trainer = Trainer(
+        accelerator="cpu" if ctx.lane is Lane.CPU else "gpu",
+        devices=ctx.world_size,
+        strategy=DDPStrategy(process_group_backend=ctx.lane.backend, static_graph=p.static),
+        max_epochs=1,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=str(ctx.folder),
+    )
+    trainer.fit(made, DataLoader(own, batch_size=None))
