@@ -1,0 +1,235 @@
+"""mse_loss of a DTensor that is split by rows has a gradient that is too large by the ranks.
+
+Predictions and targets are DTensors, split by rows over the ranks, and ``mse_loss`` is their loss.
+Its value is right. Its gradient is multiplied by the number of ranks: here it is doubled on two.
+``smooth_l1_loss``, ``huber_loss`` and ``soft_margin_loss`` are the same. SGD then has another
+learning rate than was meant, and if the loss is added to another one, it weighs too much.
+
+Root cause: DTensor has no rule of its own for the backward pass of these losses. It derives one
+from the decomposition into simple operations, which is traced with the size of the whole tensor,
+and finds that each rank can work on its rows. But then each rank runs the original operation, which
+divides by the number of elements that it sees: those of its own rows.
+
+torch 2.13.0 has the bug: as released, it is the buggy variant. The fixed variant is our remedy: the
+rule that is derived for an operation with a mean asks for the whole tensor on each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, SIZE, alike, held
+from harness.knobs import Knobs, knob
+from harness.pictures import Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, edits, usual_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEATURES, OUTPUTS = 16, 4
+
+
+@dataclass
+class Params(Knobs):
+    loss: str = knob(
+        "mse_loss",
+        choices=("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "written_out"),
+        about="of torch.nn.functional; written_out is the mean of the squares",
+    )
+    reduction: str = knob("mean", choices=("mean", "sum"), about="of the loss")
+    split: bool = knob(True, about="by rows; otherwise each rank has all rows")
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.05, above=0, about="learning rate of SGD")
+
+
+WHOLE = """
+if any(
+    argument.name == "reduction" and value == 1
+    for argument, value in zip(op_schema.op._schema.arguments, op_schema.args_schema)
+):
+    candidate_placements = [
+        placements
+        for placements in candidate_placements
+        if all(placement in (None, Replicate()) for placement in placements)
+    ]
+"""
+
+
+def whole_for_mean(function: Any) -> Edits:
+    """For an operation that divides by a number of elements, all ranks get the whole tensors."""
+    yield from edits.followed(edits.setting(function, "candidate_placements"), WHOLE.strip())
+
+
+REMEDY = Defect(
+    name="whole_for_mean",
+    upstream="torch",
+    file="torch/distributed/tensor/_decompositions.py",
+    scope="DecompShardingStrategy.propagate_strategy",
+    edit=whole_for_mean,
+    about="our remedy: a rule that is derived for an operation with a mean asks for whole tensors",
+    fits="torch>=2.13",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "no report about these losses; one of a wrong mean with another cause",
+        "https://github.com/pytorch/pytorch/issues/162692",
+    ),
+    fix="none known",
+    symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the ranks",
+    trigger="a mean mse_loss, smooth_l1_loss, huber_loss or soft_margin_loss of DTensors that are "
+    "split over the ranks",
+    remedy="write the loss out, as (a - b).square().mean()",
+    pins={"torch": "2.13.0"},
+    releases="torch>=2.11",
+    harm="ruins training",
+    visibility="silent",
+    known_upstream=False,
+    settings={
+        "ranks": above(1),
+        "code": by_code("mse_loss or a loss like it gets DTensors that are split"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="the release, with all rows on each rank", params={"split": False}, triggers=False
+        ),
+        "written_out": expect_clean(
+            about="the release, with the mean of the squares",
+            params={"loss": "written_out"},
+            triggers=False,
+        ),
+        "sum": expect_clean(
+            about="the release, with a sum instead of a mean",
+            params={"reduction": "sum"},
+            triggers=False,
+        ),
+        "smooth_l1": expect_symptom(
+            about="the release, with smooth_l1_loss", params={"loss": "smooth_l1_loss"}
+        ),
+        "fixed_smooth_l1": expect_clean(
+            about="our remedy, with smooth_l1_loss",
+            params={"loss": "smooth_l1_loss"},
+            defects=(REMEDY,),
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step, with the rows that this rank has."""
+    shapes = {name: alike(shape) for name, shape in applied.shapes(1).items()}
+    local = held({"rows": COUNT, "elements": COUNT})
+    return {"step": Kind({"loss": alike(SIZE), "local": local, **shapes}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a linear map whose predictions are a DTensor, split by rows."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    generator = torch.Generator().manual_seed(ctx.seed + 1)
+    shapes = (p.rows, FEATURES), (p.rows, OUTPUTS), (OUTPUTS, FEATURES)
+    inputs, labels, weight = (torch.randn(s, generator=generator).to(ctx.device) for s in shapes)
+    if p.loss == "soft_margin_loss":
+        labels = labels.sign()
+    placement = Shard(0) if p.split else Replicate()
+    parted = [distribute_tensor(part, mesh, [placement]) for part in (inputs, labels)]
+    head: Any = torch.nn.Parameter(distribute_tensor(weight, mesh, [Replicate()]))
+    optimizer = torch.optim.SGD([head], lr=p.lr)
+
+    def plain(leaves: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+        return _loss(p, rows[0] @ leaves["weight"].T, rows[1])
+
+    for step in each(p.steps):
+        before = {"weight": head.detach().full_tensor().clone()}
+        predictions = parted[0] @ head.T
+        loss: Any = _loss(p, predictions, parted[1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after = {"weight": head.detach().full_tensor().clone()}
+        right = applied.plainly(plain, before, [(inputs, labels)])
+        local: Any = predictions.detach()
+        ctx.record(
+            "step",
+            step,
+            loss=float(loss.detach().full_tensor()),
+            local={"rows": len(local.to_local()), "elements": local.to_local().numel()},
+            **applied.facts(right, before, after, p.lr),
+        )
+
+
+def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
+    """The loss, of plain tensors or of DTensors."""
+    from torch.nn import functional
+
+    if p.loss == "written_out":
+        return (predictions - labels).square().mean()
+    loss: Tensor = getattr(functional, p.loss)(predictions, labels, reduction=p.reduction)
+    return loss
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step applied the right gradient times the number of ranks. The loss is right."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records))
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong and not odd:
+        return None
+    ranks = len(records.ranks)
+    multiplied = all(applied.times(step, ranks) for step in steps)
+    lines = [*odd[:1], *map(applied.described, wrong[:1])]
+    if multiplied:
+        lines.append(
+            f"exactly that follows if each rank divides by its own 1/{ranks} of the elements"
+        )
+    return applied.finding(wrong or steps, lines, documented=multiplied and not odd)
+
+
+def exercised(records: Records) -> Exercise:
+    """A loss with a mean and a backward pass of its own got tensors that were split."""
+    p = records.params
+    rows = max(step["local"]["rows"] for step in records.of("step"))
+    text = f"{p.loss} with a {p.reduction} of {p.rows} rows, {rows} of them on a rank"
+    fused = p.loss != "written_out" and p.reduction == "mean"
+    return Exercise.of(fused and rows < p.rows, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss is right and falls, the gradient's direction is right, and all ranks agree."""
+    return (
+        usual_checks.loss_unlike_reference(records)
+        | usual_checks.loss_rises(records)
+        | applied.same_direction(records)
+    )
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How much of the right gradient each step applied."""
+    yield from applied.ratios(trials)
