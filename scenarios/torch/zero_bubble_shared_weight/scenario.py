@@ -1,0 +1,247 @@
+"""Zero-bubble pipeline schedules count a weight's gradient too often if a stage uses it twice.
+
+A stage may use a weight twice, one use behind the other, as with shared layers. A zero-bubble
+schedule splits its backward pass: first come the gradients of the inputs, later those of the
+weights. In the second part the earlier use of the weight was counted twice, in all stages but the
+first one. The losses are right, and the gradients have a wrong direction.
+
+Root cause: the second part starts at both uses at once, each with the gradient that the first part
+has saved there. What starts at the later use also flows back to the earlier one, where the saved
+gradient has it already.
+
+torch 2.13.0 has the fix: at each use the incoming gradient is replaced by the saved one. The edit
+takes that away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, FLAG, SIZE, exactly, held, maybe
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STAGES = 2
+"""On each rank."""
+
+
+@dataclass
+class Params(Knobs):
+    schedule: str = knob(
+        "InterleavedZeroBubble",
+        choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
+        about="of the pipeline; the last one does not split the backward pass",
+    )
+    shared: bool = knob(True, about="whether each stage uses one weight twice, or two weights")
+    micro_batches: int = knob(4, least=2, about="in a step")
+    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = knob(3, least=1, about="of training")
+    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+
+
+def not_replaced(function: Any) -> Edits:
+    """Incoming gradients are not replaced by those that were saved."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    several = m.Comparison(m.Call(m.Name("len")), [m.ComparisonTarget(m.GreaterThan())])
+    for branch in m.findall(function, m.If(test=several)):
+        yield cst.ensure_type(branch, cst.If).test, cst.Name("False")
+
+
+COUNTED_TWICE = Defect(
+    name="saved_gradients_not_replaced",
+    upstream="torch",
+    file="torch/distributed/pipelining/_backward.py",
+    scope="stage_backward_weight",
+    edit=not_replaced,
+    about="as before the fix, what flows back from the later use of a weight is counted again at "
+    "the earlier one",
+    fits="torch>=2.13",
+)
+
+SCENARIO = Scenario(
+    report=("https://github.com/pytorch/pytorch/issues/180952",),
+    fix="https://github.com/pytorch/pytorch/pull/181365, which torch 2.13.0 has",
+    symptom="with ScheduleInterleavedZeroBubble the gradient of a weight that a stage shares is "
+    "counted twice",
+    trigger="a schedule that splits the backward pass, over stages that use a weight twice",
+    remedy="use Interleaved1F1B",
+    pins={"torch": "2.13.0"},
+    releases="torch>=2.6",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "pipeline_parallel": above(1),
+        "code": by_code("a zero-bubble schedule has a stage that uses a weight twice"),
+    },
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(
+            about="the release with the fix taken away", defects=(COUNTED_TWICE,)
+        ),
+        "fixed": expect_clean(about="the release as published"),
+        "control": expect_clean(
+            about="the fix taken away, with two weights in each stage",
+            params={"shared": False},
+            defects=(COUNTED_TWICE,),
+            triggers=False,
+        ),
+        "unsplit": expect_clean(
+            about="the fix taken away, with Interleaved1F1B",
+            params={"schedule": "Interleaved1F1B"},
+            defects=(COUNTED_TWICE,),
+            triggers=False,
+        ),
+        "v": expect_symptom(
+            about="the fix taken away, with ZBVZeroBubble",
+            params={"schedule": "ZBVZeroBubble"},
+            defects=(COUNTED_TWICE,),
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each stage of this rank in each step, beside what counting an early use twice would give."""
+    p = at.params
+    facts = {"stage": COUNT, **applied.shapes(1), "twice": held(applied.shapes(1))}
+    stages = [step for step in each(p.steps) for _ in range(STAGES)]
+    schedule = {"type": exactly(f"Schedule{p.schedule}"), "halves": COUNT, "shared": FLAG}
+    return {
+        "schedule": Kind(schedule),
+        "stage": Kind(facts, stages),
+        "step": Kind({"loss": maybe(SIZE), "reference_loss": SIZE}, each(p.steps)),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Train a pipeline over both ranks whose stages have two maps in a row."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from scenarios.common import linear
+    from scenarios.torch.pipelining_accumulates_average import pipeline
+
+    class Twice(nn.Module):
+        """Two maps in a row, which may be the same one."""
+
+        def __init__(self, shared: bool) -> None:
+            super().__init__()
+            self.early = nn.Linear(pipeline.FEATURES, pipeline.FEATURES)
+            self.late = self.early if shared else nn.Linear(pipeline.FEATURES, pipeline.FEATURES)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.late(self.early(inputs).tanh()).tanh()
+            return outputs
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    pipe = pipeline.Pipeline(ctx, p.schedule, p.micro_batches, block=lambda: Twice(p.shared))
+    actions = pipe.schedule.pipeline_order[ctx.rank]
+    halves = [a for a in actions if a is not None and a.computation_type.name == "BACKWARD_WEIGHT"]
+    kind = type(pipe.schedule).__name__
+    ctx.record("schedule", type=kind, halves=len(halves), shared=p.shared)
+    apart = nn.Sequential(*(Twice(False) for _ in pipe.owners)).to(ctx.device)
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=p.lr)
+    for step in each(p.steps):
+        batch = pipeline.rows(ctx, p.rows * p.micro_batches)
+        before = pipe.weights()
+        uses = {n: before.get(n, before[n.replace("late", "early")]) for n in _names(apart)}
+        plain = applied.plainly(linear.of(apart), uses, [batch])
+        loss = pipe.step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        after = pipe.weights()
+        for stage in pipe.blocks:
+            was, now = (
+                {n: w for n, w in weights.items() if n.startswith(f"{stage}.")}
+                for weights in (before, after)
+            )
+            right, twice = (
+                applied.Plain(plain.losses, [{n: _counted(plain, n, early, p.shared) for n in was}])
+                for early in (1, 2 if stage else 1)
+            )
+            ctx.record(
+                "stage",
+                step,
+                stage=stage,
+                **applied.facts(right, was, now, p.lr),
+                twice=applied.facts(twice, was, now, p.lr),
+            )
+        ctx.record("step", step, loss=loss, reference_loss=plain.loss)
+
+
+def _names(module: Any) -> list[str]:
+    return [name for name, _ in module.named_parameters()]
+
+
+def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tensor:
+    """The gradient of a weight; of a shared one, with its early use counted ``early`` times."""
+    gradient = plain.micro[0][name]
+    return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
+
+
+def detect(records: Records) -> Finding | None:
+    """All stages but the first applied a gradient that counts the early use of a weight twice."""
+    stages = records.of("stage")
+    wrong = [one for one in stages if not applied.times(one, 1)]
+    odd = any(usual_checks.loss_unlike_reference(records).values())
+    if not wrong and not odd:
+        return None
+    twice = all(applied.times(one["twice"], 1) for one in stages)
+    lines = [f"stage {one['stage']} on {applied.described(one)}" for one in wrong[:1]]
+    if twice:
+        lines.append("exactly that follows if all stages but the first count the early use twice")
+    return applied.finding(wrong or stages, lines, documented=twice and bool(wrong) and not odd)
+
+
+def exercised(records: Records) -> Exercise:
+    """The schedule split backward passes of stages that use a weight twice."""
+    schedule = records.of("schedule", 0)[0]
+    weights = "one weight, used twice" if schedule["shared"] else "two weights"
+    text = f"{schedule['type']} split {schedule['halves']} backward passes; a stage has {weights}"
+    return Exercise.of(schedule["halves"] > 0 and schedule["shared"], text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss is right for the weights of each step."""
+    return usual_checks.loss_unlike_reference(records)
+
+
+def picture(trials: Trials) -> Iterator[Picture]:
+    """How far each stage's first gradient has a wrong direction."""
+    bars = [
+        (variant, f"stage {one['stage']}", one["off"])
+        for variant, records in trials.items()
+        for one in records.of("stage")
+        if one["step"] == 1
+    ]
+    yield Bars(
+        "The part of the first applied gradient in a wrong direction",
+        "with the bug all stages but the first have a wrong gradient",
+        bars,
+        "of its norm",
+    )
