@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -53,7 +54,7 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         (
-            "import subprocess, time; subprocess.Popen(['sleep', '4321']); time.sleep(4321)",
+            "import subprocess, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(4321)",
             "did not end within",
         ),
     ],
@@ -61,11 +62,12 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
 def test_a_script_without_an_answer_never_ends_with_0(
     script: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(script)
+    seconds = f"4321.{uuid.uuid4().int % 10**9}"  # other tests look for theirs at the same time
+    (tmp_path / "train.py").write_text(script.replace("{seconds}", seconds))
     code = main(["probe", "--timeout", "45", str(tmp_path / "train.py"), "{rows}"])
     assert code == 3
     assert message in capsys.readouterr().err
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "4321" in (p.info["cmdline"] or ())]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if seconds in (p.info["cmdline"] or ())]
 
 
 def test_a_layout_without_an_answer_is_not_as_the_reference(
