@@ -151,7 +151,7 @@ def test_another_interpreter_is_asked_by_its_folder_or_its_program(
         assert found.packages == {
             "up": Installed("1.2.3"),
             "second-one": Installed("1.0", "installed from git"),
-            "torch": Installed("2.13.0+cu130"),
+            "torch": Installed("2.13.0"),
         }
         assert found.where == f"env/bin/python (Python {platform.python_version()})"
         assert found.complete

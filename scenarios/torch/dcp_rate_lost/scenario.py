@@ -303,7 +303,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
 def picture(trials: Trials) -> Iterator[Picture]:
     """The rate of each step, without and with an interruption."""
     points = [
-        (f"{variant}, {step['launch']}", float(step["step"]), float(step["rate"]))
+        (f"{variant}: {step['launch']}", float(step["step"]), float(step["rate"]))
         for variant, records in trials.items()
         for step in records.of("step", 0)
     ]
