@@ -20,7 +20,7 @@ import pytest
 from harness.errors import Inconclusive
 from harness.files import locked, sha256
 from harness.spec import Defect
-from harness.upstream import overlay, overlay_cache, pins, quirks, resolution, stage
+from harness.upstream import bytecode, overlay, overlay_cache, pins, quirks, resolution, stage
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
@@ -265,6 +265,23 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
     defective = borrow_once(cache, STACK, DEFECT)
     assert defective.hash_of(str(compiled.relative_to(made.site))) == before
     assert defective.hash_of("up/__init__.py") == made.hash_of("up/__init__.py")
+
+
+def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
+    cache: Path, base: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+    compile_all = bytecode.compile_all
+    monkeypatch.setattr(bytecode, "compile_all", lambda of: (compiled.extend(of), compile_all(of)))
+    source = "up/code.py"
+    pyc = bytecode.of(base.site / source)
+    assert borrow_once(cache, replace(STACK, date="2024-01-02")).has(source)
+    assert compiled == []
+    pyc.chmod(0o644)
+    pyc.write_bytes(b"other")
+    again = borrow_once(cache, replace(STACK, date="2024-01-03"))
+    assert [path.name for path in compiled] == ["code.py"]
+    assert bytecode.of(again.site / source).read_bytes() != b"other"
 
 
 def test_bytecode_contains_the_hash_of_its_source(base: Overlay) -> None:

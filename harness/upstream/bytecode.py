@@ -7,15 +7,17 @@ runs is always that of the source.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 
 from harness.errors import Inconclusive
+from harness.files import sha256
 
 BATCH = 200
 """How many sources justify another process."""
@@ -55,6 +57,30 @@ def _compile(sources: Sequence[Path]) -> None:
     )
     if done.returncode not in (0, 1):  # 1: a source could not be compiled
         raise Inconclusive(f"compileall ended with exit code {done.returncode}")
+
+
+_known: dict[str, tuple[Path, str]] = {}
+"""By the SHA-256 of a source, its bytecode in an overlay that this process has made, with the
+SHA-256 of that. Overlays have many files in common, and compiling takes longest."""
+
+
+def remember(hashes: Mapping[str, str], site: Path) -> None:
+    """Note the bytecode of a new overlay, for the next ones; ``hashes`` are those of its files."""
+    for name, digest in hashes.items():
+        compiled = str(of(Path(name)))
+        if name.endswith(".py") and compiled in hashes:
+            _known.setdefault(digest, (site / compiled, hashes[compiled]))
+
+
+def copied(source: Path) -> bool:
+    """Copy the bytecode of an equal source, if there is one. It does not depend on the path."""
+    compiled, expected = _known.get(sha256(source), (None, ""))
+    if compiled is None or not compiled.is_file():
+        return False
+    target = of(source)
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(compiled, target)
+    return sha256(target) == expected  # otherwise it is compiled, over this one
 
 
 def of(source: Path) -> Path:

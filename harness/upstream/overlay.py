@@ -184,6 +184,8 @@ def _make(
             with _installing:
                 text, diff = _install(stack, site), ""
                 files = sealed(site)
+                hashes = {file: made.sha256 for file, made in files.items()}
+                bytecode.remember(hashes, _folder(cache, name) / SITE)
         else:
             shutil.copytree(base.site, site, symlinks=True, copy_function=link)
             text, diff = base.lock, _put_in(defects, stack, site, base)
@@ -207,13 +209,14 @@ def _install(stack: Stack, site: Path) -> str:
     site.mkdir()  # the bugs of a GPU need no package
     resolution.install(text, stack, site)
     sources = sorted(site.rglob("*.py"))
-    _compile(stack, [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")])
+    wanted = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
+    _compile(stack, wanted)
     return text
 
 
 def _compile(stack: Stack, sources: Sequence[Path]) -> None:
     if (stack.python, stack.platform) == pins.here():  # otherwise on the machine that unpacks it
-        bytecode.compile_all(sources)
+        bytecode.compile_all([source for source in sources if not bytecode.copied(source)])
 
 
 def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) -> str:
