@@ -268,13 +268,15 @@ def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
 
 
 def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
-    cache: Path, base: Overlay, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bytecode, "_known", {})  # that of other tests
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
     monkeypatch.setattr(bytecode, "compile_all", lambda of: (compiled.extend(of), compile_all(of)))
     source = "up/code.py"
-    pyc = bytecode.of(base.site / source)
+    pyc = bytecode.of(borrow_once(cache).site / source)
+    compiled.clear()
     assert borrow_once(cache, replace(STACK, date="2024-01-02")).has(source)
     assert compiled == []
     pyc.chmod(0o644)
