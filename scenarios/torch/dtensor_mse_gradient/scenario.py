@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from harness.facts.plan import Kind, Plan, each
@@ -85,7 +86,7 @@ REMEDY = Defect(
     scope="DecompShardingStrategy.propagate_strategy",
     edit=whole_for_mean,
     about="our remedy: a rule that is derived for an operation with a mean asks for whole tensors",
-    fits="torch>=2.13",
+    fits="torch>=2.11",
 )
 
 SCENARIO = Scenario(
@@ -152,6 +153,7 @@ def run(ctx: Context) -> None:
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
     p = ctx.params
+    import_module("torch.distributed.tensor._decompositions")  # 2.11 does it for a first rule
     dist.init_process_group(ctx.lane.backend)
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
     generator = torch.Generator().manual_seed(ctx.seed + 1)
