@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -273,7 +273,12 @@ def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     monkeypatch.setattr(bytecode, "_known", {})  # that of other tests
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
-    monkeypatch.setattr(bytecode, "compile_all", lambda of: (compiled.extend(of), compile_all(of)))
+
+    def noted(sources: Sequence[Path]) -> None:
+        compiled.extend(sources)
+        compile_all(sources)
+
+    monkeypatch.setattr(bytecode, "compile_all", noted)
     source = "up/code.py"
     pyc = bytecode.of(borrow_once(cache).site / source)
     compiled.clear()
