@@ -49,7 +49,7 @@ browser: $(READY)
 	$(BIN)/python -m pytest -m browser -rs
 
 slurm: $(READY)
-	$(BIN)/python -m pytest -m slurm -rs
+	$(BIN)/python -m pytest -m "slurm and not exhaustive" -rs
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --count 2000
@@ -58,7 +58,8 @@ test-ci: test slow scenarios browser slurm fuzz
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"
-	$(PYTEST) -m exhaustive
+	$(PYTEST) -m "exhaustive and not slurm"
+	$(BIN)/python -m pytest -m "exhaustive and slurm"
 	$(BIN)/python -m pytest -m scenario
 	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations

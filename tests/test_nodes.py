@@ -357,6 +357,7 @@ def test_ctrl_c_ends_both_nodes(two_nodes: TwoNodes) -> None:
 
 
 @slurm
+@pytest.mark.exhaustive
 def test_removing_the_folder_ends_both_nodes(two_nodes: TwoNodes) -> None:
     def tick() -> None:
         if two_nodes.asleep():
@@ -390,6 +391,7 @@ def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> 
 
 
 @slurm
+@pytest.mark.exhaustive
 def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
     """Slurm kills the agents of the step. What ranks started is left to its cgroups, where it has
     them: here the harness ends it."""
@@ -421,6 +423,7 @@ launching.launch(folder, OF, replace(settings(site), nodes=2), timeout=1000)
 
 
 @slurm
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("asleep", [True, False], ids=["while it runs", "while it starts"])
 def test_killing_the_harness_ends_both_nodes(two_nodes: TwoNodes, asleep: bool) -> None:
     two_nodes.launched.mkdir()
@@ -506,6 +509,7 @@ def test_a_hanging_rank_of_the_second_node_leaves_its_stack(sandbox: Sandbox) ->
 
 
 @slurm
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ending_the_harness_ends_the_ranks_of_both_nodes(
     sandbox: Sandbox, allocation: str, number: signal.Signals

@@ -126,6 +126,7 @@ def test_a_killed_command_that_is_started_again_submits_nothing_twice(
     assert arrays_left() == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("write", "when"), [(1, "before sbatch"), (2, "after sbatch")])
 def test_a_command_that_dies_around_sbatch_leaves_tasks_that_the_next_one_cancels(
     there: Cluster, tmp_path: Path, write: int, when: str
@@ -175,6 +176,7 @@ def test_the_same_command_at_the_same_time_waits_for_the_same_tasks(
     assert arrays_left() == []
 
 
+@pytest.mark.exhaustive
 def test_if_the_other_command_is_interrupted_its_tasks_are_submitted_again(
     there: Cluster, tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ def test_if_the_other_command_is_interrupted_its_tasks_are_submitted_again(
     assert arrays_left() == []
 
 
+@pytest.mark.exhaustive
 def test_tasks_of_a_larger_command_that_died_are_not_ours_to_cancel(
     there: Cluster, tmp_path: Path
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_cancelled_task_is_submitted_once_more(there: Cluster, tmp_path: Path)
     assert len(notes(tmp_path, "begin")) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
     there: Cluster, tmp_path: Path
 ) -> None:
@@ -226,6 +230,7 @@ def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
     assert "CANCELLED" in str(lost)
 
 
+@pytest.mark.exhaustive
 def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
     there: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +244,7 @@ def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
     assert len(notes(tmp_path, "interrupted")) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_killed_slurmd_loses_no_task_if_it_comes_back(there: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [6] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
         until(lambda: len(notes(tmp_path, "begin")) == 2)
@@ -249,6 +255,7 @@ def test_a_killed_slurmd_loses_no_task_if_it_comes_back(there: Cluster, tmp_path
     assert len(notes(tmp_path, "begin")) == 2
 
 
+@pytest.mark.exhaustive
 def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
     there: Cluster, tmp_path: Path
 ) -> None:
@@ -262,6 +269,7 @@ def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
     there.wait()
 
 
+@pytest.mark.exhaustive
 def test_a_restarted_controller_loses_nothing(there: Cluster, tmp_path: Path) -> None:
     with Batch(works(tmp_path, [4] * 6), slurm_tasks.nap, on(), silent) as tasks:
         until(lambda: notes(tmp_path, "begin"))
@@ -297,6 +305,7 @@ def mounting(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.exhaustive
 def test_a_full_shared_folder_is_named(
     there: Cluster, mounting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
