@@ -81,7 +81,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Fit a linear map with Lightning; compare each step with plain torch's gradients."""
-    from scenarios.lightning.static_graph_manual import training
+    from scenarios.pytorch_lightning.static_graph_manual import training
 
     training.fit(ctx)
 
