@@ -59,8 +59,8 @@ def write(names: Iterable[str]) -> None:
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
-            for page_ in (_alive_page, _ranges_page):
-                write_whole(BUGS.with_name(page_.NAME), page_.text())
+            for whole in (_alive_page, _ranges_page):
+                write_whole(BUGS.with_name(whole.NAME), whole.text())
             folder = BUGS.with_name(_story_pages.FOLDER)
             folder.mkdir(exist_ok=True)
             for file, text in _story_pages.texts():

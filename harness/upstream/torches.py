@@ -1,7 +1,7 @@
 """The torch of an overlay: a copy of its Python files, with links to its libraries.
 
 torch's wheels have up to 5 GB, nearly all of them libraries. A scenario of torch itself gets an
-overlay with torch's Python files (35 MB) and links to its folders of libraries. So a defect edits a
+overlay with torch's Python files (48 MB) and links to its folders of libraries. So a defect edits a
 file of the overlay, as for any other package, and the torch that is installed is never written to.
 A rank imports torch from the overlay, which its list of loaded files proves.
 """
@@ -85,7 +85,7 @@ def _metadata(home: Path) -> Path:
 
 
 def _fetch(release: str, folder: Path) -> None:
-    with writing(folder.parent, "HARNESS_CACHE"), locked(folder.with_suffix(".lock")):
+    with writing(folder.parent, "HARNESS_CACHE"), locked(folder.with_name(f"{folder.name}.lock")):
         if folder.is_dir():
             return
         aside = new_folder_beside(folder)

@@ -119,75 +119,36 @@ def plan(at: Position) -> Plan:
 
 
 def run(ctx: Context) -> None:
-    """Train a linear map on the CPU under DDP, save after each step, and read all checkpoints.
-
-    The planner lets the saving thread begin when the next step is done, as a slow disk would, so
-    that nothing depends on which thread is faster. It does not touch the copies.
-    """
-    import threading
-
+    """Train a linear map on the CPU under DDP, save after each step, and read all checkpoints."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_loader import load
-    from torch.distributed.checkpoint.state_dict_saver import async_save
     from torch.nn.parallel import DistributedDataParallel
 
     from scenarios.common import linear
-
-    class Late(DefaultSavePlanner):
-        """Plans when ``begin`` is set."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.begin = threading.Event()
-
-        def create_local_plan(self) -> Any:
-            if not self.begin.wait(60):
-                raise TimeoutError("the next step was not done within 60 seconds")
-            return super().create_local_plan()
+    from scenarios.torch.dcp_async_late.saving import Saves
 
     p = ctx.params
     gpu = ctx.device.type == "cuda"
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else ctx.lane.backend)
-    beside = dist.new_group(backend="gloo")  # the thread's collectives, apart from DDP's
+    saves = Saves(ctx.folder, p.path)
     model = linear.model()
     data = linear.batches(replace(ctx, device=torch.device("cpu")), model, p.rows, 2.0, 0.1)
     module = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(module.parameters(), lr=p.lr)
     seen: list[Any] = []
-    pending: list[tuple[Late, Any]] = []
-
-    def finish() -> None:
-        for planner, future in pending:
-            planner.begin.set()
-            future.result()
-        pending.clear()
-
     for step in each(p.steps + 1):
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
         optimizer.zero_grad()
         linear.loss(module(inputs), labels).backward()
         optimizer.step()
-        finish()
+        saves.finish()
         seen.append(model.weight.detach().clone())
         if step <= p.steps:
-            file, planner = ctx.folder / f"step_{step}", Late()
-            where: dict[str, Any] = (
-                {"storage_writer": FileSystemWriter(file)}
-                if p.path == "writer"
-                else {"checkpoint_id": file}
-            )
-            states = {"model": model.state_dict()}
-            future = async_save(states, planner=planner, process_group=beside, **where)
-            pending.append((planner, future))
-            if p.wait:
-                finish()
+            saves.start(step, model)
+        if p.wait:
+            saves.finish()
     for step, (own, later) in enumerate(pairwise(seen), 1):
-        states = {"model": {"weight": torch.zeros_like(own), "bias": torch.zeros_like(model.bias)}}
-        load(states, checkpoint_id=ctx.folder / f"step_{step}", process_group=beside)
-        found = states["model"]["weight"]
+        found = saves.read(step, model)
         ctx.record(
             "saved",
             step,

@@ -10,8 +10,9 @@ from the decomposition into simple operations, which is traced with the size of 
 and finds that each rank can work on its rows. But then each rank runs the original operation, which
 divides by the number of elements that it sees: those of its own rows.
 
-torch 2.13.0 has the bug: as released, it is the buggy variant. The fixed variant is our remedy: the
-rule that is derived for an operation with a mean asks for the whole tensor on each rank.
+torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy: the rule that is derived for an operation with a mean asks for the whole tensor on each
+rank.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ SCENARIO = Scenario(
         "no report about these losses; one of a wrong mean with another cause",
         "https://github.com/pytorch/pytorch/issues/162692",
     ),
-    fix="none known",
+    fix="none as of torch 2.15.0",
     symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the ranks",
     trigger="a mean mse_loss, smooth_l1_loss, huber_loss or soft_margin_loss of DTensors that are "
     "split over the ranks",

@@ -9,8 +9,8 @@ Root cause: the second half calls ``torch.autograd.grad`` and adds the result to
 averages in hooks of the backward pass, which ``grad`` does not run. The first stage has no inputs
 to differentiate, so it runs the whole backward pass, with hooks.
 
-torch 2.13.0 has the bug: as released, it is the buggy variant. The fixed variant is our remedy: the
-last backward pass of a stage's weights averages their gradients over DDP's group.
+torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
+remedy: the last backward pass of a stage's weights averages their gradients over DDP's group.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ REMEDY = Defect(
 
 SCENARIO = Scenario(
     report=("https://github.com/pytorch/pytorch/issues/144530",),
-    fix="none as of torch 2.13.0; https://github.com/pytorch/pytorch/pull/144426 was closed",
+    fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/144426 was closed",
     symptom="zero-bubble schedules bypass torch.autograd.backward, and with it DDP's hooks that "
     "reduce gradients",
     trigger="a schedule that splits the backward pass, with DistributedDataParallel around its "
