@@ -164,16 +164,19 @@ from pathlib import Path
 from harness.upstream import bytecode
 bytecode.keep(Path({site!r}))
 bytecode.keep(Path({site!r}))
-import inside, outside
+import inside, outside, of_an_overlay
 """
 
 
 def test_bytecode_is_written_for_everything_except_an_overlay(tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site-packages", tmp_path / "site-packages-of-torch"
-    for folder, name in ((site, "inside"), (elsewhere, "outside")):
+    for folder in (site, elsewhere):
         folder.mkdir()
-        (folder / f"{name}.py").write_text("")
+    for source in (site / "inside.py", elsewhere / "outside.py", elsewhere / "of_an_overlay.py"):
+        source.write_text("")
+    overlay.sealed_file(elsewhere / "of_an_overlay.py")
     code = KEEPS.format(site=str(site), elsewhere=str(elsewhere), root=str(ROOT))
     subprocess.run([sys.executable, "-B", "-c", code], check=True)
     assert not (site / "__pycache__").exists()
     assert bytecode.of(elsewhere / "outside.py").exists()
+    assert not bytecode.of(elsewhere / "of_an_overlay.py").exists()

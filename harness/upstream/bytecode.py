@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -92,10 +93,10 @@ _excluded: list[str] = []
 
 
 def keep(site: Path) -> None:
-    """Write the bytecode of everything that this process imports, except in ``site``.
+    """Write the bytecode of everything that this process imports, except in ``site`` and overlays.
 
-    An overlay has its bytecode and must not change. torch may be installed without bytecode: then
-    each rank would compile about a hundred of its files every time.
+    An overlay must not change, so its files are read-only. torch may be installed without bytecode:
+    then each rank would compile about a hundred of its files every time.
     """
     if not _excluded:
         SourceFileLoader.set_data = _set_data  # type: ignore[assignment]
@@ -105,8 +106,10 @@ def keep(site: Path) -> None:
 
 _write = SourceFileLoader.set_data
 
+_ANYBODY = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
 
 def _set_data(self: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
     """Replaces the method with which importlib writes bytecode."""
-    if not path.startswith(tuple(_excluded)):
+    if not path.startswith(tuple(_excluded)) and os.stat(self.path).st_mode & _ANYBODY:
         _write(self, path, data, _mode=_mode)
