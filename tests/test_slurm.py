@@ -23,6 +23,7 @@ from harness.sweep import array, batch, slurm
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.slurm import Shape
 from tests import slurm_cluster, slurm_tasks
+from tests.sandbox import hear_signals
 from tests.slurm_cluster import Cluster, cluster
 from tests.slurm_tasks import notes, on, silent, works
 
@@ -80,7 +81,12 @@ def command(folder: Path, count: int, seconds: float, **env: str) -> subprocess.
     """A command with some tasks, in a process of its own."""
     words = [sys.executable, "-m", "tests.slurm_tasks", str(folder), str(count), str(seconds)]
     return subprocess.Popen(
-        words, cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
+        words,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_signals,
     )
 
 
