@@ -24,8 +24,7 @@ def main(arguments: list[str]) -> int:
 
 
 def clean(keys: Sequence[str], *, dry_run: bool) -> None:
-    """Show the overlays in the cache, and free those that are named (default: all) and not in
-    use."""
+    """Show the overlays that are named (default: all), and free those that are not in use."""
     cache, console = cache_folder(), terminal()
     found = {folder.name: folder for folder in overlay_cache.folders(cache)}
     for key in keys:
@@ -33,7 +32,7 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
             raise UserError(unknown("overlay", key, found))
     seen: set[int] = set()
     sizes = {key: overlay_cache.disk_use(folder, seen) for key, folder in found.items()}
-    rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in found]
+    rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in keys or found]
     console.print(table(f"{cache}", ["overlay", "size", "contains"], rows))
     if dry_run:
         return
