@@ -253,13 +253,14 @@ def rank_environment(settings: RankSettings) -> dict[str, str]:
         "OMP_NUM_THREADS": str(settings.threads),
         "USE_FLAX": "0",  # transformers would import an installed JAX or TensorFlow
         "USE_TF": "0",
-        "DS_ACCELERATOR": "cuda" if settings.lane is Lane.GPU else "cpu",
         "TORCH_EXTENSIONS_DIR": str(settings.extensions),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # count GPUs without CUDA, which breaks forks
         "TORCH_WARM_POOL": "0",  # importing torch must start no process or thread
         "HARNESS_LAUNCHED": repr(time.monotonic()),  # one clock for all processes of a machine
         supervisor.PARENT: str(os.getpid()),
     }
+    if settings.lane is Lane.CPU:
+        ours["DS_ACCELERATOR"] = "cpu"  # DeepSpeed finds GPUs itself: 0.12 cannot be given "cuda"
     if settings.lane is Lane.CPU or settings.devices:
         ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         # Numbers, not UUIDs: DeepSpeed 0.19 reads this variable and accepts only numbers.
