@@ -121,9 +121,9 @@ def test_an_editable_install_copies_the_script_and_uses_the_checkout(tmp_path: P
     run_uv("pip", "install", "--quiet", "--no-deps", "--python", python, "--editable", ROOT)
     (copied,) = tmp_path.glob("venv/lib/python*/site-packages/distributed_bugs")
     assert list(files(copied)) == ["__init__.py"]
-    code = "import harness, scenarios; print(harness.__path__[0], scenarios.__path__[0], sep=chr(10))"
+    code = "import harness, scenarios; print(*harness.__path__, *scenarios.__path__, sep='|')"
     done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [str(ROOT / "harness"), str(ROOT / "scenarios")]
+    assert done.stdout.strip().split("|") == [str(ROOT / "harness"), str(ROOT / "scenarios")]
     assert (tmp_path / "venv" / "bin" / "distributed-bugs").is_file()
 
 
