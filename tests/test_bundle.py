@@ -23,7 +23,7 @@ from harness.upstream.overlay import Overlay
 
 USE = """\
 set -eu
-python3() {{ {python} "$@"; }}
+python3() {{ "{python}" "$@"; }}
 . {bundle}/activate
 cd {elsewhere}
 python3 -W ignore -m harness run scenario=tied_embedding_training launch=cpu runs={elsewhere}/runs

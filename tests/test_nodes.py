@@ -380,7 +380,7 @@ def test_an_agent_that_fails_ends_the_other_node(two_nodes: TwoNodes) -> None:
 @slurm
 def test_an_agent_that_cannot_start_ends_the_other_node(two_nodes: TwoNodes) -> None:
     python = two_nodes.folder / "python"
-    python.write_text(f'#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 9\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 9\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     two_nodes.python = str(python)
     done = two_nodes.launch(SLEEPER)
