@@ -10,7 +10,7 @@ from harness.probe import numbers
 from harness.probe.layouts import Layout
 from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
-from harness.probe.runs import Run
+from harness.probe.runs import Run, Step
 
 LOG_LINES = 12
 """How much of the log of a failed rank is shown."""
@@ -47,7 +47,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     if found.no_answer:
         return found
     for step in range(min(run.steps, len(reference.steps) - first)):
-        here = [steps[step] for steps in run.ranks]
+        here = [_shaped(steps[step], reference.steps[first + step]) for steps in run.ranks]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
         if why := _incomparable(moment):
             found.no_answer = why
@@ -69,6 +69,19 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             return _until(found, first + run.steps)
         text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
         found.broken = [Broken("steps", text)]
+    return found
+
+
+def _shaped(step: Step, right: Step) -> Step:
+    """A step with the reference's shapes where a tensor has as many numbers: FSDP1 flattens a
+    parameter also where a rank has the whole of it."""
+    found = dict(step)
+    for kind in {"before", "grad", "update"} & set(step) & set(right):
+        found[kind] = dict(step[kind])
+        for name, wanted in right[kind].items():
+            tensor = step[kind].get(name)
+            if tensor is not None and tensor.size == wanted.size:
+                found[kind][name] = tensor.reshape(wanted.shape)
     return found
 
 

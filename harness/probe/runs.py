@@ -215,7 +215,7 @@ class Runner:
         if source is not None:
             beside |= {path.stem for path in source.parent.iterdir()}
         words = " ".join([script, *self.target.arguments])
-        named = [name for name in SHIMMED if name in words]
+        named = [package for word, package in SHIMMED.items() if word in words]
         lines = [f"from harness.probe import shims\nshims.install({named!r}, '{self.lane}')"]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)

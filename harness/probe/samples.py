@@ -45,7 +45,8 @@ def _tensors(arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tup
 
     for name, value in [*((str(n), v) for n, v in enumerate(arguments)), *named.items()]:
         if isinstance(value, torch.Tensor) and value.dim():
-            value = value.detach().cpu()
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            value = whole.detach().cpu()
             yield name, value.float() if value.is_floating_point() else value
         elif isinstance(value, Mapping):
             yield from _tensors((), value)

@@ -1,4 +1,4 @@
-"""The harness's shims for the packages that a script uses: DeepSpeed needs some to run on a CPU.
+"""The harness's shims for the packages that a script uses: some cannot run on a CPU without them.
 
 Imported by ranks, and by the process that they are forked from.
 """
@@ -10,8 +10,8 @@ from importlib import metadata
 from harness.spec import Lane
 from harness.upstream import shims
 
-SHIMMED = ("deepspeed",)
-"""The packages whose shims a probe uses; those of others are about scenarios."""
+SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
 
 installed: list[str] = []
 """The shims of this process."""

@@ -194,9 +194,11 @@ class Watch:
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
             if not self.recording:
                 return backward(loss, *arguments, **named)
-            if not self.now["losses"]:
+            if not self.now["parts"]:
                 self.now["stale"] = self._norm()
-            self.now["losses"].append(float(full(loss).sum()))
+            gradient = arguments[0] if arguments else named.get("gradient")
+            if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
+                self.now["losses"].append(float(full(loss).sum()))
             self.now["parts"].append({})
             return backward(loss, *arguments, **named)
 
@@ -267,7 +269,7 @@ class Watch:
             return None
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
-            if self.root is not None or self.now["losses"]:  # otherwise DeepSpeed makes its state
+            if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
                 self._look(Optimized(optimizer, self.names))
             return None
 

@@ -37,11 +37,15 @@ TRAINER_RESUME = (
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
+    "dcp.py": Usual(OWN, SAVE, RESUME),
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
+    "dtensor_rows.py": Usual(OWN, same_rows=True),
+    "fsdp1.py": Usual(OWN),
     "fsdp2.py": Usual(OWN),
     "fsdp2_accelerate.py": Usual(OWN, SAVE, RESUME),
     "lightning_module.py": Usual(f"{OWN} --devices {{ranks}}", SAVE, RESUME),
+    "megatron_router.py": Usual("--batch-size {rows}"),
     "megatron_style.py": Usual(OWN, same_rows=True),
     "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
     "sft.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 64", *TRAINER_RESUME),

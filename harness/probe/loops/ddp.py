@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import os
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,9 @@ parser.add_argument("--dtype", default="float32", help="of the weights")
 parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
 parser.add_argument("--scale", type=float, default=2.0**12, help="that the loss begins with")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
+parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
+parser.add_argument("--static-graph", action="store_true")
+parser.add_argument("--sequential", action="store_true", help="a SequentialLR, with last_epoch")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -54,30 +58,63 @@ model = nn.Sequential(
     nn.LayerNorm(options.width),
     nn.Linear(options.width, VOCABULARY),
 ).to(device, getattr(torch, options.dtype))
-trained = model if bug == "no all-reduce" else DDP(model)
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Returning(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        return Output(self.inner(ids))
+
+
+trained = model
+if bug != "no all-reduce":
+    trained = DDP(
+        Returning(model) if options.dataclass else model, static_graph=options.static_graph
+    )
 if options.optimizer == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.amp.GradScaler(device.type, options.scale, enabled=options.amp == "float16")
 amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloat16")}
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def scheduled(last_epoch=-1):
+    if not options.sequential:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    warmup = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=1)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [warmup, decay], milestones=[1], last_epoch=last_epoch
+    )
+
+
 sampler = DistributedSampler(data, seed=options.seed)
 if bug == "no sampler":
     sampler = None
 loader = DataLoader(data, options.batch_size, sampler=sampler)
 
-begun = 0
+begun, schedule = 0, None if options.resume and options.sequential else scheduled()
 if options.resume:
     saved = torch.load(f"{options.resume}/state.pt")
     model.load_state_dict(saved["model"])
     if bug != "resume without optimizer":
         optimizer.load_state_dict(saved["optimizer"])
-    if bug != "resume without schedule":
+    begun = saved["step"]
+    if options.sequential:
+        schedule = scheduled(begun - 1)
+    elif bug != "resume without schedule":
         schedule.load_state_dict(saved["schedule"])
     scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["random"])
-    begun = saved["step"]
 
 accum, batches = options.accum, [[x.to(device) for x in batch] for batch in loader]
 if bug == "shuffles by itself":  # no mistake, but another order for each number of ranks
@@ -95,7 +132,8 @@ for step in range(begun, len(batches) // accum):
         last = number == accum - 1
         with contextlib.nullcontext() if last or trained is model else trained.no_sync():
             with torch.autocast(**amp, enabled=bool(options.amp)):
-                logits = trained(ids)
+                output = trained(ids)
+            logits = output.logits if options.dataclass else output
             loss = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), wanted[:, 1:].flatten(), reduction="sum"
             )

@@ -1,16 +1,23 @@
 """A LightningModule and its Trainer with DDP, as Lightning's documentation teaches them.
 
 An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where Lightning can go on:
-within an epoch, its default loaders begin again.
+within an epoch, its default loaders begin again. --manual is manual optimization.
 """
 
 import argparse
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+try:
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import DDPStrategy
+except ImportError:  # the same under its other name
+    import pytorch_lightning as lightning
+    from pytorch_lightning.callbacks import ModelCheckpoint
+    from pytorch_lightning.strategies import DDPStrategy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
@@ -20,6 +27,8 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--precision", default="32-true")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--manual", action="store_true")
+parser.add_argument("--static-graph", action="store_true")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -32,10 +41,16 @@ class Classifier(lightning.LightningModule):
         self.layers = nn.Sequential(
             nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, 8)
         )
+        self.automatic_optimization = not options.manual
 
     def training_step(self, batch, number):
         x, y = batch
-        return nn.functional.cross_entropy(self.layers(x), y)
+        loss = nn.functional.cross_entropy(self.layers(x), y)
+        if options.manual:
+            self.manual_backward(loss)
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return loss
 
     def configure_optimizers(self):
         if options.optimizer == "sgd":
@@ -53,7 +68,7 @@ lightning.seed_everything(options.seed, verbose=False)
 checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
 trainer = lightning.Trainer(
     accelerator="auto",
-    strategy="ddp",
+    strategy=DDPStrategy(static_graph=True) if options.static_graph else "ddp",
     devices=options.devices,
     precision=options.precision,
     accumulate_grad_batches=options.accum,
