@@ -1,0 +1,213 @@
+"""At ZeRO stage 0 in fp16 or bf16, DeepSpeed steps Adam while it is made: it counts one too many.
+
+Adam divides its moments by what they lack after n steps. The count is one too high from the start,
+so the first update is 0.744 times the right one, and the next ones are too small as well. By Adam's
+formula the factor is within 2 % of 1 from the eighth step on, but the weights stay behind. The loss
+falls, and all ranks agree. In fp32, and at stages 1 to 3, the first update is right.
+
+Root cause: to allocate the optimizer's state before the training, the optimizers of fp16 and bf16
+without ZeRO set all gradients to zero and call the optimizer's ``step``. The moments are still zero
+after that, but the count is 1. ZeRO did the same until 0.13.2 (``optimizer_stepped_at_init``), and
+the same step was left in place here.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import COUNT, LINE, NUMBER, SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.pictures import Lines, Picture, by_step
+from harness.settings import by_code
+from harness.spec import (
+    Context,
+    Defect,
+    Edits,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import edits, usual_checks
+
+TOLERANCE = 0.1
+"""How far masters may be from plain torch's in fp32, in learning rates: Adam's step is about one.
+Rounding of the gradients to bf16 moves them by up to 0.04 here, and the bug by 0.256 and more."""
+
+
+@dataclass
+class Params(Knobs):
+    precision: str = knob("fp16", choices=("fp16", "bf16", "fp32"), about="of the training")
+    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
+    steps: int = knob(5, least=1, about="of training")
+    lr: float = knob(0.01, above=0, about="of Adam")
+    batch: int = knob(16, least=1, unit="rows", about="size of a rank's part of a step")
+
+
+def not_stepped(function: object) -> Edits:
+    """Leave out the step that allocates the state."""
+    yield from edits.left_out(edits.stepping(function))
+
+
+REMEDY = Defect(
+    name="not_stepped",
+    upstream="deepspeed",
+    file="deepspeed/runtime/fp16/unfused_optimizer.py",
+    scope="FP16_UnfusedOptimizer.initialize_optimizer_states",
+    edit=not_stepped,
+    about="our remedy: the first real step makes the optimizer's state, as with ZeRO",
+)
+
+SCENARIO = Scenario(
+    report=(
+        "unknown to the maintainers: see report.md. The same in ZeRO: Remove optimizer step on "
+        "initialization",
+        "https://github.com/deepspeedai/DeepSpeed/pull/5104",
+    ),
+    fix="none as of 0.19.8; the fixed variant is our remedy",
+    symptom="at ZeRO stage 0 in fp16 Adam has counted 2 after the first step, which is 0.744 times "
+    "the right one",
+    trigger="fp16 or bf16 at ZeRO stage 0, with an optimizer that counts its steps, such as Adam",
+    remedy="use ZeRO stage 1",
+    pins={"deepspeed": "0.19.8"},
+    harm="ruins training",
+    visibility="silent",
+    known_upstream=False,
+    settings={
+        "precision": ("fp16", "bf16"),
+        "zero_stage": 0,
+        "code": by_code("the optimizer counts its steps"),
+    },
+    files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "control": expect_clean(
+            about="0.19.8 in fp32", params={"precision": "fp32"}, triggers=False
+        ),
+        "stage_1": expect_clean(
+            about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
+        ),
+        "bf16": expect_symptom(about="0.19.8 in bf16", params={"precision": "bf16"}),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step: Adam's count, and how far the masters are from plain torch's."""
+    facts = {
+        "loss": NUMBER,
+        "reference_loss": alike(NUMBER),
+        "count": alike(COUNT),
+        "strayed": alike(SIZE),
+        "strayed_ahead": alike(SIZE),
+    }
+    made = Kind({"optimizer": alike(LINE)})
+    return {"made": made, "step": Kind(facts, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
+    import torch
+
+    from scenarios.common import linear, regression
+    from scenarios.deepspeed.bf16_stage0_resume import restored
+    from scenarios.deepspeed.optimizer_stepped_at_init import reference
+
+    p = ctx.params
+    make = partial(torch.optim.Adam, lr=p.lr)
+    low: dict[str, Any] = {}
+    if p.precision != "fp32":
+        low = {p.precision: {"enabled": True}}
+    if p.precision == "fp16":
+        low["fp16"]["loss_scale"] = 128
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            make,
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            zero_allow_untested_optimizer=True,
+            zero_optimization={"stage": p.zero_stage},
+            **low,
+        )
+    ctx.record("made", optimizer=type(engine.optimizer).__name__)
+    module = copy.deepcopy(engine.module).float()
+    right, ahead = (reference.Reference(module, make, empty) for empty in (0, 1))
+    data = linear.batches(ctx, module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
+    for step, rows in zip(each(p.steps), data, strict=False):
+        plain = right.step(rows)
+        ahead.step(rows)
+        loss = regression.step(ctx, engine, rows)
+        masters = restored.masters(engine)
+        ctx.record(
+            "step",
+            step,
+            loss=loss,
+            reference_loss=plain,
+            count=reference.counted(engine),
+            strayed=restored.apart(masters, dict(right.module.named_parameters())) / p.lr,
+            strayed_ahead=restored.apart(masters, dict(ahead.module.named_parameters())) / p.lr,
+        )
+
+
+def detect(records: Records) -> Finding | None:
+    """Adam's count is one ahead, and the masters are those of an Adam that took an empty step."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not _right(step)]
+    if not wrong:
+        return None
+    ahead = all(
+        step["count"] == step["step"] + 1 and near(step["strayed_ahead"], 0, within=TOLERANCE)
+        for step in steps
+    )
+    first = wrong[0]
+    return Finding(
+        f"after step {first['step']} Adam has counted {first['count']}, and the masters are "
+        f"{first['strayed']:.3g} learning rates from plain torch's",
+        step=first["step"],
+        ranks=records.ranks,
+        magnitude=max(step["strayed"] for step in wrong),
+        unit="learning rates from plain torch's weights",
+        documented=ahead,
+    )
+
+
+def _right(step: Record) -> bool:
+    """Whether the count and the masters are those of plain torch."""
+    return step["count"] == step["step"] and near(step["strayed"], 0, within=TOLERANCE)
+
+
+def exercised(records: Records) -> Exercise:
+    """Adam was made for 16 bits, without ZeRO."""
+    p, made = records.params, records.of("made", 0)[0]["optimizer"]
+    text = f"{made} made Adam's state, in {p.precision} at ZeRO stage {p.zero_stage}"
+    return Exercise.of(made.startswith("FP16_"), text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss falls. Grading compares the ranks."""
+    return usual_checks.loss_ends_higher(records)
+
+
+def picture(trials: Trials) -> list[Picture]:
+    """How far the masters are from plain torch's, after each step."""
+    return [
+        Lines(
+            "Distance of the weights from plain torch's",
+            "with the bug the first steps are too short, and the weights stay behind",
+            by_step(trials, lambda step: step["strayed"]),
+            y="learning rates",
+        )
+    ]
