@@ -257,6 +257,10 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
         return catalog.unknown(option[1], option[2], _options(option[1]))
     if "You must specify 'scenario'" in text:
         return f"name a scenario: scenario=NAME. Choices: {', '.join([*catalog.names(), ALL])}."
+    word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
+    if word:
+        example = word[1] if word[1] in catalog.names() else "bf16_clip"
+        return f"'{word[1]}' is no KEY=VALUE; a scenario is named by scenario={example}"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         return catalog.unknown("key", key[1], _keys(key[1], arguments))

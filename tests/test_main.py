@@ -59,6 +59,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "bare"], ["bare"]),
     ([*RUN, "runs=a:b"], ["/a:b contains ':'"]),
     ([*RUN, "launch=null"], ["launch=null"]),
+    (["run", "fp16_overflow"], ["'fp16_overflow' is no KEY=VALUE", "scenario=fp16_overflow"]),
+    (["run", "nothing"], ["'nothing' is no KEY=VALUE", "scenario=bf16_clip"]),
     ([*RUN, "+foo=1"], ["no key 'foo'", "variant"]),
     ([*RUN, "+scenario.foo=1"], ["no key 'scenario.foo'", "scenario.lr"]),
     ([*RUN, "+pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed"]),
