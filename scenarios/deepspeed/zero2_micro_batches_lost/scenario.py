@@ -1,0 +1,143 @@
+"""At ZeRO stage 2, each accumulated micro-batch replaces the one before: only the last is trained.
+
+With gradient accumulation over 4 micro-batches, three of the four are read, computed, and dropped:
+each update is a quarter of the last one's gradient. The losses are right, all ranks agree, and the
+training makes progress on the rest. The reported gradient norm is too small. Without accumulation,
+and at other stages, nothing is lost.
+
+Root cause: with the Muon optimizer, 0.17.6 got a second store for the gradients of earlier
+micro-batches. But the code still asks the old store whether there are any. That one is filled only
+at the last micro-batch, so each micro-batch counts as the first and overwrites the new store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, alike
+from harness.knobs import Knobs, knob
+from harness.settings import above
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(Knobs):
+    micro_batches: int = knob(
+        4, least=1, most=8, about="GAS: a step averages the gradients of so many"
+    )
+    zero_stage: int = knob(2, choices=(0, 1, 2), about="stage of ZeRO")
+    batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = knob(5, least=1, about="steps of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "[BUG]Incorrect gradient computation in ZeRO-2 with DeepSpeed ≥ 0.17.6",
+        "https://github.com/deepspeedai/DeepSpeed/issues/7718",
+        "https://github.com/huggingface/accelerate/issues/3877",
+        "https://github.com/huggingface/trl/issues/4540",
+    ),
+    fix="deepspeed 0.18.3",
+    symptom="with ZeRO-2 the gradient norm is much smaller than with 0.17.5 or with ZeRO-3; the "
+    "losses are about the same at first",
+    trigger="ZeRO-2 and gradient accumulation",
+    remedy="use deepspeed 0.18.3 or later, or ZeRO stage 1",
+    pins={"deepspeed": "0.18.2"},
+    harm="loses data",
+    visibility="silent",
+    settings={"zero_stage": 2, "gradient_accumulation_steps": above(1)},
+    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.18.3"),
+        "before": expect_clean("0.17.5"),
+        "control": expect_clean(
+            about="0.18.2 without accumulation", params={"micro_batches": 1}, triggers=False
+        ),
+        "stage_1": expect_clean(
+            about="0.18.2 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
+    shapes = applied.shapes(at.params.micro_batches)
+    same = {name: alike(shape) for name, shape in shapes.items()}
+    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with SGD; compare each step with plain torch's gradients."""
+    import torch
+
+    from scenarios.common import linear, regression
+
+    p = ctx.params
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            partial(torch.optim.SGD, lr=p.lr),
+            gradient_clipping=0.0,
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=p.micro_batches,
+            zero_allow_untested_optimizer=True,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
+    for step in each(p.steps):
+        rows = [next(data) for _ in range(p.micro_batches)]
+        update = linear.Update(engine.module, *rows)
+        losses = [regression.step(ctx, engine, part) for part in rows]
+        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
+    the others. The losses are plain torch's."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
+    return applied.finding(wrong, lines, documented=all(map(_last_only, steps)))
+
+
+def _last_only(step: Record) -> bool:
+    """Whether only the last micro-batch counts."""
+    *lost, last = step["micro"]
+    return near(last, 1, within=1e-3) and all(near(share, 0, within=1e-3) for share in lost)
+
+
+def exercised(records: Records) -> Exercise:
+    """ZeRO was at stage 2, and there were micro-batches before the last."""
+    p = records.params
+    text = f"each step had {p.micro_batches} micro-batches, at ZeRO stage {p.zero_stage}"
+    return Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
+    return usual_checks.loss_ends_higher(records)
+
+
+picture = applied.ratios
