@@ -103,6 +103,13 @@ def test_a_fault_is_known_only_with_the_settings_that_the_bug_needs(
     assert hunt._known(frozenset({MISSING.kind}), loop, releases) == known
 
 
+def test_a_bug_that_only_an_edit_puts_back_is_not_named_for_an_untested_release() -> None:
+    gradient = Shown("both", "gradient", 0.463)
+    named = hunt._known(frozenset({gradient.kind}), Loop("zero.py"), {"deepspeed": "0.18.2"})
+    assert "zero2_micro_batches_lost" in named
+    assert "tied_grad_reduce" not in named
+
+
 def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
     hunted = Replayed(Pool(), lambda _: None, deadline=0.0).hunt(STACK, "2026-11-22")

@@ -25,6 +25,7 @@ from harness.nightly.hunted import Stack
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import Recorded, Shown
+from harness.spec import BUGGY
 from harness.sweep import affected
 from harness.sweep.cell import Status
 from harness.sweep.lookup import lookup
@@ -288,7 +289,11 @@ def _known(news: frozenset[Kind], loop: Loop, releases: dict[str, str]) -> list[
         if not all(words in loop.arguments for words in signature.needs):
             continue
         of = lookup(name, releases)
-        if Status.NOT_AFFECTED not in (of.status, of.nearest):  # it may be unknown: a new release
+        if catalog.scenario(name).variant(BUGGY).defects:  # an edit puts it back: releases lack it
+            has = of.status is Status.AFFECTED
+        else:
+            has = Status.NOT_AFFECTED not in (of.status, of.nearest)  # unknown: a new release
+        if has:
             found.append(name)
     return found
 
