@@ -1,17 +1,21 @@
 """A loop with accelerate, as its documentation teaches gradient accumulation and checkpoints."""
 
 import argparse
+from itertools import chain
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--rows", type=int, default=144, help="of an epoch")
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--iterable", action="store_true", help="an IterableDataset, unshuffled")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--clip", type=float, default=1.0)
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
@@ -47,8 +51,17 @@ accelerator = Accelerator(
     **more,
 )
 generator = torch.Generator().manual_seed(0)
-inputs = torch.randn(144, 16, generator=generator)
-data = TensorDataset(inputs, torch.randint(0, 8, (144,), generator=generator))
+inputs = torch.randn(options.rows, 16, generator=generator)
+data = TensorDataset(inputs, torch.randint(0, 8, (options.rows,), generator=generator))
+
+
+class Stream(IterableDataset):
+    """The same rows, one after another."""
+
+    def __iter__(self):
+        yield from data
+
+
 set_seed(options.seed, device_specific=options.device_specific)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(options.dropout), nn.Linear(32, 8))
 if options.optimizer == "adamw":
@@ -56,7 +69,10 @@ if options.optimizer == "adamw":
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = Schedule(optimizer, total_iters=100)
-loader = DataLoader(data, options.batch_size, shuffle=True)
+if options.iterable:
+    loader = DataLoader(Stream(), options.batch_size)
+else:
+    loader = DataLoader(data, options.batch_size, shuffle=True)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
 
 steps = 0
@@ -64,7 +80,7 @@ if options.resume:
     accelerator.load_state(options.resume)
     steps = options.save_at or 2
     loader = accelerator.skip_first_batches(loader, steps * options.accum)
-for x, y in loader:
+for x, y in chain.from_iterable(loader for _ in range(options.epochs)):
     with accelerator.accumulate(model):
         loss = nn.functional.cross_entropy(model(x), y)
         accelerator.backward(loss)

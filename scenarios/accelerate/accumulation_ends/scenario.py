@@ -1,0 +1,257 @@
+"""From the second epoch on, accelerate no longer accumulates: each micro-batch updates the weights.
+
+With ``gradient_accumulation_steps=4`` the first epoch is right. After it, each micro-batch takes a
+step of its own, with a quarter of its gradient. AdamW hardly depends on the size of a gradient, so
+it takes four times as many steps of full size, each from a quarter of the batch that was asked for;
+a prepared scheduler is over four times too early. The losses are right. Those are hit who train
+for more than one epoch inside ``accumulate()``.
+
+Root cause: at the end of an epoch ``accumulate()`` must update in any case, so the prepared loader
+says that it has ended. accelerate 0.20.0 keeps this mark in the loader, but does not take it back
+when the loader starts again. 0.20.3 does for loaders that each rank reads itself, and 0.21.0 also
+for those that one rank reads for all, as accelerate does with an ``IterableDataset``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, exactly
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Lane,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+if TYPE_CHECKING:
+    from scenarios.common.linear import Rows
+
+LOADERS = {"iterable": "DataLoaderDispatcher", "map": "DataLoaderShard"}
+"""accelerate's class of loader for each kind of dataset."""
+
+ROWS = 16
+"""Rows of a micro-batch."""
+
+
+@dataclass
+class Params(Knobs):
+    accumulation: int = knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
+    epochs: int = knob(3, least=1, about="of training")
+    updates: int = knob(2, least=1, about="that an epoch should have")
+    data: str = knob("iterable", choices=tuple(LOADERS), about="the kind of dataset")
+    reset: bool = knob(
+        False, about="whether the script sets the loader's end_of_dataloader to False at each epoch"
+    )
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "reset end_of_dataloader for dataloader_dispatcher",
+        "https://github.com/huggingface/accelerate/pull/1609",
+        "https://github.com/huggingface/accelerate/pull/1562",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/1609",
+    symptom="end_of_dataloader is set to True at the end of an iteration, but never reset to "
+    "False, so that gradient accumulation works incorrectly",
+    trigger="a second epoch inside accumulate(), with gradient accumulation above 1",
+    remedy="use accelerate 0.21.0 or later, or set end_of_dataloader of the prepared loader to "
+    "False before each epoch",
+    pins={"accelerate": "0.20.3"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("a prepared loader is iterated inside accumulate() for several epochs"),
+    },
+    files=("accelerate/data_loader.py",),
+    releases="accelerate>=0.11",  # the first with accumulate()
+    ranks=1,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("0.21.0"),
+        "map": expect_symptom(
+            "0.20.2", about="0.20.2 with a dataset that is no iterable", params={"data": "map"}
+        ),
+        "map_fixed": expect_clean(
+            about="0.20.3 with a dataset that is no iterable", params={"data": "map"}
+        ),
+        "control": expect_clean(
+            about="0.20.3 without accumulation", params={"accumulation": 1}, triggers=False
+        ),
+        "remedy": expect_clean(
+            about="0.20.3, the script resets the loader at each epoch",
+            params={"reset": True},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """The loader's class; and each micro-batch, with what was applied of it and of those before it
+    that should be accumulated with it."""
+    p = at.params
+    return {
+        "loader": Kind({"name": exactly(LOADERS[p.data])}),
+        "step": Kind({"loss": NUMBER, **applied.shapes()}, each(_micro_batches(p) * p.epochs)),
+    }
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map under accumulate(); compare each micro-batch's update with plain torch."""
+    import torch
+    from accelerate import Accelerator
+
+    from scenarios.common import linear
+
+    p = ctx.params
+    with ctx.phase("init"):
+        made: Any = Accelerator(
+            cpu=ctx.lane is Lane.CPU, gradient_accumulation_steps=p.accumulation
+        )
+        plain = linear.model()
+        sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
+        rows = next(linear.batches(ctx, plain, ROWS * _micro_batches(p), 20.0, 0.1))
+        model, optimizer, loader = made.prepare(plain, sgd, _loader(rows, p.data))
+    ctx.record("loader", name=type(loader).__name__)
+    step = 0
+    for _ in range(p.epochs):
+        window: list[Rows] = []
+        if p.reset:
+            loader.end_of_dataloader = False
+        for inputs, labels in loader:
+            step += 1
+            window.append((inputs, labels))
+            update = linear.Update(plain, *window)
+            with made.accumulate(model):
+                loss = linear.loss(model(inputs), labels)
+                made.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            ctx.record("step", step, loss=float(loss.detach()), **update.facts(p.lr))
+            if len(window) == p.accumulation:
+                window = []
+
+
+def _loader(rows: Rows, data: str) -> Any:
+    """The script's own loader over these rows, always in the same order."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    pairs: Any = [*zip(*rows, strict=True)]
+
+    class Stream(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            yield from pairs
+
+    return DataLoader(pairs if data == "map" else Stream(), batch_size=ROWS)
+
+
+def _micro_batches(p: Any) -> int:
+    """Micro-batches of an epoch."""
+    return int(p.accumulation * p.updates)
+
+
+def _epoch(records: Records, step: Record) -> int:
+    return 1 + (step["step"] - 1) // _micro_batches(records.params)
+
+
+def _right(records: Records, step: Record) -> bool:
+    """The last micro-batch of a window applied the window's mean; those before it, nothing."""
+    last = len(step["micro"]) == records.params.accumulation
+    return applied.times(step, 1.0) if last else near(step["applied"], 0.0, within=_least(step))
+
+
+def _alone(records: Records, step: Record) -> bool:
+    """This micro-batch's gradient was applied, divided by the accumulation steps, and no other."""
+    *before, own = step["micro"]
+    wanted = len(step["micro"]) / records.params.accumulation
+    within = 1e-2
+    return near(own, wanted, within=within) and all(near(m, 0.0, within=within) for m in before)
+
+
+def _least(step: Record) -> float:
+    """The norm below which nothing was applied; rounding in fp32 moves weights by 1e-7."""
+    return float(1e-5 * step["gradient"])
+
+
+def detect(records: Records) -> Finding | None:
+    """In the first epoch all is right. After it, each micro-batch applies its own gradient."""
+    steps = records.of("step")
+    wrong = [step for step in steps if not _right(records, step)]
+    if not wrong:
+        return None
+    later = [step for step in steps if _epoch(records, step) > 1]
+    documented = {step["step"] for step in wrong} == {step["step"] for step in later}
+    counts = _updates(records)
+    return Finding(
+        f"the epochs have {', '.join(map(str, counts))} updates, where {records.params.updates} "
+        "each are right",
+        step=wrong[0]["step"],
+        ranks=records.ranks,
+        magnitude=max(counts) / records.params.updates,
+        unit="times the right number of updates in an epoch",
+        documented=documented and all(_alone(records, step) for step in later),
+    )
+
+
+def _updates(records: Records) -> list[int]:
+    """How many micro-batches of each epoch changed the weights."""
+    moved = Counter(
+        _epoch(records, step)
+        for step in records.of("step", 0)
+        if not near(step["applied"], 0.0, within=_least(step))
+    )
+    return [moved[epoch] for epoch in each(records.params.epochs)]
+
+
+def exercised(records: Records) -> Exercise:
+    """Several micro-batches were to be accumulated in a second epoch, and the script left the
+    loader as it was."""
+    p, (loader,) = records.params, records.of("loader")
+    text = f"{p.epochs} epochs of {p.accumulation} accumulation steps, with {loader['name']}"
+    return Exercise.of(p.epochs > 1 and p.accumulation > 1, text, text) & Exercise.of(
+        not p.reset, "", "the script reset the loader at each epoch"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss is plain torch's for the weights, and falls."""
+    losses = usual_checks.loss_ends_higher(records)
+    later = [step for step in records.of("step") if len(step["micro"]) == 1]
+    unlike = any(not near(s["loss"], s["reference_loss"], share=1e-3) for s in later)
+    return losses | {"the first loss of a window is not that of plain torch": unlike}
+
+
+def picture(trials: Trials) -> Iterable[Picture]:
+    """A picture of how many updates each epoch had."""
+    bars = [
+        (variant, f"epoch {epoch}", float(count))
+        for variant, records in trials.items()
+        for epoch, count in enumerate(_updates(records), 1)
+    ]
+    wanted = {float(records.params.updates) for records in trials.values()}
+    yield Bars(
+        "Updates of each epoch",
+        "with the bug, each micro-batch is an update from the second epoch on",
+        bars,
+        "updates",
+        {"right": wanted.pop()} if len(wanted) == 1 else {},
+    )
