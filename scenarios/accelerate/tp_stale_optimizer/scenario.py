@@ -1,0 +1,205 @@
+"""With tensor parallelism, accelerate replaces parameters that the optimizer then goes on training.
+
+``prepare()`` turns each parameter that is not sharded into a DTensor that all ranks have: norms,
+embeddings, often the head. The optimizer that was made before, as accelerate's examples do, keeps
+the old ones. So these parameters of the model never move, and nothing says so. The sharded ones
+train, and the loss falls. If nothing was sharded before, nothing trains at all.
+
+Root cause: ``_prepare_tp`` sets the new parameters on the model's modules and returns the optimizer
+as it is. The fix, in 1.12.0, gives the optimizer the new ones, but only for a model without any
+sharded parameter: for another one, 1.12.0 raises a KeyError. From 1.13.0 on, accelerate replaces no
+parameters unless FSDP2 is used, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import FLAG, LINE, NUMBER, SIZE, alike, by_name, many
+from harness.knobs import Knobs, knob
+from harness.pictures import Bars, Picture
+from harness.settings import above, by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    Trials,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import usual_checks
+
+TOLERANCE = 1e-3
+"""How far a step may be from the right gradient, as a part of it. Rounding moves it by 1e-5."""
+
+FLOOR = 1e-3
+"""A gradient that is smaller than this part of the largest one counts as that large."""
+
+LINEAR, NOTHING = "linear", "nothing"
+
+
+@dataclass
+class Params(Knobs):
+    sharded: str = knob(
+        LINEAR,
+        choices=(LINEAR, NOTHING),
+        about="before prepare(): the linear layers of attention and MLP, or nothing",
+    )
+    optimizer_first: bool = knob(
+        True, about="whether the optimizer is made before the model is prepared"
+    )
+    steps: int = knob(4, least=1, about="of training, all on the same rows")
+    lr: float = knob(0.5, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "[Bug] Update torch.optim.Optimizer parameter states after tensor parallelism",
+        "https://github.com/huggingface/accelerate/pull/3835",
+        "https://github.com/huggingface/accelerate/pull/3845",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/3835",
+    symptom="after tensor parallelism, the optimizer refers to parameters that are no longer the "
+    "model's",
+    trigger="tensor parallelism, and an optimizer that was made before prepare()",
+    remedy="use accelerate 1.13.0 or later, or prepare the model before you make the optimizer",
+    pins={"accelerate": "1.11.0", "transformers": "4.57.6"},
+    vehicles=("transformers",),
+    companions=(
+        Companion(
+            "accelerate<1.10.1",
+            {"transformers": "4.55.4"},
+            "4.57.6 does not install beside the tokenizers of this release",
+        ),
+    ),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("ParallelismConfig has a tp_size above 1, without FSDP"),
+    },
+    files=("accelerate/accelerator.py",),
+    releases="accelerate>=1.10",  # the first with ParallelismConfig
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("1.13.0"),
+        "unsharded": expect_symptom(
+            about="1.11.0 with a model of which nothing was sharded", params={"sharded": NOTHING}
+        ),
+        "unsharded_fixed": expect_clean(
+            "1.12.0", about="1.12.0 with the same model", params={"sharded": NOTHING}
+        ),
+        "control": expect_clean(
+            about="1.11.0, the optimizer made after the model is prepared",
+            params={"optimizer_first": False},
+            triggers=False,
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """What ``prepare`` made of each parameter; each step: how far it took each of them."""
+    names = alike(many(LINE))
+    step = {
+        "loss": alike(NUMBER),
+        "reference_loss": alike(NUMBER),
+        "gradient": alike(by_name(SIZE, least=1)),
+        "ratio": alike(by_name(NUMBER, least=1)),
+        "aside": alike(by_name(SIZE, least=1)),
+    }
+    made = {"first": alike(FLAG), "sharded": names, "replaced": names, "owned": names}
+    return {"prepared": Kind(made), "step": Kind(step, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Train a LLaMA of one layer; compare what each parameter took with plain torch."""
+    from scenarios.accelerate.tp_stale_optimizer import training
+
+    training.train(ctx)
+
+
+def _wrong(step: Record) -> list[str]:
+    """The parameters that did not take the right step."""
+    return [name for name in step["gradient"] if not _took(step, name, 1.0)]
+
+
+def _took(step: Record, name: str, times: float) -> bool:
+    """Whether a step took this parameter by so many times its right gradient."""
+    norm = step["gradient"][name]
+    least = FLOOR * max(step["gradient"].values()) / max(norm, 1e-30)
+    away = abs(step["ratio"][name] - times) + step["aside"][name]
+    return near(away, 0.0, within=TOLERANCE * max(1.0, least))
+
+
+def detect(records: Records) -> Finding | None:
+    """Exactly the parameters that prepare() replaced, and that the optimizer does not have, did not
+    move at all."""
+    steps = records.of("step")
+    first = next((step for step in steps if _wrong(step)), None)
+    if first is None:
+        return None
+    made = records.of("prepared", 0)[0]
+    stale = set(first["gradient"]) - set(made["sharded"])
+    documented = stale == set(made["replaced"]) and not stale & set(made["owned"])
+    only = all(
+        set(_wrong(step)) == stale and all(_took(step, name, 0.0) for name in stale)
+        for step in steps
+    )
+    lost, whole = _wrong(first), len(first["gradient"])
+    return Finding(
+        f"{len(lost)} of {whole} parameters do not move: {', '.join(lost[:4])}"
+        + (" ..." if lost[4:] else ""),
+        step=first["step"],
+        parameters=tuple(lost),
+        ranks=records.ranks,
+        magnitude=len(lost) / whole,
+        unit="of the parameters do not move",
+        documented=documented and only,
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """prepare() got a model of which some parameters were not sharded, after its optimizer was
+    made."""
+    made, step = records.of("prepared", 0)[0], records.of("step", 0)[0]
+    whole = len(step["gradient"])
+    left, when = whole - len(made["sharded"]), "after" if made["first"] else "before"
+    text = (
+        f"{left} of {whole} parameters were not sharded when prepare() got the model, {when} the "
+        "optimizer was made"
+    )
+    return Exercise.of(left > 0 and made["first"], text, text)
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """The loss is that of plain torch at these weights, and falls if anything trains."""
+    losses = usual_checks.loss_unlike_reference(records)
+    if records.params.sharded == NOTHING:
+        return losses
+    return losses | usual_checks.loss_ends_higher(records)
+
+
+def picture(trials: Trials) -> Iterable[Picture]:
+    """A picture of how much of its gradient each kind of parameter took in the first step."""
+    bars = [
+        (variant, name.removeprefix("model."), float(ratio))
+        for variant, records in trials.items()
+        for name, ratio in records.of("step", 0)[0]["ratio"].items()
+    ]
+    yield Bars(
+        "How much of its gradient each parameter took",
+        "with the bug, parameters that accelerate replaced take nothing",
+        bars,
+        "times the right gradient",
+        {"right": 1.0},
+    )
