@@ -1,7 +1,8 @@
 """A LightningModule and its Trainer with DDP, as Lightning's documentation teaches them.
 
 An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where Lightning can go on:
-within an epoch, its default loaders begin again. --manual is manual optimization.
+within an epoch, its default loaders begin again. --manual is manual optimization. --validate-every
+is a number of batches.
 """
 
 import argparse
@@ -29,6 +30,7 @@ parser.add_argument("--precision", default="32-true")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--manual", action="store_true")
 parser.add_argument("--static-graph", action="store_true")
+parser.add_argument("--validate-every", type=int, default=0)
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -52,6 +54,9 @@ class Classifier(lightning.LightningModule):
             self.optimizers().zero_grad()
         return loss
 
+    def validation_step(self, batch, number):
+        self.layers(batch[0])
+
     def configure_optimizers(self):
         if options.optimizer == "sgd":
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -64,7 +69,7 @@ class Classifier(lightning.LightningModule):
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(24, 16, generator=generator)
 data = TensorDataset(inputs, torch.randint(0, 8, (24,), generator=generator))
-lightning.seed_everything(options.seed, verbose=False)
+lightning.seed_everything(options.seed)
 checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
 trainer = lightning.Trainer(
     accelerator="auto",
@@ -73,6 +78,9 @@ trainer = lightning.Trainer(
     precision=options.precision,
     accumulate_grad_batches=options.accum,
     gradient_clip_val=options.clip or None,
+    val_check_interval=options.validate_every or None,
+    limit_val_batches=1 if options.validate_every else 0,
+    num_sanity_val_steps=0,
     max_epochs=4,
     callbacks=[checkpoints] if options.save else [],
     enable_checkpointing=bool(options.save),
@@ -81,4 +89,5 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 file = f"{options.resume}/epoch=0-step=2.ckpt" if options.resume else None
-trainer.fit(Classifier(), DataLoader(data, options.batch_size, shuffle=True), ckpt_path=file)
+rows, held_out = DataLoader(data, options.batch_size, shuffle=True), DataLoader(data, 4)
+trainer.fit(Classifier(), rows, held_out, ckpt_path=file)

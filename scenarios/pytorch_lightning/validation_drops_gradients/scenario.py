@@ -1,0 +1,141 @@
+"""A validation inside an accumulation window erases the gradients that were gathered before it.
+
+With ``accumulate_grad_batches=4`` and a validation after each 5 batches, up to three of the four
+micro-batches of a step are read, computed, and dropped: the update is that of the micro-batches
+after the validation, without more weight. Those are hit whose ``val_check_interval`` does not fall
+on the end of a window, as with a fraction of an epoch. All ranks drop the same, and the losses are
+right.
+
+Root cause: to save memory, Lightning's evaluation loop sets the model's gradients to None before it
+validates. It does not ask whether the optimizer has used them. The fix does so only where the
+training loop is not accumulating.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.numbers import near
+from harness.facts.plan import Kind, Plan, each
+from harness.facts.shapes import NUMBER, SIZE, alike
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Companion,
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Record,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(Knobs):
+    accumulation: int = knob(4, least=1, most=8, about="accumulate_grad_batches")
+    validate_every: int = knob(5, least=1, unit="batches", about="val_check_interval")
+    own_zero_grad: bool = knob(False, about="the module overrides zero_grad, to do nothing")
+    batch: int = knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = knob(5, least=1, about="of the optimizer")
+    lr: float = knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Should the model's grads be cleared before entering the validation loop?",
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/18713",
+    ),
+    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/18710",
+    symptom="the validation loop erases gradients when validation happens in the middle of a "
+    "gradient accumulation phase",
+    trigger="accumulate_grad_batches above 1, and a validation inside a window",
+    remedy="use pytorch-lightning 2.1.0 or later, or a val_check_interval that is a multiple of "
+    "accumulate_grad_batches",
+    pins={"pytorch-lightning": "2.0.9"},
+    harm="loses data",
+    visibility="silent",
+    settings={
+        "gradient_accumulation_steps": above(1),
+        "code": by_code("val_check_interval is no multiple of accumulate_grad_batches"),
+    },
+    files=("pytorch_lightning/loops/evaluation_loop.py",),
+    releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
+    companions=(
+        Companion(
+            "pytorch-lightning<1.8",
+            {"torchmetrics": "0.11.4"},
+            "1.7 imports a function that later ones lack",
+        ),
+    ),
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("2.1.0"),
+        "control": expect_clean(
+            about="2.0.9 with validations at the ends of windows only",
+            params={"validate_every": 4},
+            triggers=False,
+        ),
+        "remedy": expect_clean(
+            about="2.0.9 with a module whose zero_grad does nothing", params={"own_zero_grad": True}
+        ),
+    },
+)
+
+
+def plan(at: Position) -> Plan:
+    """Each step. The ranks hold replicas, so all ranks apply the same gradient.
+    ``before_validation``: how many of its micro-batches came before a validation."""
+    shapes = {"before_validation": SIZE, **applied.shapes(at.params.accumulation)}
+    same = {name: alike(shape) for name, shape in shapes.items()}
+    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with Lightning; compare each step with plain torch's gradients."""
+    from scenarios.pytorch_lightning.validation_drops_gradients import training
+
+    training.fit(ctx)
+
+
+def detect(records: Records) -> Finding | None:
+    """Each step applied the gradients of the micro-batches after its last validation, each with its
+    right weight, and nothing of those before. The losses are plain torch's."""
+    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
+    if odd:
+        return Finding(odd[0], documented=False)
+    wrong = [step for step in steps if not applied.times(step, 1)]
+    if not wrong:
+        return None
+    lines = [applied.described(step) for step in wrong if step["rank"] == wrong[0]["rank"]]
+    return applied.finding(wrong, lines[:3], documented=all(map(_only_after, steps)))
+
+
+def _only_after(step: Record) -> bool:
+    """Whether exactly the micro-batches after the step's last validation count."""
+    return all(
+        near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
+        for number, share in enumerate(step["micro"])
+    )
+
+
+def exercised(records: Records) -> Exercise:
+    """A validation ran between two micro-batches of a step."""
+    hit = {step["step"] for step in records.of("step") if step["before_validation"]}
+    text = ", ".join(map(str, sorted(hit)))
+    return Exercise.of(
+        bool(hit), f"a validation ran inside steps {text}", "no validation ran inside a step"
+    )
+
+
+def insufficient_checks(records: Records) -> dict[str, bool]:
+    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
+    return usual_checks.loss_ends_higher(records)
+
+
+picture = applied.ratios
