@@ -115,6 +115,16 @@ def test_lightning_is_as_one_process_and_resumes(pool: Pool, more: str) -> None:
     assert first_broken(answers) == {}
 
 
+@pytest.mark.parametrize("more", ["", "--training-step"])
+def test_fabric_is_as_one_process(pool: Pool, more: str) -> None:
+    given = f"{GIVEN} --devices {{ranks}} {more}"
+    with lent_packages(DAY, lightning="2.6.6") as overlay:
+        settings = Settings(layouts=(RANKS, ACCUMULATION, BOTH))
+        answers = Probing(pool, overlay.site)("fabric_ddp.py", given, settings)
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
 def test_sft_is_as_one_process_and_resumes(pool: Pool) -> None:
     given = f"{TRAINER} --use_cpu --bf16 false --max_length 64"
     with lent_packages(DAY, trl="1.16.0", transformers="5.23.0") as overlay:

@@ -41,6 +41,7 @@ USUAL = {
     "ddp.py": Usual(OWN, SAVE, RESUME),
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
     "dtensor_rows.py": Usual(OWN, same_rows=True),
+    "fabric_ddp.py": Usual(f"{OWN} --devices {{ranks}}"),
     "fsdp1.py": Usual(OWN),
     "fsdp2.py": Usual(OWN),
     "fsdp2_accelerate.py": Usual(OWN, SAVE, RESUME),

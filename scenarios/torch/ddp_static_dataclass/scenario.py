@@ -36,7 +36,7 @@ from harness.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.torch.ddp_static_dataclass import unreduced
+from scenarios.common import unreduced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

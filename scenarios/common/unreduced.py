@@ -42,6 +42,24 @@ def train(
     """
     from scenarios.common import linear
 
+    def backward(part: linear.Rows) -> Tensor:
+        loss = linear.loss(outputs(part[0]), part[1])
+        loss.backward()
+        return loss
+
+    train_by(ctx, reference, backward, optimizer, whole)
+
+
+def train_by(
+    ctx: Context,
+    reference: nn.Module,
+    backward: Callable[[tuple[Tensor, Tensor]], Tensor],
+    optimizer: Any,
+    whole: Callable[[], Weights],
+) -> None:
+    """The same with ``backward``, which makes the gradients of a part and returns its loss."""
+    from scenarios.common import linear
+
     p = ctx.params
     plain_loss = linear.of(reference)
     data = linear.batches(ctx, reference, p.rows, distance=2.0, noise=0.5)
@@ -50,9 +68,7 @@ def train(
         before = whole()
         plain = applied.plainly(plain_loss, before, parts)
         own = applied.plainly(plain_loss, before, [parts[ctx.rank]])
-        inputs, labels = parts[ctx.rank]
-        loss = linear.loss(outputs(inputs), labels)
-        loss.backward()
+        loss = backward(parts[ctx.rank])
         optimizer.step()
         optimizer.zero_grad()
         after = whole()

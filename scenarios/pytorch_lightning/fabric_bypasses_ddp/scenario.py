@@ -1,0 +1,101 @@
+"""Fabric with DDP: model.training_step() bypasses DDP, so each rank trains its own model.
+
+Those are hit who take their LightningModule from the Trainer to a loop of their own with Fabric:
+they call ``model.training_step(batch, number)`` of the model that ``fabric.setup`` returned. No
+gradient is averaged, and the replicas part from the first step on. Each rank's loss falls, nothing
+warns, and a checkpoint of the first rank has seen the data of the first rank alone.
+
+Root cause: DDP reduces the gradients of a backward pass only if its own forward ran before. The
+wrapper of Fabric passes the call of any other method on to the original module, past DDP. The fix
+sends Lightning's four step methods through DDP's forward. At any other method 2.0.2 only warns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.facts.plan import Kind, Plan
+from harness.facts.shapes import FLAG
+from harness.knobs import Knobs, knob
+from harness.settings import above, by_code
+from harness.spec import (
+    Context,
+    Exercise,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+from scenarios.common import unreduced
+
+
+@dataclass
+class Params(Knobs):
+    method: str = knob(
+        "training_step",
+        choices=("training_step", "compute_loss", "forward"),
+        about="of the LightningModule that the loop calls",
+    )
+    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = knob(4, least=1, about="of training")
+    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+
+
+SCENARIO = Scenario(
+    report=(
+        "Calls to LightningModule's `*_step` methods in Fabric bypasses DDP wrapper",
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/16856",
+    ),
+    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/17424",
+    symptom="calling methods other than forward, like training_step, bypasses the DDP wrapper",
+    trigger="Fabric with DDP, and a loop that calls another method of the model than forward",
+    remedy="use pytorch-lightning 2.0.2 or later, or call the model itself",
+    pins={"pytorch-lightning": "2.0.1"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "ranks": above(1),
+        "code": by_code("a loop with Fabric calls another method of the model than forward"),
+    },
+    files=("lightning_fabric/wrappers.py",),
+    releases="pytorch-lightning>=1.9",  # the first with lightning_fabric
+    ranks=2,
+    variants={
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("2.0.2"),
+        "control": expect_clean(
+            about="2.0.1, the loop calls the model itself",
+            params={"method": "forward"},
+            triggers=False,
+        ),
+        "fixed_other_name": expect_symptom(
+            "2.0.2",
+            about="2.0.2, a method whose name Lightning does not know: it only warns",
+            params={"method": "compute_loss"},
+        ),
+    },
+)
+detect = unreduced.detect
+insufficient_checks = unreduced.insufficient_checks
+picture = unreduced.picture
+
+
+def plan(at: Position) -> Plan:
+    """Whether DDP wraps the model, and the steps."""
+    return {"wrapped": Kind({"ddp": FLAG}), "step": unreduced.steps(at)}
+
+
+def run(ctx: Context) -> None:
+    """Fit a linear map with Fabric on two ranks' parts of each global batch."""
+    from scenarios.pytorch_lightning.fabric_bypasses_ddp import training
+
+    training.fit(ctx)
+
+
+def exercised(records: Records) -> Exercise:
+    """DDP wrapped the model, and the loop called another method than forward."""
+    wrapped, method = records.of("wrapped", 0)[0]["ddp"], records.params.method
+    text = f"{'' if wrapped else 'no '}DDP around the model; the loop calls {method}"
+    called = Exercise.of(wrapped and method != "forward", text, text)
+    return called & unreduced.parted(records)
