@@ -104,12 +104,12 @@ def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(own: Path) -> No
 
 def test_the_table_is_replaced_and_nothing_else(own: Path) -> None:
     bugs = own / "bugs.md"
-    bugs.write_text(f"before\n\n{pages.TABLE}\nstale\n{pages.TABLE_END}\n\nafter\n")
+    bugs.write_text(f"before\n\n{pages.TABLE}\nan old table\n{pages.TABLE_END}\n\nafter\n")
     assert main(["pages", "bf16_clip"]) == 0
     text = bugs.read_text()
     assert text.startswith("before\n\n")
     assert text.endswith("\n\nafter\n")
-    assert "stale" not in text
+    assert "an old table" not in text
     for name in catalog.names():
         assert text.count(f"/{name}/README.md)") == 1
 
