@@ -330,11 +330,13 @@ def test_what_requires_grad_is_gathered_into_the_same_memory_without_it(
     assert uses["deepspeed.gather_into_detached"] == grad
 
 
+@pytest.mark.parametrize("upstream", ["accelerate", "pytorch-lightning"])
 @pytest.mark.parametrize(("beside", "hidden"), [(True, False), (False, True)])
-def test_a_transformers_from_elsewhere_is_hidden_from_accelerate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: bool, hidden: bool
+def test_a_transformers_from_elsewhere_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, upstream: str, beside: bool, hidden: bool
 ) -> None:
-    places = {"accelerate": "overlay", "transformers": "overlay" if beside else "base"}
+    module = upstream.replace("-", "_")
+    places = {module: "overlay", "transformers": "overlay" if beside else "base"}
     for package, place in places.items():
         folder = tmp_path / place / package
         folder.mkdir(parents=True)
@@ -342,9 +344,9 @@ def test_a_transformers_from_elsewhere_is_hidden_from_accelerate(
         monkeypatch.delitem(sys.modules, package, raising=False)
     for place in ("base", "overlay"):
         monkeypatch.syspath_prepend(str(tmp_path / place))
-    uses = shims.install(["accelerate.own_transformers"])
+    uses = shims.install([f"{upstream}.own_transformers"])
     try:
         assert (importlib.util.find_spec("transformers") is None) is hidden
-        assert uses["accelerate.own_transformers"] == hidden
+        assert uses[f"{upstream}.own_transformers"] == hidden
     finally:
         sys.modules.pop("transformers", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,8 +21,9 @@ def _offline(count: Callable[[], None]) -> None:
     count()
 
 
-def _own_transformers(count: Callable[[], None]) -> None:
-    if _folder_of("transformers") not in (None, _folder_of("accelerate")):
+def _own_transformers(count: Callable[[], None], package: str) -> None:
+    """Hide a transformers that does not lie beside this package."""
+    if _folder_of("transformers") not in (None, _folder_of(package)):
         sys.modules["transformers"] = None  # type: ignore[assignment]
         count()
 
@@ -51,7 +53,16 @@ POINTS = (
         BOTH,
         "it imports any transformers that it finds, and one from outside the overlay fails at the "
         "overlay's older huggingface_hub: that one is hidden",
-        _own_transformers,
+        partial(_own_transformers, package="accelerate"),
+    ),
+    Point(
+        "pytorch-lightning.own_transformers",
+        "pytorch-lightning",
+        "<2.2",
+        BOTH,
+        "its torchmetrics imports any transformers that it finds, and one from outside the overlay "
+        "fails at the overlay's other packages: that one is hidden",
+        partial(_own_transformers, package="pytorch_lightning"),
     ),
     Point(
         "transformers.whole_checkpoints",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,12 +57,14 @@ def train(ctx: Context) -> None:
             parallelize_module(model, mesh, parts)
         model._tp_size, model._device_mesh = ctx.world_size, mesh  # as transformers' own loading
         before = dict(model.named_parameters())
+        # On GPUs, SGD steps all parameters at once, and torch refuses a mixture with DTensors.
+        sgd_of = partial(torch.optim.SGD, lr=p.lr, foreach=False)
         if p.optimizer_first:
-            sgd = torch.optim.SGD(model.parameters(), lr=p.lr)
+            sgd = sgd_of(model.parameters())
             model, optimizer = made.prepare(model, sgd)
         else:
             model = made.prepare(model)
-            sgd = torch.optim.SGD(model.parameters(), lr=p.lr)
+            sgd = sgd_of(model.parameters())
             optimizer = made.prepare(sgd)
     after = dict(model.named_parameters())
     trained = {id(one) for group in sgd.param_groups for one in group["params"]}
