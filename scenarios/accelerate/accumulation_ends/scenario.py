@@ -2,14 +2,15 @@
 
 With ``gradient_accumulation_steps=4`` the first epoch is right. After it, each micro-batch takes a
 step of its own, with a quarter of its gradient. AdamW hardly depends on the size of a gradient, so
-it takes four times as many steps of full size, each from a quarter of the batch that was asked for;
-a prepared scheduler is over four times too early. The losses are right. Those are hit who train
-for more than one epoch inside ``accumulate()``.
+it takes four times as many steps of full size, each from a quarter of the intended batch. A
+prepared scheduler ends four times too early. The losses are right. This affects users who train for
+more than one epoch inside ``accumulate()``.
 
-Root cause: at the end of an epoch ``accumulate()`` must update in any case, so the prepared loader
-says that it has ended. accelerate 0.20.0 keeps this mark in the loader, but does not take it back
-when the loader starts again. 0.20.3 does for loaders that each rank reads itself, and 0.21.0 also
-for those that one rank reads for all, as accelerate does with an ``IterableDataset``.
+Root cause: at the end of an epoch ``accumulate()`` must update the weights in any case, so the
+prepared loader marks that it has ended. accelerate 0.20.0 keeps this mark in the loader, but does
+not clear it when the loader starts again. 0.20.3 clears it for loaders that each rank reads itself.
+0.21.0 also clears it for loaders that one rank reads for all ranks, as accelerate does with an
+``IterableDataset``.
 """
 
 from __future__ import annotations
@@ -88,11 +89,9 @@ SCENARIO = Scenario(
         "buggy": expect_symptom(),
         "fixed": expect_clean("0.21.0"),
         "map": expect_symptom(
-            "0.20.2", about="0.20.2 with a dataset that is no iterable", params={"data": "map"}
+            "0.20.2", about="0.20.2 with a map-style dataset", params={"data": "map"}
         ),
-        "map_fixed": expect_clean(
-            about="0.20.3 with a dataset that is no iterable", params={"data": "map"}
-        ),
+        "map_fixed": expect_clean(about="0.20.3 with a map-style dataset", params={"data": "map"}),
         "control": expect_clean(
             about="0.20.3 without accumulation", params={"accumulation": 1}, triggers=False
         ),

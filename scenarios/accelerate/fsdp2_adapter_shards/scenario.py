@@ -1,9 +1,10 @@
-"""FSDP2 with PEFT saves rank 0's part of every adapter weight, and loses the parts of all others.
+"""FSDP2 with PEFT saves only rank 0's part of each adapter weight: all other parts are lost.
 
-Those who train a LoRA adapter with FSDP2 and save complete state dicts (``FULL_STATE_DICT``) are
-hit; transformers' Trainer saves in this way. The checkpoint has a tensor for each adapter weight,
-and each claims its full shape, but only rank 0's rows are in the file. After a resume every other
-rank has the values of a new adapter: on two ranks half of the adapter is lost, on eight ranks 7/8.
+This affects users who train a LoRA adapter with FSDP2 and save complete state dicts
+(``FULL_STATE_DICT``). transformers' Trainer saves in this way. The checkpoint has a tensor for each
+adapter weight, and each reports its full shape, but only rank 0's rows are in the file. After a
+resume every other rank has the values of a new adapter: on two ranks half of the adapter is lost,
+on eight ranks 7/8.
 
 Root cause: ``save_fsdp_model(..., adapter_only=True)`` takes peft's state dict, whose values are
 DTensors, and lets rank 0 write them without collecting the other ranks' parts. When loading, the

@@ -1,10 +1,10 @@
 """Under FSDP2 with bf16 mixed precision, a model loaded in bf16 has no fp32 master weights.
 
-Anyone is hit who loads a model in bf16, as most published models are, and trains it with FSDP2 and
-``mixed_precision="bf16"``. accelerate warns that it has upcast the parameters to fp32, but the
-weights and the optimizer's state stay in bf16. A bf16 number has 8 significant bits, so an update
-below about 1/500 of a weight is rounded away: at a learning rate of 1e-5 here 98 % of the weights
-never move. The loss still falls a little.
+This affects anyone who loads a model in bf16, the type of most published models, and trains it with
+FSDP2 and ``mixed_precision="bf16"``. accelerate warns that it has upcast the parameters to fp32,
+but the weights and the optimizer's state stay in bf16. A bf16 number has 8 significant bits, so an
+update below about 1/500 of a weight is rounded away. Here, at a learning rate of 1e-5, 98 % of the
+weights never move. The loss still falls a little.
 
 Root cause: ``fsdp2_prepare_model`` assigns the upcast tensor to a local variable
 (``param = param.to(torch.float32)``), and the model keeps its own. Up to 1.12.0 it assigned to

@@ -1,15 +1,15 @@
 """Resumed in its second epoch or later, a Trainer replays the end of its first epoch.
 
 The resumed run gets the rows that the first epoch had at that place: some rows of the current epoch
-come a second time and others never, here 6 of 24. Those who resume transformers' Trainer within an
-epoch, or use ``skip_first_batches`` in a loop of their own, are hit. A resume within the first
-epoch is right, and so are the epochs after the resume. Losses look normal.
+come a second time and others never, here 6 of 24. This affects users who resume transformers'
+Trainer within an epoch, or who use ``skip_first_batches`` in their own loop. A resume within the
+first epoch is right, and so are the epochs after the resume. Losses look normal.
 
-Root cause: the Trainer tells its loader the epoch, and then lets ``skip_first_batches`` make
-another loader, without the batches that are done. The new loader counts its epochs from 0, and sets
-this epoch when its iteration begins: the seeded sampler goes back to epoch 0. The fix takes the
-count over. Releases of transformers that tell the new loader the epoch are right with any
-accelerate, so both packages decide.
+Root cause: the Trainer sets the epoch of its loader. Then ``skip_first_batches`` makes another
+loader, without the batches that are done. The new loader counts its epochs from 0, and sets this
+epoch when its iteration begins: the seeded sampler goes back to epoch 0. The fix copies the count
+to the new loader. Releases of transformers that set the epoch of the new loader are right with any
+accelerate, so the bug depends on both packages.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ every rank; each rank then takes its own batches of that order. That is right on
 the same order. Otherwise two ranks see some samples, and no rank sees others. The number of batches
 is right, so nothing shows it.
 
-Those who seed each rank differently are hit, with ``set_seed(seed, device_specific=True)``: here
-two ranks saw 45 to 52 of 64 samples in an epoch. Those who give all ranks the same seed are not.
+This affects users who seed each rank differently, with ``set_seed(seed, device_specific=True)``:
+here two ranks together saw 45 to 52 of 64 samples in an epoch. Users who give all ranks the same
+seed are not affected.
 
 Root cause: 0.25.0 made each rank's SeedableRandomSampler start from ``torch.initial_seed()``, which
 is the rank's own seed. Since 0.26.0 torch's RandomSampler is the default. Its generator is None, so

@@ -1,14 +1,14 @@
 """A scheduler that accelerate has prepared steps with each micro-batch, not with the optimizer.
 
-With ``gradient_accumulation_steps=4`` the schedule is over after a quarter of the training. Of a
-linear decay from 1 in 8 steps, the rates are 0.625, 0.125 and then 0, where 1, 0.875, ... 0.125 is
-right; a warmup is four times too short. The losses of the micro-batches are right, and fall at
-first, but most of the data trains nothing. Those are hit who step a prepared scheduler inside
+With ``gradient_accumulation_steps=4`` the schedule ends after a quarter of the training. For a
+linear decay from 1 in 8 steps, the rates are 0.625, 0.125 and then 0; the right ones are 1, 0.875,
+... 0.125. A warmup is four times too short. The losses of the micro-batches are right, and fall at
+first, but most of the data trains nothing. This affects users who step a prepared scheduler inside
 ``accumulate()``.
 
 Root cause: inside ``accumulate()`` the prepared optimizer does nothing until the gradients are to
-be synchronised. AcceleratedScheduler only asks whether the optimizer *skipped* a step, which it did
-not. The fix asks the gradient state, as the optimizer does.
+be synchronised. AcceleratedScheduler only checks whether the optimizer *skipped* a step, which it
+did not. The fix checks the gradient state, as the optimizer does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROWS = 16
 @dataclass
 class Params(Knobs):
     accumulation: int = knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
-    steps: int = knob(8, least=2, about="of the optimizer; the schedule falls to 0 in as many")
+    steps: int = knob(8, least=2, about="of the optimizer, over which the schedule falls to 0")
     only_synced: bool = knob(
         False, about="whether the script steps the scheduler only if sync_gradients"
     )

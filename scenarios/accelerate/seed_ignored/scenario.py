@@ -5,14 +5,14 @@ than one rank the order of the samples does not depend on the seed. The initial 
 dropout do depend on it. Each epoch has another order, and a run with the same seed gives the same
 result. So nothing shows the bug.
 
-Those who repeat a training with several seeds are hit. They want to know how much the result
-depends on chance. The order of the data is the same in all their runs.
+This affects users who repeat a training with several seeds, to learn how much the result depends on
+chance. The order of the data is the same in all their runs.
 
 Root cause: if the sampler has no generator, ``prepare`` creates one, so that the ranks can share
 its state. Nobody seeds it, and each new generator of torch starts from the same constant. The fix
 draws a seed for it from the global generator. 0.13.2 did so too, but 0.14.0 lost that line. From
-0.25.0 to 0.29.3 ``prepare`` created no generator: this bug was absent, but another one was there,
-``sampler_shards``. The fix of that one in 0.30.0 brought this bug back.
+0.25.0 to 0.29.3 ``prepare`` created no generator: this bug was absent, but these releases have
+another one, ``sampler_shards``. The fix of that one in 0.30.0 brought this bug back.
 """
 
 from __future__ import annotations

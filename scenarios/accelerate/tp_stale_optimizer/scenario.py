@@ -1,14 +1,14 @@
-"""With tensor parallelism, accelerate replaces parameters that the optimizer then goes on training.
+"""With tensor parallelism, accelerate replaces parameters, but the optimizer keeps the old ones.
 
-``prepare()`` turns each parameter that is not sharded into a DTensor that all ranks have: norms,
-embeddings, often the head. The optimizer that was made before, as accelerate's examples do, keeps
-the old ones. So these parameters of the model never move, and nothing says so. The sharded ones
-train, and the loss falls. If nothing was sharded before, nothing trains at all.
+``prepare()`` replaces each parameter that is not sharded with a DTensor that all ranks have: norms,
+embeddings, often the head. An optimizer that was made earlier, as in accelerate's examples, keeps
+the old parameters. So these parameters of the model never move, and nothing reports it. The sharded
+ones train, and the loss falls. If nothing was sharded before, nothing trains at all.
 
 Root cause: ``_prepare_tp`` sets the new parameters on the model's modules and returns the optimizer
-as it is. The fix, in 1.12.0, gives the optimizer the new ones, but only for a model without any
-sharded parameter: for another one, 1.12.0 raises a KeyError. From 1.13.0 on, accelerate replaces no
-parameters unless FSDP2 is used, too.
+as it is. The fix, in 1.12.0, gives the optimizer the new ones, but only if the model has no sharded
+parameter: otherwise 1.12.0 raises a KeyError. From 1.13.0 on, accelerate replaces no parameters
+unless FSDP2 is used, too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ SCENARIO = Scenario(
         "buggy": expect_symptom(),
         "fixed": expect_clean("1.13.0"),
         "unsharded": expect_symptom(
-            about="1.11.0 with a model of which nothing was sharded", params={"sharded": NOTHING}
+            about="1.11.0 with a model without sharded parameters", params={"sharded": NOTHING}
         ),
         "unsharded_fixed": expect_clean(
             "1.12.0", about="1.12.0 with the same model", params={"sharded": NOTHING}

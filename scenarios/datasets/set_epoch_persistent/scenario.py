@@ -1,12 +1,12 @@
 """set_epoch() of a streaming dataset does not reach persistent workers: all epochs have one order.
 
-Those who shuffle a streaming dataset and read it with a DataLoader that has
-``persistent_workers=True`` are hit. They call ``set_epoch`` before each epoch, as the documentation
-says, but every epoch has the order of the first one. Each epoch is complete, so nothing shows it.
+This affects users who shuffle a streaming dataset and read it with a DataLoader that has
+``persistent_workers=True``. They call ``set_epoch`` before each epoch, as the documentation says,
+but every epoch has the order of the first one. Each epoch is complete, so nothing shows it.
 
-Root cause: ``set_epoch`` sets an attribute of the dataset in the training process. The workers have
-copies of the dataset from when they were started, and persistent workers are started only once. The
-fix keeps the epoch in memory that all of them share.
+Root cause: ``set_epoch`` sets an attribute of the dataset in the training process. Each worker has
+a copy of the dataset, made when the worker was started, and persistent workers are started only
+once. The fix keeps the epoch in memory that all of them share.
 """
 
 from __future__ import annotations

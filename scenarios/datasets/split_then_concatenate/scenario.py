@@ -1,13 +1,13 @@
 """Concatenated streams that were split between ranks give every rank the rows of all ranks.
 
-Those are hit who split several streams with ``split_dataset_by_node`` and then mix them with
-``concatenate_datasets``. Each row is then trained on once on every rank: eight ranks do the work of
-one. No row is missing, no rank sees a row twice, and the ranks have equally many, so nothing shows
-it. ``interleave_datasets`` is right.
+This affects users who split several streams with ``split_dataset_by_node`` and then mix them with
+``concatenate_datasets``. Every rank then trains on every row once: eight ranks do the work of one.
+No row is missing, no rank sees a row twice, and all ranks have the same number of rows, so nothing
+shows it. ``interleave_datasets`` is right.
 
-Root cause: the split is a note in the dataset (``_distributed``) that is applied when the iteration
-begins. ``concatenate_datasets`` builds a new dataset without this note, from the streams below. The
-fix takes the note over, and raises an error if the streams are split differently. We know of no
+Root cause: the split is an attribute of the dataset (``_distributed``), and is applied when the
+iteration begins. ``concatenate_datasets`` builds a new dataset without this attribute. The fix
+copies the attribute, and raises an error if the streams are split differently. We know of no
 report.
 """
 

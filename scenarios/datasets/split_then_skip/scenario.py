@@ -1,13 +1,13 @@
 """skip() on a stream that is split between ranks gives every rank the rows of all ranks.
 
-Those are hit who call ``split_dataset_by_node`` and then ``skip``, for example to leave out rows
-for an evaluation or to go on after rows that were seen before. Each row is then trained on once on
-every rank: eight ranks do the work of one. No row is missing, no rank sees a row twice, and the
-ranks have equally many, so nothing shows it.
+This affects users who call ``split_dataset_by_node`` and then ``skip``, for example to leave out
+rows for an evaluation or to continue after rows that were seen before. Every rank then trains on
+every row once: eight ranks do the work of one. No row is missing, no rank sees a row twice, and all
+ranks have the same number of rows, so nothing shows it.
 
-Root cause: a rank takes its part of the shards when the iteration begins, by asking the chain of
-operations for its shards. A ``SkipExamplesIterable`` that was added after the split answers with
-itself, complete, instead of asking the stream below. ``take`` asks, and is right.
+Root cause: when the iteration begins, a rank asks the chain of operations for the rank's part of
+the shards. A ``SkipExamplesIterable`` that was added after the split returns itself, with all
+shards, instead of asking the stream whose rows it skips. ``take`` asks that stream, and is right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCENARIO = Scenario(
     symptom="each rank iterates every shard, so a distributed run sees each example world_size "
     "times",
     trigger="skip() on an IterableDataset after split_dataset_by_node, with a number of shards "
-    "that the ranks divide evenly",
+    "that is a multiple of the number of ranks",
     remedy="use datasets 5.1.0 or later, or call skip() before split_dataset_by_node",
     pins={"datasets": "4.8.5"},
     harm="ruins training",

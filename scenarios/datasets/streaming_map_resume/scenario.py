@@ -1,15 +1,15 @@
 """A resumed streaming dataset with .map() never yields the rest of a half-read Arrow table.
 
-Anyone who trains on a streaming IterableDataset with map() and resumes from a checkpoint is hit, on
-one rank as on many. The rows between the checkpoint and the end of the table are never trained on,
-and nothing reports it: here 13 of 40 rows.
+This affects anyone who trains on a streaming IterableDataset with map() and resumes from a
+checkpoint, on one rank or on many. The rows between the checkpoint and the end of the table are
+never trained on, and nothing reports it: here 13 of 40 rows.
 
 Root cause: since 3.3.0, map() formats Arrow tables in a ``FormattedExamplesIterable``, which takes
 a complete table and yields its rows. So the state says that the complete table has been read as
 soon as its first row has come out of map(). A ``RebatchedArrowExamplesIterable`` in front of it
 would pass on one row at a time, but map() added that only if the dataset has a format, and not if
-its features require formatting. The fix adds it in both cases. filter() has the same fault in code
-of its own, and kept it until 5.0.1.
+its features require formatting. The fix adds it in both cases. filter() has the same fault in its
+own code, which was fixed in 5.0.1.
 """
 
 from __future__ import annotations
