@@ -5,9 +5,9 @@ row-parallel layers, and update it with the same gradient. When gradient clippin
 DeepSpeed's new BF16_Optimizer scaled that gradient down on tensor-parallel rank 0, and left it
 unclipped on the others. So the copies took different steps, and differed for good.
 
-The training of BLOOM-176B was hit in early 2022. Nothing failed: the loss went down, and the global
-gradient norm was the same on all ranks. The difference was found by comparing checkpoints file by
-file. Repairing the weights of a run of that size cost much time.
+This affected the training of BLOOM-176B in early 2022. Nothing failed: the loss went down, and the
+global gradient norm was the same on all ranks. The difference was found by comparing checkpoints
+file by file. Repairing the weights of a run of that size cost much time.
 
 Root cause: ``get_grads_for_norm`` filters gradients for two purposes. The global norm must count a
 replicated gradient once, so all ranks but 0 skip it. Clipping (``for_clipping=True``) needs all

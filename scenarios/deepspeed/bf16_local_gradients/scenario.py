@@ -1,12 +1,14 @@
 """In bf16, each rank updates its part of the weights with its own gradient, not with the mean.
 
 BF16_Optimizer gives each rank a part of the fp32 weights. A rank updates its part with the gradient
-of its own rows alone, so with 2 ranks every weight has seen half of the data, with 64 ranks 1/64.
-After the step the ranks gather all parts, and so they stay equal: comparing replicas shows nothing.
+of its own rows alone, so with 2 ranks every weight learns from half of the data, with 64 ranks from
+1/64. After the step the ranks gather all parts, so the replicas stay equal, and comparing them
+shows nothing.
 
 Root cause: after ``backward`` the engine copies the bf16 gradients into fp32 buffers, and the
 optimizer steps with these. But the engine averages the bf16 gradients over the ranks, after they
-were copied. The fix averages the fp32 buffers. Pipelines average these, and are right.
+were copied. The fix averages the fp32 buffers. Pipelines already average these buffers, and are
+right.
 """
 
 from __future__ import annotations

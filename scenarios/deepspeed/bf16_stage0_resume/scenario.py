@@ -1,12 +1,13 @@
 """In bf16 without ZeRO, a checkpoint has no optimizer state: a resumed Adam starts from nothing.
 
 The weights are saved and loaded. Adam's moments and its count of steps are not saved, and nothing
-says so. After the load Adam has the count and the moments of a new engine: its moments are 0. So
-the loss leaves that of a run without a stop.
+reports it. After the load Adam has the count and the moments of a new engine: its moments are 0. So
+the loss differs from that of a run without a stop.
 
-Root cause: to save the optimizer's state, the engine asks whether ZeRO or bf16 is on: bf16 then
-stood for BF16_Optimizer, which saves its own state. But without ZeRO newer releases wrap the
-optimizer otherwise, and nobody saves it. The fix asks for the kind of the optimizer.
+Root cause: the engine checks whether ZeRO or bf16 is on, to decide who saves the optimizer's state.
+bf16 used to mean BF16_Optimizer, which saves its own state. But without ZeRO, newer releases wrap
+the optimizer in another class, and nothing saves the state. The fix checks the kind of the
+optimizer.
 """
 
 from __future__ import annotations

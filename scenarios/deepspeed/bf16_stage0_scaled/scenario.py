@@ -1,13 +1,14 @@
-"""In bf16 without ZeRO, steps are 65536 times too small, and old gradients stay in new ones.
+"""In bf16 without ZeRO, steps are 65536 times too small, and gradients are never set to zero.
 
-Two faults of the same releases. The optimizer divides each gradient by a loss scale of 65536, with
-which nobody has multiplied the loss: with SGD the weights hardly move. Adam hides it, as its step
-hardly depends on the size of a gradient. And gradients are not set to zero after a step, so step n
-applies the sum of the gradients of steps 1 to n. Nothing fails.
+The same releases have two faults. First, the optimizer divides each gradient by a loss scale of
+65536, but the loss was never multiplied by it: with SGD the weights hardly move. Adam hides this,
+as its step hardly depends on the size of a gradient. Second, gradients are not set to zero after a
+step, so step n applies the sum of the gradients of steps 1 to n. Nothing fails.
 
-Root cause: newer releases wrap the optimizer of bf16 without ZeRO as that of fp16, with fp16's
-dynamic loss scale. ``backward`` does not scale the loss, as bf16 needs no scale, but ``step``
-divides. And the engine leaves out ``zero_grad`` after a step for bf16 without ZeRO.
+Root cause: for bf16 without ZeRO, newer releases wrap the optimizer as they do for fp16, with
+fp16's dynamic loss scale. ``backward`` does not scale the loss, as bf16 needs no scale, but
+``step`` divides the gradients by it. And for bf16 without ZeRO the engine does not call
+``zero_grad`` after a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """In bf16 with ZeRO-1, the last accumulated micro-batch is not averaged over the ranks.
 
-Each rank owns a part of the fp32 weights. Of all micro-batches but the last that part gets the mean
-over the ranks; of the last one it gets the gradient of the rank's own rows. With one micro-batch
-each rank trains its part on its own rows alone. The ranks gather all parts after the step, so they
-stay equal, and the losses are right.
+Each rank owns a part of the fp32 weights. For all micro-batches but the last, that part gets the
+mean over the ranks. For the last one it gets the gradient of the rank's own rows. With a single
+micro-batch, each rank trains its part on its own rows alone. The ranks gather all parts after the
+step, so they stay equal, and the losses are right.
 
 Root cause: the engine averages the fp32 gradients when ``backward`` ends, and only then
 BF16_Optimizer adds the gradients of this ``backward`` to them. The fix swaps the two. With

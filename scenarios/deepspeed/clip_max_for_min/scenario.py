@@ -1,9 +1,9 @@
 """Gradient clipping leaves large gradients as they are, and scales small ones up to the threshold.
 
-In DeepSpeed 0.13.2, in fp32 without ZeRO, clipping multiplies all gradients with the larger of 1
-and threshold / norm, where the smaller is right. A gradient above the threshold is not clipped; one
-below it is scaled up to it. Near the optimum, where gradients are small, every step then has the
-length lr * threshold, and the loss stops falling.
+In DeepSpeed 0.13.2, in fp32 without ZeRO, clipping multiplies all gradients by the larger of 1 and
+threshold / norm, instead of the smaller. A gradient above the threshold is not clipped; a gradient
+below the threshold is scaled up to it. Near the optimum, where gradients are small, every step then
+has the length lr * threshold, and the loss stops falling.
 
 Nothing failed. A maintainer found the bug, and users asked how it could go unnoticed.
 

@@ -1,10 +1,10 @@
 """At ZeRO stage 0, fp16 training that overflows skips steps until the run ends, and never raises.
 
 This is the silent sibling of ``fp16_overflow``, and was found while reproducing it. There DeepSpeed
-skips 13 steps and then ends the run with an exception, which costs the minutes since the first nan.
-Here the loss becomes nan and the scale falls to its minimum in the same way, and stays there. Each
-further step is computed, overflows, is skipped and is logged as one more overflow, for as long as
-somebody pays for the machines. The weights stay those from before the overflow.
+skips 13 steps and then ends the run with an exception, so only the minutes since the first nan are
+lost. Here the loss becomes nan and the scale falls to its minimum in the same way, but no exception
+follows. Each further step is computed, overflows, is skipped and is logged as one more overflow,
+until somebody ends the run. The weights stay those from before the overflow.
 
 Root cause: with an optimizer other than DeepSpeed's own fused one, stage 0 trains through
 ``FP16_UnfusedOptimizer``, which has a loss scaler of its own. Its ``_update_scale`` takes the

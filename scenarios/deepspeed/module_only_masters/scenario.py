@@ -1,9 +1,9 @@
 """In bf16, weights that were loaded with load_module_only are lost after the first step.
 
-``load_checkpoint(load_module_only=True)`` is the way to begin a fine-tuning: weights without the
-optimizer. The bf16 weights are loaded, and the loss of the first step is right. But the optimizer
-steps its fp32 master weights, which still have the random values from before the load, and then
-overwrites the loaded weights with them. So the fine-tuning starts from random weights.
+``load_checkpoint(load_module_only=True)`` is the way to begin a fine-tuning: it loads the weights
+without the optimizer. The bf16 weights are loaded, and the loss of the first step is right. But the
+optimizer steps its fp32 master weights, which still have the random values from before the load,
+and then overwrites the loaded weights with them. So the fine-tuning starts from random weights.
 
 Root cause: after a load of the module alone, the engine copies the weights into the masters only
 ``if self.fp16_enabled()``. The fix removes the condition.

@@ -3,11 +3,12 @@
 With gradient accumulation over 4 micro-batches, two of the four are read, computed, and dropped:
 each update has the gradients of the first and of the last one, still divided by 4. With 8
 micro-batches 6 are dropped. The losses are right, all ranks agree, and the training makes progress
-on the rest. With 1 or 2 micro-batches nothing is lost, and nothing is without offload.
+on the rest. With 1 or 2 micro-batches, or without offload, nothing is lost.
 
-Root cause: the gradients of a micro-batch are added to a buffer on the CPU. To mend the counter of
-micro-batches, 0.15.2 changed the condition, and since then only the first micro-batch gets into the
-buffer; the last one is added when the step is taken. So the fix of one bug made this one.
+Root cause: the gradients of a micro-batch are added to a buffer on the CPU. 0.15.2 changed the
+condition for this, to correct the counter of micro-batches. Since then only the first micro-batch
+gets into the buffer; the last one is added when the step is taken. So the fix of one bug caused
+this one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from scenarios.common import applied, usual_checks
 @dataclass
 class Params(Knobs):
     micro_batches: int = knob(
-        4, least=1, most=8, about="GAS: a step averages the gradients of so many"
+        4, least=1, most=8, about="GAS: a step averages the gradients of this many"
     )
     offload: bool = knob(True, about="whether the optimizer is offloaded to the CPU")
     batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")

@@ -1,14 +1,15 @@
-"""ZeRO takes a step of the optimizer while it is made, so Adam counts one step too many.
+"""ZeRO steps the optimizer during initialization, so Adam counts one step too many.
 
-Adam divides its moments by what they lack after n steps. The count is one too high from the start,
-so the first update is 0.744 times the right one, and the next ones are too small as well. By Adam's
-formula the factor is within 2 % of 1 from the eighth step on, but the weights stay behind. Stages 1
-and 2 of ZeRO show it here; the code of stage 3 and of BF16_Optimizer has the same step. Without
-ZeRO the first update is right. The loss falls, and all ranks agree.
+Adam's moments start at 0, and Adam corrects them by a factor that depends on its count of steps.
+The count is one too high from the start, so the first update is 0.744 times the right one, and the
+next ones are too small as well. By Adam's formula the factor is within 2 % of 1 from the eighth
+step on, but the weights stay behind. Stages 1 and 2 of ZeRO show it here; the code of stage 3 and
+of BF16_Optimizer has the same step. Without ZeRO the first update is right. The loss falls, and all
+ranks agree.
 
 Root cause: to allocate the optimizer's state before the training, ZeRO set all gradients to zero
 and called the optimizer's ``step``. The moments are still zero after that, but the count is 1. The
-fix leaves that step out, and lets the first real step make the state.
+fix leaves that step out, and lets the first real step create the state.
 """
 
 from __future__ import annotations

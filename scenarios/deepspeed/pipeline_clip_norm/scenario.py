@@ -1,14 +1,14 @@
 """With pipeline parallelism in fp32, gradients are clipped by the norm of the first stage alone.
 
-Those are hit who set ``gradient_clipping`` and train DeepSpeed's pipeline in fp32 at ZeRO stage 0.
-The norm leaves out all stages but the first, so it is too small, and steps are longer than the
-limit: here 1.8 times with two stages, and 2.4 times with four. The direction of the step is right,
-and so is the loss.
+This affects users who set ``gradient_clipping`` and train DeepSpeed's pipeline in fp32 at ZeRO
+stage 0. The norm leaves out all stages but the first, so it is too small, and steps are longer than
+the limit: here 1.8 times as long with two stages, and 2.4 times with four. The direction of the
+step is right, and so is the loss.
 
 Root cause: ``clip_grad_norm_`` counts a parameter only on rank 0 of its model-parallel group, as if
-the others held copies of it. In a pipeline that group has the stages, which hold other parameters.
-So the sum over the group is the first stage's norm. ZeRO, fp16 and bf16 compute the norm in other
-code.
+the others held copies of it. In a pipeline that group consists of the stages, which hold different
+parameters. So the sum over the group is the first stage's norm. ZeRO, fp16 and bf16 compute the
+norm in other code.
 """
 
 from __future__ import annotations

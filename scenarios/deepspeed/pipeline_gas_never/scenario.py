@@ -5,11 +5,11 @@ The reported loss is right, and every gradient points the right way. AdamW hardl
 size of a gradient, and clipping hides it; SGD, the threshold of clipping and the logged norm do
 depend on it.
 
-Root cause: 0.16.0 moved the division by GAS behind the switch that says whether gradients are
+Root cause: 0.16.0 moved the division by GAS behind the switch that controls whether gradients are
 reduced at the end of a step. The pipeline turns that switch off, because it reduces them itself. So
 nothing divides any more. 0.18.3 divides again, but too often: ``pipeline_gas_twice``. So a sweep of
-all releases has three results: right up to 0.15.4, GAS times too large, then too small on all
-stages but the last, and right again from 0.19.3 on.
+all releases finds, in this order: right up to 0.15.4; GAS times too large; too small on all stages
+but the last; right again from 0.19.3 on.
 """
 
 from __future__ import annotations

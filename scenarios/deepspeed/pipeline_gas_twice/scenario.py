@@ -11,7 +11,7 @@ stage's forward divides the gradient that arrives there by GAS, so that users ma
 at a stage has been divided by the stage behind it. The fix divides on the last stage only.
 
 Releases 0.16.0 to 0.18.2 have the opposite bug (DeepSpeed 7773): they never divide, and all stages
-apply GAS times the gradient. Here that counts as another symptom than the documented one.
+apply GAS times the gradient. Here that does not count as the documented symptom.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from scenarios.common import applied, usual_checks
 
 @dataclass
 class Params(Knobs):
-    micro_batches: int = knob(4, least=1, about="GAS: a step averages the gradients of so many")
+    micro_batches: int = knob(4, least=1, about="GAS: a step averages the gradients of this many")
     batch: int = knob(4, least=1, unit="rows", about="size of a micro-batch")
     steps: int = knob(5, least=1, about="steps of training")
     lr: float = knob(0.1, above=0, about="learning rate of SGD")

@@ -5,13 +5,14 @@ the sum of the two gradients. With DeepSpeed's new bf16 optimizer each stage app
 gradient. The first copy learned as an embedding only, the last one as an output layer only, and
 they differed from the first step on.
 
-The training of BLOOM-176B was hit in March 2022 (its run main-2). Nothing failed, and the loss even
-looked better. A restart showed it, by a spike of the loss: loading a checkpoint puts the first
-stage's copy in the place of the last one's. The days trained so far were thrown away.
+This affected the training of BLOOM-176B in March 2022 (its run main-2). Nothing failed, and the
+loss even looked better. A restart showed the bug, by a spike of the loss: loading a checkpoint
+replaces the last stage's copy with the first stage's. The days trained so far were thrown away.
 
-Root cause: in bf16, gradients accumulate in an fp32 buffer beside the weight (``_hp_grad``), and
-the optimizer's step reads that buffer. ``PipelineEngine._exec_reduce_tied_grads`` still summed
-``weight.grad``, which is right in fp16, but which nothing read any more. The fix sums the buffer.
+Root cause: in bf16, gradients accumulate in an fp32 buffer of the weight (``_hp_grad``), and the
+optimizer's step reads that buffer. ``PipelineEngine._exec_reduce_tied_grads`` still summed
+``weight.grad``. That is right in fp16, but in bf16 nothing reads it any more. The fix sums the
+buffer.
 
 No published release has the bug: 0.6.1 has no BF16_Optimizer, and 0.6.3 sums the buffer. The buggy
 variant is a release that sums ``weight.grad`` again.

@@ -1,12 +1,12 @@
-"""On the last stage, loading resets everything in a tied module but the tied weight to defaults.
+"""On the last pipeline stage, loading a checkpoint resets a tied module, except its tied weight.
 
 A pipeline that ties its embedding to its head builds the complete embedding module on the last
 stage too. Checkpoints do not contain that copy. On load the tied weight is broadcast from the first
 stage, and everything else in the module keeps the value that a new process initialised it with.
 
-The training of BLOOM-176B was hit in March 2022 (its run main-4); its embedding has a layer norm.
-After a restart ``tied_modules.embed.word_embeddings.norm`` on the last pipeline rank was 1.0, where
-it had been 0.9961 before the save. It was found by dumping every parameter on every rank.
+This affected the training of BLOOM-176B in March 2022 (its run main-4); its embedding has a layer
+norm. On the last pipeline rank ``tied_modules.embed.word_embeddings.norm`` was 0.9961 before the
+save, and 1.0 after a restart. It was found by dumping every parameter on every rank.
 
 Root cause: a ``TiedLayerSpec`` with a ``forward_fn`` becomes ``functools.partial(forward_fn,
 module)``. ``PipelineModule.save_state_dict`` and ``load_state_dir`` skip whatever has no
@@ -45,10 +45,10 @@ from scenarios.deepspeed.tied_resume_norm import resume
 @dataclass
 class Params(Knobs):
     weight_decay: float = knob(
-        0.1, least=0, about="all that moves the norm on the last stage, where it has no gradient"
+        0.1, least=0, about="alone moves the norm on the last stage, where it has no gradient"
     )
     lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = knob(5, least=1, about="steps before the save; one more follows on either side")
+    steps: int = knob(5, least=1, about="before the save; one more follows, restarted or not")
     head_bias: bool = knob(
         False, about="whether the tied module has a bias of the logits, trained on the last stage"
     )

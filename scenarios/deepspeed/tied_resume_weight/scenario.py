@@ -5,17 +5,17 @@ copies drift apart, training continues with two different weights, and each stag
 A checkpoint contains only the first stage's copy. On load it is broadcast, and the last stage gets
 a weight that it was not trained with.
 
-The training of BLOOM-176B was hit in March 2022 (its runs main-2 and main-4): on the last pipeline
-rank ``tied_modules.embed.word_embeddings.weight`` differed between the last step before the save
-and the first step after the load, and in main-2 the loss spiked. It was found by dumping every
-parameter on every rank. The fp32 master copies are loaded with their drift, so one step later the
-copies are apart again.
+This affected the training of BLOOM-176B in March 2022 (its runs main-2 and main-4). On the last
+pipeline rank ``tied_modules.embed.word_embeddings.weight`` differed between the last step before
+the save and the first step after the load, and in main-2 the loss spiked. It was found by dumping
+every parameter on every rank. The fp32 master copies are loaded with their drift, so one step later
+the copies are apart again.
 
 Two bugs let the copies drift, and each is a variant. *buggy*: the gradients are not summed over the
-stages (see ``tied_grad_reduce``). *clipping*: they are, but gradient clipping skips what the first
-stage owns as well (``ds_pipe_replicated``), so only the first stage scales the sum down. That was
-so between the two fixes (37011a92 and 77b649d16): ``get_grads_for_norm`` filters for the norm,
-where a copy must count once, and filtered for clipping as well.
+stages (see ``tied_grad_reduce``). *clipping*: the gradients are summed, but gradient clipping skips
+the later stages' copies (``ds_pipe_replicated``), so only the first stage scales the sum down. This
+was the case between the two fixes (37011a92 and 77b649d16): ``get_grads_for_norm`` leaves the
+copies out of the norm, where a copy must count once, and it left them out of clipping, too.
 
 The model here has no norm in its embedding, because DeepSpeed 0.19.8 resets that on load (see
 ``tied_resume_norm``); ``scenario.norm=true`` shows both bugs at once.
@@ -57,7 +57,7 @@ class Params(Knobs):
         about="the greatest global gradient norm, 0 for no clipping; norms are 0.5 to 0.9",
     )
     lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = knob(5, least=1, about="steps before the save; one more follows on either side")
+    steps: int = knob(5, least=1, about="before the save; one more follows, restarted or not")
     norm: bool = knob(
         False,
         about="whether the embedding has a layer norm, which adds the bug of tied_resume_norm",

@@ -5,9 +5,9 @@ each update is a quarter of the last one's gradient. The losses are right, all r
 training makes progress on the rest. The reported gradient norm is too small. Without accumulation,
 and at other stages, nothing is lost.
 
-Root cause: with the Muon optimizer, 0.17.6 got a second store for the gradients of earlier
-micro-batches. But the code still asks the old store whether there are any. That one is filled only
-at the last micro-batch, so each micro-batch counts as the first and overwrites the new store.
+Root cause: with the Muon optimizer, 0.17.6 introduced a second store for the gradients of earlier
+micro-batches. But the code still checks the old store for such gradients. The old store is filled
+only at the last micro-batch, so each micro-batch counts as the first and overwrites the new store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scenarios.common import applied, usual_checks
 @dataclass
 class Params(Knobs):
     micro_batches: int = knob(
-        4, least=1, most=8, about="GAS: a step averages the gradients of so many"
+        4, least=1, most=8, about="GAS: a step averages the gradients of this many"
     )
     zero_stage: int = knob(2, choices=(0, 1, 2), about="stage of ZeRO")
     batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
