@@ -1,14 +1,14 @@
-"""With a padding mask an MoE's auxiliary loss counts once for each tensor-parallel rank.
+"""With a padding mask, an MoE's auxiliary loss is multiplied by the tensor-parallel size.
 
-Those are hit who train a mixture of experts with ``calculate_per_token_loss``, sequence parallelism
-and a padding mask: the loss that balances the experts counts as many times as there are ranks. The
-gradient of the task is right.
+This affects users who train a mixture of experts with ``calculate_per_token_loss``, sequence
+parallelism and a padding mask. The loss that balances the experts counts as many times as there are
+ranks. The gradient of the task is right.
 
 Root cause: with a mask, ``get_tokens_per_expert_and_token_count`` counts a rank's own tokens from
-its tokens per expert. But the all-reduce before has changed these in place, so they are the tokens
-of all ranks. Until 0.18 that was right by accident: another bug, ``moe_aux_tensor_parallel``, took
-a rank's own tokens where those of all ranks were needed. The fix of that bug, in 0.19.0, made this
-one count. Here the fix is put into 0.16.1, as 0.19 needs Python 3.12.
+its tokens per expert. But the all-reduce before that has changed these in place, so they are the
+tokens of all ranks. Until 0.18 that was right by accident: another bug,
+``moe_aux_tensor_parallel``, took a rank's own tokens instead of those of all ranks. The fix of that
+bug, in 0.19.0, exposed this one. Here that fix is put into 0.16.1, because 0.19 needs Python 3.12.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """With tensor parallelism an MoE's auxiliary loss has a fraction of its weight: half on 2 ranks.
 
-Those are hit who train a mixture of experts with ``calculate_per_token_loss`` and sequence
-parallelism, which mixtures of experts need for tensor parallelism: the loss that balances the
-experts counts 1/ranks of what ``moe_aux_loss_coeff`` says. So the same settings balance less on
-more ranks. The gradient of the task is right.
+This affects users who train a mixture of experts with ``calculate_per_token_loss`` and sequence
+parallelism, which mixtures of experts need for tensor parallelism. The loss that balances the
+experts has only 1/ranks of the weight that ``moe_aux_loss_coeff`` sets. So the same settings
+balance less on more ranks. The gradient of the task is right.
 
 Root cause: all gradients are divided by the number of tokens at the end, so the router multiplies
-its auxiliary loss by that number first. But it takes the number of its own tokens, which are a part
-of the sequence. The fix multiplies by the number of ranks, too. With a padding mask, releases that
-take one are right: their number of tokens is that of all ranks, by another bug
-(``moe_aux_masked``).
+its auxiliary loss by that number first. But it takes the number of its own tokens, which are only a
+part of the sequence. The fix multiplies by the number of ranks, too. Releases that accept a padding
+mask are right with one: by another bug (``moe_aux_masked``), their number of tokens is then that of
+all ranks.
 """
 
 from __future__ import annotations

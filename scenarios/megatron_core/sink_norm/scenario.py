@@ -1,13 +1,13 @@
 """The gradient norm counts the attention sinks of the first tensor-parallel rank only.
 
-Those are hit who train learnable sinks (``softmax_type="learnable"``) with tensor parallelism: the
-norm is too small, so clipping lets more through than ``clip_grad`` allows. Where the complete
-attention trains, the norm here is too small by up to 0.3 % on 2 ranks. Where only the sinks train,
-it is too small by up to 44 %, and a step has the norm 0.18 for a limit of 0.1.
+This affects users who train learnable sinks (``softmax_type="learnable"``) with tensor parallelism.
+The norm is too small, so clipping lets more through than ``clip_grad`` allows. If the complete
+attention trains, the norm here is too small by up to 0.3 % on 2 ranks. If only the sinks train, it
+is too small by up to 44 %, and a step has the norm 0.18 with a limit of 0.1.
 
 Root cause: each rank has the sinks of its own heads, but the parameter ``softmax_offset`` lacks the
-attribute ``tensor_model_parallel``, by which the optimizer tells parts from copies. So it takes the
-sinks for copies, and counts those of rank 0.
+attribute ``tensor_model_parallel``, by which the optimizer distinguishes parts from copies. So it
+takes the sinks for copies, and counts only those of rank 0.
 """
 
 from __future__ import annotations

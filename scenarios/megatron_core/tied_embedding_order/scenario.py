@@ -3,7 +3,7 @@
 In a pipeline with tied embeddings, the first stage's word embeddings and the last stage's output
 layer are two copies of one weight. Both must be updated with the mean gradient of all replicas of
 both stages. With the distributed optimizer, Megatron-LM gave every owner the sum of only three of
-four gradients, not the same three on the two stages. So the copies drifted apart.
+the four gradients, and not the same three on both stages. So the copies drifted apart.
 
 Reported in May 2024 for models such as GPT-2. Nothing failed and nothing showed it: the loss went
 down, and the replicas agreed. ``tied_embedding_training`` shows what that does to a training.
@@ -13,7 +13,8 @@ rank's own shard of a bucket. Parameters are in the buffer in reverse order, so 
 the embedding comes last (data-parallel rank 1 owns it), and on the last stage the output layer
 comes first (rank 0 owns it). The all-reduce over the two stages then pairs ranks with the same
 data-parallel index: it adds a reduced shard to one that is not reduced. The fix gives the tied
-weight a bucket of its own, so both stages cut it at the same places. The order did not change.
+weight a bucket of its own, so both stages cut it at the same places. The order of the two
+reductions did not change.
 
 megatron-core 0.4.0 and 0.5.0 were released with the bug, so the buggy variant needs no defect. The
 reporter proposed to all-reduce first. A variant tries that too: it fails as soon as the

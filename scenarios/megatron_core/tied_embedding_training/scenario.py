@@ -1,12 +1,12 @@
 """The two copies of a tied embedding drift apart from the first training step on.
 
 A small language model is trained with the bug that ``tied_embedding_order`` shows cell by cell:
-each owner of the tied embedding steps with a gradient that misses one replica's part, and the first
-stage's owners miss another one than the last stage's. The replicas always agree with one another,
-and the loss is no worse than it should be; for many steps it is even lower.
+each owner of the tied embedding steps with a gradient that lacks one replica's part, and the owners
+on the first stage lack another part than those on the last stage. The replicas always agree with
+one another, and the loss is no worse than it should be; for many steps it is even lower.
 
-Reported in May 2024 for GPT-2 with pipeline parallelism and the distributed optimizer. A weight
-that should be one is two afterwards, and a checkpoint or the next restart keeps one of them.
+Reported in May 2024 for GPT-2 with pipeline parallelism and the distributed optimizer. Afterwards
+there are two weights instead of one, and a checkpoint or the next restart keeps one of them.
 
 Root cause: the data-parallel reduce-scatter cuts the first and the last stage's copy at different
 places, and the all-reduce between the stages then adds reduced to unreduced parts. The fix gives

@@ -1,14 +1,15 @@
 """With tensor parallelism, label smoothing is computed over each rank's part of the vocabulary.
 
-Each rank then has another loss, and the gradient of the logits is wrong on all of them. Here, with
-2 ranks, 16 tokens and a smoothing of 0.1, the losses of the first step are 4.714 and 4.638 where
-4.674 is right. Training goes on, and the loss falls. megatron-core's own GPT smooths no labels:
-those are hit who call its cross-entropy in a loss of their own. Reported in March 2024, and alive.
+Each rank then has a different loss, and the gradient of the logits is wrong on all ranks. Here,
+with 2 ranks, 16 tokens and a smoothing of 0.1, the losses of the first step are 4.714 and 4.638;
+the right one is 4.674. Training goes on, and the loss falls. megatron-core's own GPT smooths no
+labels: the bug affects users who call its cross-entropy in their own loss. It was reported in March
+2024, and the newest release still has it.
 
-Root cause: ``vocab_parallel_cross_entropy`` gets a part of the logits. The logarithms' mean is that
-of this part, where an all-reduce is needed; and the number of classes, which decides how much is
-smoothed, is the size of this part. So each token gets about as many times its share of the
-smoothing as there are ranks.
+Root cause: ``vocab_parallel_cross_entropy`` gets a part of the logits. It takes the mean of the
+log-probabilities over this part, without the all-reduce that is needed. It also takes the size of
+this part for the number of classes, which decides how much is smoothed. So each token gets about as
+many times its share of the smoothing as there are ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Merging a LoRA adapter with lora_bias leaves out the scaling of its bias: another model.
+"""Merging a LoRA adapter with lora_bias leaves out the scaling of its bias, and changes the model.
 
-Those are hit who train with ``lora_bias=True`` and a ``lora_alpha`` that is not ``r``, and merge
-the adapter. The merged model is not the one that was trained, and nothing is raised: here the loss
-was 1.110 after the training, and is 1.169 after the merge.
+This affects users who train with ``lora_bias=True`` and a ``lora_alpha`` that is not ``r``, and
+then merge the adapter. The merged model is not the one that was trained, and no error is raised:
+here the loss is 1.110 after the training, and 1.169 after the merge.
 
 Root cause: the forward pass multiplies what ``lora_B`` returns, with its bias, by alpha / r. The
 merge multiplies only the product of the weights, and adds the bias as it is.

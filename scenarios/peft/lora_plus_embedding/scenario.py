@@ -1,8 +1,8 @@
-"""LoRA+ trains the adapters of embeddings at the rate of all others: their own rate is ignored.
+"""LoRA+ ignores loraplus_lr_embedding: adapters of embeddings train at the plain learning rate.
 
-Those are hit who use ``create_loraplus_optimizer`` with an adapter of an embedding. What is passed
-as ``loraplus_lr_embedding`` has no effect, nor has its default of 1e-6. Both matrices of the
-embedding's adapter get the plain rate, here 0.05 where 0.5 was asked for.
+This affects users who call ``create_loraplus_optimizer`` with an adapter of an embedding.
+``loraplus_lr_embedding`` has no effect, and its default of 1e-6 has none either. Both matrices of
+the embedding's adapter get the plain rate: here 0.05 instead of 0.5.
 
 Root cause: the function looks up each parameter by its name, and tests whether that is a LoRA
 embedding. But the name leads to the parameter itself, and not to its module, so the test is never

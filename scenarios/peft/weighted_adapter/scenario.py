@@ -1,14 +1,15 @@
-"""add_weighted_adapter makes a wrong adapter of one with use_rslora or lora_bias.
+"""add_weighted_adapter gives a wrong result for adapters with use_rslora or lora_bias.
 
-An adapter that is combined of one adapter with weight 1 must be that adapter. With plain LoRA it
-is. With ``use_rslora`` its effect is sqrt(r) times too large, and with ``lora_bias`` its biases are
-missing. Nothing is raised, and the combined adapter is used or merged as any other. Those are hit
-who combine adapters of these kinds. The report also names DoRA and KaSA, which are not run here.
+If one adapter is combined with weight 1, the result must be that adapter. With plain LoRA it is.
+With ``use_rslora`` the effect of the result is sqrt(r) times too large, and with ``lora_bias`` its
+biases are missing. No error is raised, and the combined adapter is used or merged like any other.
+This affects users who combine adapters of these kinds. The report also names DoRA and KaSA, which
+are not run here.
 
-Root cause: the new adapter has the rank as its alpha, so that its scaling is 1, but it takes over
-``use_rslora``, which divides alpha by sqrt(r) instead of r. The weights that are combined are only
-those of ``lora_A`` and ``lora_B``: a bias stays 0. Our remedy is for ``use_rslora`` and does what
-pull request 3449 does, which is in no release as of 0.21.2.
+Root cause: the new adapter has the rank as its alpha, so that its scaling is 1, but it keeps
+``use_rslora``, which divides alpha by sqrt(r) instead of r. Only the weights of ``lora_A`` and
+``lora_B`` are combined: a bias stays 0. Our remedy is for ``use_rslora``, and does what pull
+request 3449 does. As of 0.21.2 no release contains that pull request.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Fabric with DDP: model.training_step() bypasses DDP, so each rank trains its own model.
 
-Those are hit who take their LightningModule from the Trainer to a loop of their own with Fabric:
-they call ``model.training_step(batch, number)`` of the model that ``fabric.setup`` returned. No
-gradient is averaged, and the replicas part from the first step on. Each rank's loss falls, nothing
-warns, and a checkpoint of the first rank has seen the data of the first rank alone.
+This affects users who move their LightningModule from the Trainer to their own loop with Fabric,
+and call ``model.training_step(batch, number)`` on the model that ``fabric.setup`` returned. No
+gradient is averaged, and the replicas drift apart from the first step on. Each rank's loss falls,
+no warning appears, and a checkpoint of the first rank has seen the data of the first rank alone.
 
 Root cause: DDP reduces the gradients of a backward pass only if its own forward ran before. The
 wrapper of Fabric passes the call of any other method on to the original module, past DDP. The fix
-sends Lightning's four step methods through DDP's forward. At any other method 2.0.2 only warns.
+sends Lightning's four step methods through DDP's forward. For any other method 2.0.2 only warns.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ SCENARIO = Scenario(
     ),
     fix="https://github.com/Lightning-AI/pytorch-lightning/pull/17424",
     symptom="calling methods other than forward, like training_step, bypasses the DDP wrapper",
-    trigger="Fabric with DDP, and a loop that calls another method of the model than forward",
+    trigger="Fabric with DDP, and a loop that calls a method of the model other than forward",
     remedy="use pytorch-lightning 2.0.2 or later, or call the model itself",
     pins={"pytorch-lightning": "2.0.1"},
     harm="ruins training",
     visibility="silent",
     settings={
         "ranks": above(1),
-        "code": by_code("a loop with Fabric calls another method of the model than forward"),
+        "code": by_code("a loop with Fabric calls a method of the model other than forward"),
     },
     files=("lightning_fabric/wrappers.py",),
     releases="pytorch-lightning>=1.9",  # the first with lightning_fabric

@@ -1,14 +1,14 @@
 """With static_graph and manual optimization, DDP never averages: each rank trains its own model.
 
-Those are hit who use Lightning's ``DDPStrategy(static_graph=True)`` with a module that optimizes by
-hand (``automatic_optimization = False``), as for GANs. Each rank steps with the gradient of its own
-rows, so the replicas part from the first step on. Each rank's loss falls, and a checkpoint holds
-the first rank's model.
+This affects users of Lightning's ``DDPStrategy(static_graph=True)`` whose module uses manual
+optimization (``automatic_optimization = False``), as is usual for GANs. Each rank steps with the
+gradient of its own rows, so the replicas drift apart from the first step on. Each rank's loss
+falls, and a checkpoint holds the first rank's model.
 
 Root cause: with a static graph, DDP reduces the gradients of the first step only when the backward
-pass is over, by ``_delay_all_reduce``, for which DDP's own forward cares. With manual optimization
-Lightning prepares DDP's reducer itself, and nothing calls that function. No step after the first is
-reduced either. The fix calls it after the first backward pass.
+pass is over, in ``_delay_all_reduce``. DDP's own forward makes sure that this function is called.
+With manual optimization Lightning prepares DDP's reducer itself, and nothing calls the function.
+Later steps are not reduced either. The fix calls the function after the first backward pass.
 """
 
 from __future__ import annotations

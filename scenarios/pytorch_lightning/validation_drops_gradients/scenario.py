@@ -1,13 +1,13 @@
 """A validation inside an accumulation window erases the gradients that were gathered before it.
 
 With ``accumulate_grad_batches=4`` and a validation after each 5 batches, up to three of the four
-micro-batches of a step are read, computed, and dropped: the update is that of the micro-batches
-after the validation, without more weight. Those are hit whose ``val_check_interval`` does not fall
-on the end of a window, as with a fraction of an epoch. All ranks drop the same, and the losses are
-right.
+micro-batches of a step are read, computed, and dropped: the update contains only the micro-batches
+after the validation, and their weight does not increase. This affects users whose
+``val_check_interval`` does not fall on the end of a window, for example if it is a fraction of an
+epoch. All ranks drop the same micro-batches, and the losses are right.
 
 Root cause: to save memory, Lightning's evaluation loop sets the model's gradients to None before it
-validates. It does not ask whether the optimizer has used them. The fix does so only where the
+validates. It does not ask whether the optimizer has used them. The fix clears them only where the
 training loop is not accumulating.
 """
 
@@ -39,7 +39,7 @@ from scenarios.common import applied, usual_checks
 class Params(Knobs):
     accumulation: int = knob(4, least=1, most=8, about="accumulate_grad_batches")
     validate_every: int = knob(5, least=1, unit="batches", about="val_check_interval")
-    own_zero_grad: bool = knob(False, about="the module overrides zero_grad, to do nothing")
+    own_zero_grad: bool = knob(False, about="whether the module's own zero_grad does nothing")
     batch: int = knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
     steps: int = knob(5, least=1, about="of the optimizer")
     lr: float = knob(0.1, above=0, about="of SGD")
@@ -61,7 +61,7 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "gradient_accumulation_steps": above(1),
-        "code": by_code("val_check_interval is no multiple of accumulate_grad_batches"),
+        "code": by_code("val_check_interval is not a multiple of accumulate_grad_batches"),
     },
     files=("pytorch_lightning/loops/evaluation_loop.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy

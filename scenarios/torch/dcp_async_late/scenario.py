@@ -2,14 +2,14 @@
 
 ``async_save`` must copy the state before it returns, so that training can go on while a thread
 writes. In torch 2.6 it copied tensors only from a GPU. Tensors on the CPU, as with CPU offload or
-training on a CPU, were handed to the thread as they are. The checkpoint of step N then holds what
-the weights are while the thread writes: those of step N + 1 or later, or a mixture.
+training on a CPU, were given to the thread without a copy. The checkpoint of step N then contains
+the weights as they are when the thread writes: those of step N + 1 or later, or a mixture.
 
-Root cause: the stager moves the state to the CPU by ``_offload_state_dict_to_cpu``, which returns
-tensors that are there already as they are.
+Root cause: the stager moves the state to the CPU with ``_offload_state_dict_to_cpu``. This function
+returns a tensor that is already on the CPU as it is.
 
-The torch at hand copies, and the edit puts 2.6's stager back. In 2.13.0 that stager works where a
-``FileSystemWriter`` is passed as ``storage_writer``. With ``checkpoint_id`` alone another stager
+Newer releases of torch copy, and the edit puts 2.6's stager back. In 2.13.0 that stager is used if
+a ``FileSystemWriter`` is passed as ``storage_writer``. With ``checkpoint_id`` alone another stager
 copies, so that path is right (variant ``by_id``); in 2.6 both paths had the bug.
 """
 

@@ -1,4 +1,4 @@
-"""dcp.load drops all that is no tensor: a run resumes with the constructor's learning rate.
+"""dcp.load drops all that is not a tensor: a run resumes with the constructor's learning rate.
 
 A distributed checkpoint holds the optimizer's state with its learning rate, and often a counter of
 epochs. With torch 2.3 ``dcp.load`` filled the tensors and left the numbers as they were before: the
@@ -10,8 +10,9 @@ In 2.3 that made new dicts, and kept the tensors that had storage. Tensors are f
 the caller's are filled as well; numbers are put into the new dicts, and ``load`` never gave those
 back.
 
-No torch at hand has the bug. Two edits put it back: one for the new dicts, one for ``load``, which
-today gives each dict back. Either alone changes nothing (variants ``copied`` and ``kept``).
+Newer releases of torch do not have the bug. Two edits put it back: one for the new dicts, one for
+``load``, which today gives each dict back. Either edit alone changes nothing (variants ``copied``
+and ``kept``).
 """
 
 from __future__ import annotations

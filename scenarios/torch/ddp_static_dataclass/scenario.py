@@ -13,7 +13,7 @@ so nothing is reduced there either.
 
 torch 2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our
 remedy: a hook on every tensor that ``_find_tensors`` finds, DDP's own search, which enters
-dataclasses. Neither enters an object of a plain class: there the bug stays.
+dataclasses. It does not enter an object of a plain class: there the bug remains.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SCENARIO = Scenario(
     fix="none upstream as of torch 2.15.0",
     symptom="with static_graph=True and outputs in a dataclass the gradients are not synchronised",
     trigger="DistributedDataParallel(static_graph=True) over a module that returns a dataclass, or "
-    "an object of any class that is no pytree",
+    "an object of any class that is not a pytree",
     remedy="return a tensor, a tuple or a dict, or register the dataclass as a pytree",
     pins={"torch": "2.13.0"},
     releases=FITS,

@@ -2,13 +2,13 @@
 
 ``10 ** (torch.arange(0, 10) / 10)`` has other values on CUDA than on the CPU in 2 of 10 elements.
 So frequencies, schedules and tables that are computed like that depend on the device. It was found
-in January 2024 by those who searched for the wrong rotary buffers of ``rope_zero_init``: zero.Init
-also moves what a constructor computes to the GPU, and some differences stayed when the rounded
-positions had been explained.
+in January 2024, in the search for the cause of the wrong rotary buffers of ``rope_zero_init``.
+zero.Init also moves what a constructor computes to the GPU, and some differences remained after the
+rounded positions had been explained.
 
 Root cause: if the divisor is a plain number, or a scalar tensor on the CPU, torch's CUDA kernel for
-division multiplies by its reciprocal, which is rounded already. If the divisor is a tensor on the
-device, the kernel divides, and the results agree. Torch keeps it so for speed.
+division multiplies by its reciprocal, which is already rounded. If the divisor is a tensor on the
+device, the kernel divides, and the results agree. Torch keeps this behaviour for speed.
 """
 
 from __future__ import annotations

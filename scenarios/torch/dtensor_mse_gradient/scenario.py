@@ -1,9 +1,9 @@
-"""mse_loss of a DTensor that is split by rows has a gradient that is too large by the ranks.
+"""The gradient of mse_loss of a DTensor split by rows is multiplied by the number of ranks.
 
 Predictions and targets are DTensors, split by rows over the ranks, and ``mse_loss`` is their loss.
 Its value is right. Its gradient is multiplied by the number of ranks: here it is doubled on two.
-``smooth_l1_loss``, ``huber_loss`` and ``soft_margin_loss`` are the same. SGD then has another
-learning rate than was meant, and if the loss is added to another one, it weighs too much.
+``smooth_l1_loss``, ``huber_loss`` and ``soft_margin_loss`` have the same fault. It acts on SGD like
+a larger learning rate, and if the loss is added to another one, it weighs too much.
 
 Root cause: DTensor has no rule of its own for the backward pass of these losses. It derives one
 from the decomposition into simple operations, which is traced with the size of the whole tensor,
@@ -96,7 +96,8 @@ SCENARIO = Scenario(
         "https://github.com/pytorch/pytorch/issues/162692",
     ),
     fix="none as of torch 2.15.0",
-    symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the ranks",
+    symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the number of "
+    "ranks",
     trigger="a mean mse_loss, smooth_l1_loss, huber_loss or soft_margin_loss of DTensors that are "
     "split over the ranks",
     remedy="write the loss out, as (a - b).square().mean()",

@@ -4,8 +4,8 @@ The mean with class weights is a quotient: the weighted sum of the losses, divid
 weights. So is the mean with ``ignore_index``: there ignored rows weigh nothing. If logits are a
 DTensor that is split by rows, each rank computes its own quotient, and DTensor averages these. That
 is right only if the rows of all ranks weigh the same. Here the reported loss is up to 8 % too high.
-The gradients are right, so training itself is not harmed, but what is read off the loss is: early
-stopping, perplexities, comparisons with another layout.
+The gradients are right, so training itself is not harmed. But everything that uses the value of the
+loss is wrong: early stopping, perplexities, comparisons with another layout.
 
 Root cause: DTensor's rule for the forward pass of ``nll_loss`` declares the result of the parts as
 a mean to be averaged. The backward pass gets the sum of all weights instead, and is right.

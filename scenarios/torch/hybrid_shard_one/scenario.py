@@ -2,7 +2,7 @@
 
 HYBRID_SHARD shards within a group, usually a node, and replicates between groups. With one rank in
 each sharding group, nothing is left to shard and only the replicas' gradients must be averaged.
-That comes up when a configuration that is made for several GPUs per node runs with one. FSDP warns
+This happens if a configuration for several GPUs per node is used with one GPU per node. FSDP warns
 that it switches to NO_SHARD "since the world size is 1", which sounds harmless. From then on each
 rank trains a model of its own, with gradients that are n times too small. The checkpoint of rank 0
 has seen the data of rank 0 alone.

@@ -1,10 +1,11 @@
 """A pipeline schedule that is called k times before a step divides old gradients again and again.
 
-Gradient accumulation with ``torch.distributed.pipelining`` is ``schedule.step()`` several times and
-one step of the optimizer. Each call divides by the number of its micro-batches, as the default
-``scale_grads=True`` promises, but divides everything that was accumulated so far. With 4
-micro-batches the first of two calls counts a quarter of what it should, the first of three a
-sixteenth. So nearly only the last call is learned. The losses are right.
+Gradient accumulation with ``torch.distributed.pipelining`` means several calls of
+``schedule.step()`` and one step of the optimizer. Each call divides by the number of its
+micro-batches, as the default ``scale_grads=True`` promises. But it divides everything that was
+accumulated so far. With 4 micro-batches the first of two calls counts a quarter of what it should,
+the first of three a sixteenth. So the model learns almost only from the last call. The losses are
+right.
 
 torchtitan had this in all its pipelines until September 2025. It now passes ``scale_grads=False``
 and divides the loss itself.

@@ -1,18 +1,19 @@
 """SequentialLR(last_epoch=N) begins again at the first epoch's rate when a training is resumed.
 
-A warmup and a decay are often joined by ``SequentialLR``. Who resumes by ``last_epoch``, as for any
-other scheduler of torch, gets the first scheduler's first rate, and from there the later
-scheduler's decay. Here a run goes on at 0.1, 0.09, 0.081 instead of 0.81, 0.729, 0.656: a ninth of
-the rate, for the rest of the training. The scheduler's own ``last_epoch`` is right.
+A warmup and a decay are often joined by ``SequentialLR``. If you resume with ``last_epoch``, as
+with any other scheduler of torch, you get the first scheduler's first rate, and then the later
+scheduler's decay from that rate. Here a run goes on at 0.1, 0.09, 0.081 instead of 0.81, 0.729,
+0.656: a ninth of the rate, for the rest of the training. The scheduler's own ``last_epoch`` is
+right.
 
 Root cause: the constructor sets the counter to N + 1, but then always starts the scheduler of epoch
-0, from the initial rate. Neither is the scheduler of the current epoch chosen, nor do the joined
-schedulers learn how far they are.
+0, from the initial rate. It does not choose the scheduler of the current epoch, and does not tell
+the joined schedulers how far they are.
 
 The report expects 0.9 after a resume from epoch 4. But ``last_epoch`` is the last epoch that is
-done, so the next one has 0.81: the uninterrupted run says so, and torch's other schedulers. torch
-2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our remedy:
-the constructor repeats the steps of the epochs that are done.
+done, so the next one has 0.81, as in the uninterrupted run and with torch's other schedulers. torch
+2.15.0 still has the bug: as released, it is the buggy variant. The fixed variant is our remedy: the
+constructor repeats the steps of the epochs that are done.
 """
 
 from __future__ import annotations

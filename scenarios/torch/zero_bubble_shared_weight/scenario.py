@@ -1,16 +1,16 @@
 """Zero-bubble pipeline schedules count a weight's gradient too often if a stage uses it twice.
 
-A stage may use a weight twice, one use behind the other, as with shared layers. A zero-bubble
+A stage may use a weight twice, one use after the other, as with shared layers. A zero-bubble
 schedule splits its backward pass: first come the gradients of the inputs, later those of the
 weights. In the second part the earlier use of the weight was counted twice, in all stages but the
 first one. The losses are right, and the gradients have a wrong direction.
 
 Root cause: the second part starts at both uses at once, each with the gradient that the first part
-has saved there. What starts at the later use also flows back to the earlier one, where the saved
-gradient has it already.
+has saved there. The gradient that starts at the later use also flows back to the earlier one, but
+the gradient that was saved there already contains it.
 
 torch 2.13.0 has the fix: at each use the incoming gradient is replaced by the saved one. The edit
-takes that away.
+removes that.
 """
 
 from __future__ import annotations
@@ -98,24 +98,22 @@ SCENARIO = Scenario(
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(
-            about="the release with the fix taken away", defects=(COUNTED_TWICE,)
-        ),
+        "buggy": expect_symptom(about="the release with the fix removed", defects=(COUNTED_TWICE,)),
         "fixed": expect_clean(about="the release as published"),
         "control": expect_clean(
-            about="the fix taken away, with two weights in each stage",
+            about="the fix removed, with two weights in each stage",
             params={"shared": False},
             defects=(COUNTED_TWICE,),
             triggers=False,
         ),
         "unsplit": expect_clean(
-            about="the fix taken away, with Interleaved1F1B",
+            about="the fix removed, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(COUNTED_TWICE,),
             triggers=False,
         ),
         "v": expect_symptom(
-            about="the fix taken away, with ZBVZeroBubble",
+            about="the fix removed, with ZBVZeroBubble",
             params={"schedule": "ZBVZeroBubble"},
             defects=(COUNTED_TWICE,),
         ),

@@ -1,9 +1,9 @@
 """A StatefulDataLoader that is resumed from the end of an epoch gives an empty epoch first.
 
-Those who save the state of torchdata's StatefulDataLoader after an epoch, as most do together with
-a checkpoint, and load it in a new process are hit: the first epoch after the resume has no batch,
-and ends at once. The epochs behind it have the right order. A training for a number of epochs gets
-one epoch less after each resume; nothing is raised.
+This affects users who save the state of torchdata's StatefulDataLoader after an epoch, as is usual
+for a checkpoint, and load it in a new process. The first epoch after the resume has no batch, and
+ends at once. The epochs after it have the right order. A training for a number of epochs loses one
+epoch with each resume; no error is raised.
 
 Root cause: the batch sampler was its own iterator. After the load it continues the epoch that is
 over, and there is nothing left to continue. The fix gives each epoch an iterator of its own.

@@ -1,13 +1,14 @@
-"""Resumed in its second epoch or later, a StatefulDistributedSampler ends it as it ended the first.
+"""Resumed in its second epoch or later, a StatefulDistributedSampler replays the end of the first.
 
-Those are hit who save and load torchdata's StatefulDataLoader with a StatefulDistributedSampler
-within an epoch, and do not call ``set_epoch`` again after the load. The rest of the epoch has the
-rows that epoch 0 had at that place: some rows come a second time and others never, here 6 of 24.
-Losses look normal.
+This affects users who save and load torchdata's StatefulDataLoader with a
+StatefulDistributedSampler within an epoch, and do not call ``set_epoch`` again after the load. The
+rest of the epoch has the rows that epoch 0 had at that place: some rows come a second time and
+others never, here 6 of 24. Losses look normal.
 
-Root cause: the order of an epoch depends on the sampler's seed and epoch, but its state has only
-the number of rows that came (``yielded``). After the load the epoch is 0. Our remedy adds the epoch
-to the state, as pull request 1515 does, which is merged, but in no release as of 0.11.0.
+Root cause: the order of an epoch depends on the sampler's seed and epoch, but its state contains
+only the number of rows that came (``yielded``). After the load the epoch is 0. Our remedy adds the
+epoch to the state, as pull request 1515 does. That pull request is merged, but in no release as of
+0.11.0.
 """
 
 from __future__ import annotations
