@@ -1,14 +1,15 @@
-"""With BERT's heads and many others, the Trainer's evaluation loss is multiplied by the ranks.
+"""With BERT's heads and many others, the Trainer's eval_loss is multiplied by the number of ranks.
 
-transformers 5.0.0 and later, 5.23.0 among them. ``trainer.evaluate()`` on two ranks gives an
-``eval_loss`` that is twice the mean loss of the same rows, on four ranks four times. Accuracy and
-other metrics are right, because they come from the logits. Early stopping and the choice of the
-best checkpoint by the loss are right within one run, but losses of runs on different numbers of
-GPUs cannot be compared, and a perplexity that is computed from the loss is wrong.
+transformers 5.0.0 and later are affected, including 5.23.0. On two ranks ``trainer.evaluate()``
+gives an ``eval_loss`` that is twice the mean loss of the same rows; on four ranks it is four times
+that mean. Accuracy and other metrics are right, because they come from the logits. Early stopping
+and the choice of the best checkpoint by the loss are right within one run, but losses of runs on
+different numbers of GPUs cannot be compared, and a perplexity that is computed from the loss is
+wrong.
 
-Root cause: that of ``heads_gas_ranks``. ``Trainer.__init__`` takes a ``forward`` with ``**kwargs``
-for one that divides the loss by the number of items on all ranks. So ``compute_loss`` multiplies it
-by the number of ranks, also in an evaluation. These heads return a mean.
+Root cause: the same as in ``heads_gas_ranks``. ``Trainer.__init__`` takes a ``forward`` with
+``**kwargs`` for one that divides the loss by the number of items on all ranks. So ``compute_loss``
+multiplies it by the number of ranks, also in an evaluation. These heads return a mean.
 
 We know of no report about these heads. Issue 35078 is the same symptom in 4.46.3, for LLaMA with
 ``average_tokens_across_devices=True``.

@@ -1,10 +1,10 @@
 """The Trainer divides GPT-2's loss by all labels of a row, though the first one is never predicted.
 
 With rows of L tokens, each update of GPT2LMHeadModel is (L - 1) / L times the right one: 0.75 with
-rows of 4 tokens, 0.999 with 1024. Short rows are hit, as in classification by generation. By their
-source, five more text models are affected, such as BertLMHeadModel; LLaMA and most newer ones are
-right. All ranks and all micro-batches have the same factor, so comparing layouts with each other
-does not show it.
+rows of 4 tokens, 0.999 with 1024. Short rows suffer most, for example in classification by
+generation. According to their source code, five more text models are affected, such as
+BertLMHeadModel; LLaMA and most newer ones are right. All ranks and all micro-batches have the same
+factor, so comparing layouts with each other does not show it.
 
 Root cause: the Trainer counts the labels that are not -100, and the model divides the sum of its
 losses by that count. A model that predicts the next token never predicts the first label. A later

@@ -1,19 +1,20 @@
-"""With BERT's heads and many others, the Trainer's gradient is ranks x micro-batches too large.
+"""With BERT's heads and many others, the Trainer multiplies the gradient by ranks x micro-batches.
 
-transformers 5.0.0 and later, 5.23.0 among them. Four ranks with four accumulated micro-batches give
-a gradient that is 16 times too large. The logged loss has the same factor: a classifier of four
-labels begins at 5.55 instead of 1.39 on two ranks with two micro-batches. AdamW hardly depends on
-the size of a gradient, and the default clipping (a norm of 1) hides it; SGD, other clipping and the
-logged norm do depend on it. Heads of BERT for sequences, tokens and masked words are affected. By
-their source, so are those of RoBERTa, ELECTRA, ALBERT, DistilBERT, T5, BART and others that compute
-their loss with a plain ``CrossEntropyLoss()``. LLaMA's heads are right.
+transformers 5.0.0 and later are affected, including 5.23.0. Four ranks with four accumulated
+micro-batches give a gradient that is 16 times too large. The logged loss has the same factor: a
+classifier of four labels begins at 5.55 instead of 1.39 on two ranks with two micro-batches. AdamW
+hardly depends on the size of a gradient, and the default clipping (a norm of 1) hides it; SGD,
+other clipping and the logged norm do depend on it. Heads of BERT for sequences, tokens and masked
+words are affected. According to their source code, so are those of RoBERTa, ELECTRA, ALBERT,
+DistilBERT, T5, BART and others that compute their loss with a plain ``CrossEntropyLoss()``. LLaMA's
+heads are right.
 
 Root cause: ``Trainer.__init__`` takes any ``forward`` with ``**kwargs`` for one that divides the
 loss itself by the number of items in the whole batch. Since 5.0.0 these heads have ``**kwargs``,
 but they ignore ``num_items_in_batch`` and return a mean. ``training_step`` then does not divide by
-the number of micro-batches, and ``compute_loss`` multiplies by the number of ranks.
-In 5.2.0 to 5.5.3 another bug, ``trainer_gas_twice``, divides by the number of micro-batches: there
-the factor of the ranks alone is left.
+the number of micro-batches, and ``compute_loss`` multiplies by the number of ranks. In 5.2.0 to
+5.5.3 another bug, ``trainer_gas_twice``, divides by the number of micro-batches: there only the
+factor of the ranks remains.
 
 Issue 47688 reports the factor of accumulation. We know of no report of the factor of the ranks.
 """

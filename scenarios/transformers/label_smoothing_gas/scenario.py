@@ -1,14 +1,14 @@
 """With label smoothing, gradient accumulation multiplies the Trainer's gradients.
 
 With ``label_smoothing_factor=0.1`` and ``gradient_accumulation_steps=4`` each update is 4 times the
-right one, with 8 it is 8 times. Hit are models whose ``forward`` has ``**kwargs``, such as LLaMA,
-in transformers 4.46 to 5.14. The logged loss is as much too large. Without label smoothing the same
-releases are right.
+right one, with 8 it is 8 times. This affects models whose ``forward`` has ``**kwargs``, such as
+LLaMA, in transformers 4.46 to 5.14. The logged loss is too large by the same factor. Without label
+smoothing the same releases are right.
 
-Root cause: the Trainer expects of these models a loss that is divided by the number of labels in
-all micro-batches, and so does not divide by the number of micro-batches. But with label smoothing
-it computes the loss itself, in ``LabelSmoother``, which takes the mean of one micro-batch. The fix
-gives ``num_items_in_batch`` to ``LabelSmoother``.
+Root cause: the Trainer expects these models to return a loss that is divided by the number of
+labels in all micro-batches, so it does not divide by the number of micro-batches. But with label
+smoothing it computes the loss itself, in ``LabelSmoother``, which takes the mean of one
+micro-batch. The fix gives ``num_items_in_batch`` to ``LabelSmoother``.
 """
 
 from __future__ import annotations

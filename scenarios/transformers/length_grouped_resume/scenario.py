@@ -1,14 +1,14 @@
 """Resumed in its second epoch or later, a Trainer that groups rows by length skips some of them.
 
 The resumed run goes on in the order of the first epoch. In the epoch of the resume some rows
-therefore come twice and others never, here 6 of 24. Those who train on texts of different lengths
-and resume from checkpoints are hit. A resume within the first epoch is right, and so is one with
-the default sampler. Losses look normal.
+therefore come twice and others never, here 6 of 24. This affects users who train on texts of
+different lengths and resume from checkpoints. A resume within the first epoch is right, and so is
+one with the default sampler. Losses look normal.
 
 Root cause: ``LengthGroupedSampler`` has no generator of its own in the Trainer, so it draws the
 order of an epoch from torch's global generator. On a resume the Trainer draws the order of the
 current epoch again, and skips batches. But the generator is then in the state that the seed gives
-it, in which the first epoch's order was drawn.
+it. That is the state from which the order of the first epoch was drawn.
 
 We know of no report. Pull request 48025 gives a generator to the sampler of evaluations only.
 """

@@ -2,9 +2,9 @@
 
 The auxiliary loss keeps the experts equally busy. On two ranks with two accumulated micro-batches
 its gradient is 4 times the one that ``router_aux_loss_coef`` asks for; the task's gradient is
-right. So the balance of the experts counts more, the more GPUs and micro-batches there are, and a
-coefficient that was tuned on one GPU is another one on 64. We ran Mixtral; the report
-is about Qwen3-MoE.
+right. So the more GPUs and micro-batches there are, the more the balance of the experts counts. A
+coefficient that was tuned on one GPU has another effect on 64. We ran Mixtral; the report is about
+Qwen3-MoE.
 
 Root cause: the model divides the sum of the task's losses by the number of labels in the whole
 batch, and then adds the auxiliary loss, a mean, undivided. ``training_step`` does not divide by the

@@ -1,10 +1,10 @@
 """Under deepspeed.zero.Init in bf16, LLaMA sees most tokens above position 256 at wrong positions.
 
-Two neighbours share one position, and further on sixteen do. Weights, losses and memory look as
-they should. Users met it in January 2024 in PPO training: with zero.Init the policy loss had spikes
-that it did not have without. Users of two frameworks and the maintainers of DeepSpeed and
-transformers needed two weeks to follow the difference from the loss through the logits of a 70B
-model down to buffers that no checkpoint contains.
+Two neighbouring tokens share one position; further on, sixteen tokens do. Weights, losses and
+memory look as they should. Users met it in January 2024 in PPO training: with zero.Init the policy
+loss had spikes that it did not have without. Users of two frameworks and the maintainers of
+DeepSpeed and transformers needed two weeks to follow the difference from the loss through the
+logits of a 70B model down to buffers that no checkpoint contains.
 
 Root cause: while a model is built, ``zero.Init`` wraps ``torch.arange`` and casts every floating
 result to the dtype of the DeepSpeed config, even if the caller asked for float32. LLaMA made its
@@ -13,7 +13,7 @@ fall on their neighbours. The cosines and sines computed from them are kept in b
 persistent, so no checkpoint repairs them. The fix counts positions in integers, which ``zero.Init``
 leaves alone, and casts them late.
 
-The bug is one of transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
+The bug is in transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
 together with an affected transformers. transformers 5 has the defect again, in other code and with
 other figures: ``rope_zero_init_v5`` is about that.
 """

@@ -14,7 +14,7 @@ the user enters it, arange returns bf16, and the frequencies are computed in bf1
 ``rope_zero_init`` is about the first defect, in releases up to 4.37, which rounds positions. This
 scenario is about its return in other code, which rounds frequencies. No later release has a fix at
 the time of writing, so the fixed variant is an older one: 5.12.1, which still counts in integers.
-The bug is one of transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
+The bug is in transformers, but it needs DeepSpeed: a DeepSpeed release can be affected by it
 together with an affected transformers.
 """
 

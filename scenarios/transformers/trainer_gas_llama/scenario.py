@@ -1,13 +1,13 @@
 """With gradient accumulation, transformers 4.47.0 and 4.48.0 multiply the gradient of LLaMA.
 
 With ``gradient_accumulation_steps=4`` each update and the logged loss are 4 times the right ones,
-with 8 they are 8 times. Hit are models whose ``forward`` takes ``num_items_in_batch``, as that of
-LLaMA and of most language models does.
+with 8 they are 8 times. This affects models whose ``forward`` takes ``num_items_in_batch``, such as
+LLaMA and most language models.
 
 Root cause: in ``training_step`` a condition is inverted. It passes ``num_items_in_batch`` only for
 models that cannot take it. A LLaMA does not get it and returns a mean; the Trainer does not divide,
-because this model is expected to do so. 4.47.1 mended the condition, 4.48.0 brought the old one
-back together with the fix of ``trainer_gas_never``, and 4.48.1 mended it again.
+because this model is expected to do so. 4.47.1 corrected the condition. 4.48.0 brought the old one
+back, together with the fix of ``trainer_gas_never``, and 4.48.1 corrected it again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SCENARIO = Scenario(
         "control": expect_clean(
             about="4.48.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "plain": expect_clean(about="4.48.0, a module of one's own", params={"model": "plain"}),
+        "plain": expect_clean(about="4.48.0 with a module of your own", params={"model": "plain"}),
     },
 )
 plan = sibling.plan

@@ -6,9 +6,9 @@ modules, and those of many libraries. 4.46.3 logs the right loss, so nothing sho
 times the loss. AdamW hardly depends on the size of a gradient; clipping and SGD do.
 
 Root cause: until 4.45 accelerate divided each loss by the number of micro-batches. 4.46 no longer
-tells accelerate that number, because the model is to divide by ``num_items_in_batch`` instead. A
-model whose ``forward`` has no ``**kwargs`` never gets this and returns a mean, so nobody divides.
-The fix lets the Trainer divide for these models. The same release broke the others:
+passes that number to accelerate, because the model is expected to divide by ``num_items_in_batch``
+instead. A model whose ``forward`` has no ``**kwargs`` never gets this and returns a mean, so nobody
+divides. The fix lets the Trainer divide for these models. The same release broke the others:
 ``trainer_gas_llama``.
 """
 

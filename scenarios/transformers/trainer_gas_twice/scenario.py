@@ -80,7 +80,7 @@ SCENARIO = Scenario(
             about="5.2.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
         "eight": expect_symptom(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
-        "plain": expect_symptom(about="5.2.0, a module of one's own", params={"model": "plain"}),
+        "plain": expect_symptom(about="5.2.0 with a module of your own", params={"model": "plain"}),
     },
 )
 picture = applied.ratios

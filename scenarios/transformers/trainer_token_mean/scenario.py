@@ -3,8 +3,8 @@
 Until transformers 4.45 each update is the mean of the micro-batches' means, not the mean over all
 tokens. A micro-batch with few labels counts as much as one with many: here a token counts 0.69 to
 1.6 times what it should, and up to 0.3 of the gradient has a wrong direction. So the update depends
-on how a batch is cut into micro-batches. All who train on texts of different lengths with
-accumulation are hit.
+on how a batch is cut into micro-batches. This affects everyone who trains on texts of different
+lengths with accumulation.
 
 Root cause: the model returns the mean loss of its micro-batch, and accelerate divides it by the
 number of micro-batches. The fix counts the labels of all micro-batches before the step and gives

@@ -1,14 +1,14 @@
-"""DPOTrainer sums the gradients of accumulated micro-batches, where it should average them.
+"""DPOTrainer sums the gradients of accumulated micro-batches instead of averaging them.
 
 With ``gradient_accumulation_steps=4`` every update is 4 times the right one. With transformers 4.46
 and 4.47 the logged loss is right; with 4.48.1 it is 4 times too large as well. AdamW hardly depends
 on the size of a gradient; SGD, clipping and the logged norm do.
 
-Root cause: in transformers 4.46 and 4.47 the Trainer divides no loss by the micro-batches.
-Since 4.48 it divides that of models whose ``forward`` takes no keywords for the loss. LLaMA takes
-them, and divides its own loss by the number of items. But DPO computes its loss from the model's
-logits, and divides by nothing. The fix in trl 0.14.0 tells the Trainer that the model takes no such
-keywords. That has no effect with transformers 4.47.1: there 0.14.0 is wrong, too.
+Root cause: in transformers 4.46 and 4.47 the Trainer divides no loss by the micro-batches. Since
+4.48 it divides the loss of models whose ``forward`` takes no keywords for the loss. LLaMA takes
+such keywords, and divides its own loss by the number of items. But DPO computes its loss from the
+model's logits, and divides by nothing. The fix in trl 0.14.0 tells the Trainer that the model takes
+no such keywords. That has no effect with transformers 4.47.1: there 0.14.0 is wrong, too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""DPO with precomputed reference log-probabilities takes the trained model for the reference.
+"""With precomputed reference log-probabilities, DPO uses the trained model as the reference.
 
-Whoever precomputes them, to train without a reference model in memory, trains another loss: at each
-step the reference is the policy itself. The loss is log 2 = 0.6931 in every step, all margins are
-0, and nothing holds the policy near the model that it started from. The weights do move, as DPO
-moves them in its first step.
+Users precompute them to train without a reference model in memory. The training then has another
+loss: at each step the reference is the policy itself. The loss is log 2 = 0.6931 in every step, all
+margins are 0, and nothing holds the policy near the model that it started from. The weights do
+move, as DPO moves them in its first step.
 
 Root cause: trl 0.12 computes the log-probabilities and adds them to the dataset as columns, but its
-collator drops these columns. The trainer finds none in a batch, and computes them anew: with the
+collator drops these columns. The trainer finds none in a batch, and computes them again: with the
 reference model if there is one, otherwise with the policy. The fix in 0.13.0 keeps them.
 """
 

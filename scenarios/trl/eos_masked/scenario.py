@@ -7,7 +7,7 @@ and the trainer does the same where it loads the tokenizer itself. Here 0 of 8 e
 
 Root cause: the trainer uses transformers' DataCollatorForLanguageModeling, which masks each label
 that is the padding token, wherever it is. trl 0.16.1 has a collator of its own, which pads the
-labels with -100 and looks at no token.
+labels with -100 and does not look at the tokens.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""GRPO's default loss is divided by the tokens of all generated completions, not of the update's.
+"""GRPO's default loss is divided by the tokens of the whole generation, not of the update.
 
-Each update is the right one times gradient_accumulation_steps / steps_per_generation. Those who
-generate for several updates at once (4 and 2) train at half of the learning rate; those who
-generate more often than they update (2 and 4) at twice the rate. With the two equal, the default,
-all is right. The loss of GRPO is near 0 anyway, so it does not show the bug.
+Each update is the right one times gradient_accumulation_steps / steps_per_generation. A run that
+generates for several updates at once (steps_per_generation 4, gradient_accumulation_steps 2) trains
+at half of the learning rate. A run that generates more often than it updates (2 and 4) trains at
+twice the rate. If the two are equal, which is the default, all is right. The loss of GRPO is near 0
+anyway, so it does not show the bug.
 
 Root cause: with ``loss_type="dapo"``, the default, the sum of the tokens' losses is divided by
 ``num_items_in_batch``. That is the number of tokens of the generation batch, which has
 steps_per_generation micro-batches. But an update has gradient_accumulation_steps micro-batches. The
-types cispo and vespo have the same line; grpo divides otherwise, and is right.
+types cispo and vespo have the same line; grpo divides in another way, and is right.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A WebDataset with shardshuffle and no seed reads its shards in the same order in every epoch.
 
-Those are hit who read a ``WebDataset(urls, shardshuffle=N)`` for several epochs. The shards are
-shuffled once, when the dataset is made: a second dataset or a second run has another order, so the
-shuffling seems to work. A buffer that shuffles samples mixes only those of neighbouring shards,
+This affects users who read a ``WebDataset(urls, shardshuffle=N)`` for several epochs. The shards
+are shuffled once, when the dataset is made: a second dataset or a second run has another order, so
+the shuffling seems to work. A buffer that shuffles samples mixes only those of neighbouring shards,
 which are always the same.
 
 Root cause: without a seed, the constructor draws one, and since pull request 373 it passes that
 seed to the filter that shuffles shards. The filter makes a new generator from it for each
-iteration. Before, the filter got no seed, and used the time. Pull request 502, which is open, goes
-back to that.
+iteration. Before that, the filter got no seed, and used the time. Pull request 502, which is open,
+goes back to that.
 """
 
 from __future__ import annotations
