@@ -29,7 +29,7 @@ def stand_in(site: Path) -> None:
 
 def compiled(site: Path) -> None:
     """Compile all files to bytecode, as in an overlay."""
-    bytecode.compile_all(sorted(site.rglob("*.py")))
+    bytecode.compile_all(sorted(site.rglob("*.py")), site)
 
 
 def settings(site: Path) -> RankSettings:

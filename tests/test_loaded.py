@@ -39,7 +39,7 @@ def made(tmp_path: Path) -> Path:
     (site / "up" / "__init__.py").write_text("from up import watched\n")
     for name in ("watched", "other", "never"):
         (site / "up" / f"{name}.py").write_text("ANSWER = 1\n")
-    bytecode.compile_all(sorted(site.rglob("*.py")))
+    bytecode.compile_all(sorted(site.rglob("*.py")), site)
     manifest = {"files": overlay.sealed(site)}
     (tmp_path / overlay.MANIFEST).write_text(json.dumps(manifest))
     return site
@@ -93,7 +93,7 @@ def test_changed_bytecode_is_noticed(made: Path) -> None:
     source.chmod(0o644)
     source.write_text("ANSWER = 2\n")
     compiled.unlink()
-    bytecode.compile_all([source])
+    bytecode.compile_all([source], made)
     other = compiled.read_bytes()
     source.write_text(text)
     compiled.write_bytes(content[:16] + other[16:])

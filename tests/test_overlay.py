@@ -274,9 +274,9 @@ def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     compiled: list[Path] = []
     compile_all = bytecode.compile_all
 
-    def noted(sources: Sequence[Path]) -> None:
+    def noted(sources: Sequence[Path], site: Path) -> None:
         compiled.extend(sources)
-        compile_all(sources)
+        compile_all(sources, site)
 
     monkeypatch.setattr(bytecode, "compile_all", noted)
     source = "up/code.py"
@@ -289,6 +289,18 @@ def test_equal_sources_are_compiled_once_and_damaged_bytecode_is_not_copied(
     again = borrow_once(cache, replace(STACK, date="2024-01-03"))
     assert [path.name for path in compiled] == ["code.py"]
     assert bytecode.of(again.site / source).read_bytes() != b"other"
+
+
+def test_equal_sources_have_equal_bytecode_in_overlays_of_different_processes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a process can go from one overlay to another without importing torch again."""
+    compiled = []
+    for day in ("2024-01-02", "2024-01-03"):
+        monkeypatch.setattr(bytecode, "_known", {})  # as in a new process
+        site = borrow_once(cache, replace(STACK, date=day)).site
+        compiled.append(bytecode.of(site / "up" / "code.py").read_bytes())
+    assert compiled[0] == compiled[1]
 
 
 def test_bytecode_contains_the_hash_of_its_source(base: Overlay) -> None:

@@ -74,6 +74,7 @@ def pretend(
     monkeypatch.setattr(suite, "run", pretence)
     prepared = lambda config, pool: pretence.ahead.append(config.scenario)  # noqa: E731
     monkeypatch.setattr(prefetch, "prepared", prepared)
+    monkeypatch.setattr(suite, "locked", lambda config, variant: {})
     set_gpus(monkeypatch, 0)
     return pretence
 
@@ -86,14 +87,20 @@ def test_all_means_every_scenario_with_its_own_params() -> None:
     assert f"scenario={chosen[0].scenario} seed=4" in chosen[0].command
 
 
-def test_they_run_the_widest_first_and_end_with_one_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize(("gpus", "order"), [(0, "cab"), (4, "bca")])
+def test_they_run_in_an_order_and_end_with_one_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, gpus: int, order: str
 ) -> None:
+    """On GPUs the widest first; otherwise those with the same numpy, which torch imports."""
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("abc", Verdict.REPRODUCED))
-    configs = several(monkeypatch, {"a": 1, "b": 4, "c": 2})
+    set_gpus(monkeypatch, gpus)
+    numpy = {"a": "2.0.0", "b": "2.0.0", "c": "1.26.4"}
+    locked = lambda config, variant: {"numpy": numpy[config.scenario]}  # noqa: E731
+    monkeypatch.setattr(suite, "locked", locked)
+    configs = several(monkeypatch, {"a": 1, "b": 4, "c": 2}, jobs=1)
     assert suite.run_all(configs) == 0
-    assert pretence.order == ["b", "c", "a"]
-    assert pretence.ahead == ["c", "a"]
+    assert "".join(pretence.order) == order
+    assert "".join(pretence.ahead) == order[1:]
     table = capsys.readouterr().out.partition("scenario")[2]
     rows = [line.split() for line in table.splitlines()[1:4]]
     assert [row[0] for row in rows] == ["a", "b", "c"]

@@ -1,7 +1,8 @@
 """Several scenarios in one command, with one table at the end.
 
 On a machine with GPUs each run leases its own, and the runs with the most ranks start first. On the
-CPU they run one after another, unless ``jobs`` sets another number.
+CPU they run one after another, unless ``jobs`` sets another number, and those that can share a
+process with torch come next to each other.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from harness.results import RunResult
 from harness.run_config import SLURM, RunConfig
 from harness.spec import Lane, Verdict
 from harness.text import complaint
+from harness.trial.job import locked
 from harness.trial.prefetch import ahead, overlays_ahead
 from harness.trial.records import RUN_FILE, read_json
 from harness.trial.run import run
 from harness.trial.server_pool import SERVERS_A_RUN, Pool
+from harness.trial.servers import TORCH_IMPORTS
 
 NOTES = "HARNESS_EXIT_CODES"
 """The environment variable with the folder where each job of a command writes its exit code: a
@@ -115,7 +118,7 @@ def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Do
         return
     jobs = _jobs(configs)
     if jobs == 1:
-        yield from _one_by_one(_widest_first(configs), console)
+        yield from _one_by_one(_in_order(configs), console)
         return
     with started(configs) as running:
         for future in as_completed(running.values()):
@@ -137,10 +140,10 @@ def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done
 def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
     """Start runs of several scenarios; yields a future for each, by scenario.
 
-    A future's result is the output of the run and how it ended. Those with the most ranks start
-    first, as many at once as ``jobs`` or the GPUs allow. Leaving the context ends running ones.
+    A future's result is the output of the run and how it ended. As many run at once as ``jobs`` or
+    the GPUs allow. Leaving the context ends running ones.
     """
-    stop, jobs, ordered = threading.Event(), _jobs(configs), _widest_first(configs)
+    stop, jobs, ordered = threading.Event(), _jobs(configs), _in_order(configs)
     with (
         Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
         ahead(pool) as prepare,
@@ -162,13 +165,20 @@ def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
     """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
-    one = configs[0].launch.lane == Lane.CPU.value or configs[0].launch.nodes > 1
-    gpus = 0 if one else len(machine.gpus())
-    return configs[0].jobs or max(1, gpus)
+    return configs[0].jobs or max(1, _gpus(configs))
 
 
-def _widest_first(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    return sorted(configs, key=_width, reverse=True)
+def _gpus(configs: Sequence[RunConfig]) -> int:
+    """The GPUs of this machine that runs lease."""
+    launch = configs[0].launch
+    return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
+
+
+def _in_order(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The runs in the order to start them."""
+    if _gpus(configs):
+        return sorted(configs, key=_width, reverse=True)
+    return sorted(configs, key=_beside_torch)
 
 
 def _width(config: RunConfig) -> int:
@@ -176,6 +186,18 @@ def _width(config: RunConfig) -> int:
         return 0  # a broken scenario: nothing runs
     scenario = catalog.scenario(config.scenario)
     return max(scenario.ranks_of(variant) for variant in config.variants)
+
+
+def _beside_torch(config: RunConfig) -> list[list[tuple[str, str]]]:
+    """What torch imports from the overlays of a run. Overlays that have the same share a process
+    that has imported torch."""
+    if config.params is None:
+        return []
+    versions = (locked(config, variant) for variant in config.variants)
+    return sorted(
+        [(name, version) for name, version in sorted(found.items()) if name in TORCH_IMPORTS]
+        for found in versions
+    )
 
 
 def run_in_block(

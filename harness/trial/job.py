@@ -18,7 +18,7 @@ from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import Lane, Scenario
 from harness.trial.server_pool import Pool
-from harness.upstream import pins, resolution
+from harness.upstream import locks, pins, resolution
 from harness.upstream.overlay import Overlay
 
 
@@ -88,6 +88,13 @@ def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
     """The releases of a variant: chosen by the user, the variant or the scenario, in that order."""
     scenario = catalog.scenario(config.scenario)
     return pins.complete(scenario, {**config.pins, **scenario.pins_of(variant)})
+
+
+def locked(config: RunConfig, variant: str) -> dict[str, str]:
+    """The packages that the lock file of a variant's overlay names; empty if there is none."""
+    python, _ = pins.here()
+    lock = locks.find(catalog.scenario(config.scenario).locks, chosen_pins(config, variant))
+    return lock.versions(python) if lock else {}
 
 
 def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:

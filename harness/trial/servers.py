@@ -72,16 +72,31 @@ class Wanted:
         """Equal for two that can probably share a torch server. The server checks all files that it
         has loaded before another overlay uses them."""
         own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
-        shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
+        # Bytecode is left out: it has the time at which its source was installed.
+        sources = {f: sha for f, sha in self.files.items() if not f.endswith(".pyc")}
+        shared = {f: sha for f, sha in sources.items() if f.partition("/")[0] in TORCH_IMPORTS}
+        looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
         variables = self._variables(*own), sorted(shared.items()) or self._variables()
-        return json.dumps([self.python, *variables])
+        return json.dumps([self.python, *variables, sorted(looked_for)])
 
     def _variables(self, *excluded: str) -> list[tuple[str, str]]:
         return sorted((k, v) for k, v in self.environment.items() if k not in excluded)
 
 
-TORCH_IMPORTS = ("numpy", "pynvml", "tqdm", "typing_extensions.py")
-"""What torch is known to import from an overlay."""
+TORCH_IMPORTS = (
+    "dill",
+    "numpy",
+    "packaging",
+    "psutil",
+    "pynvml",
+    "torch",
+    "tqdm",
+    "typing_extensions.py",
+)
+"""What torch and our own ranks are known to import from an overlay before upstream."""
+
+TORCH_LOOKS_FOR = ("pandas",)
+"""What they are known to look for, and do not import."""
 
 
 class TorchServer:

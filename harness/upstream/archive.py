@@ -243,7 +243,7 @@ def _compile(site: Path, sources: overlay.Files, compiled: dict[tuple[str, str],
         elif ready.is_file():
             ours.parent.mkdir(exist_ok=True)
             link(ready, ours)
-    bytecode.compile_all(waiting)
+    bytecode.compile_all(waiting, site)
 
 
 def sweep(cache: Path) -> None:

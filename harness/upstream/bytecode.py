@@ -24,18 +24,20 @@ BATCH = 200
 """How many sources justify another process."""
 
 
-def compile_all(sources: Sequence[Path]) -> None:
-    """Compile sources for this Python, into the ``__pycache__`` beside each.
+def compile_all(sources: Sequence[Path], site: Path) -> None:
+    """Compile sources under ``site`` for this Python, into the ``__pycache__`` beside each.
 
-    Files that are not valid Python (templates, old syntax) are skipped. Raises Inconclusive if the
-    compiler crashes.
+    The bytecode contains their paths without ``site``, so it is equal in two overlays; importing it
+    restores the complete paths. Files that are not valid Python (templates, old syntax) are
+    skipped. Raises Inconclusive if the compiler crashes.
     """
     count = min(len(os.sched_getaffinity(0)), 1 + len(sources) // BATCH)
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(_compile, (sources[part::count] for part in range(count))))
+        parts = (sources[part::count] for part in range(count))
+        list(pool.map(lambda part: _compile(part, site), parts))
 
 
-def _compile(sources: Sequence[Path]) -> None:
+def _compile(sources: Sequence[Path], site: Path) -> None:
     # In another process, as compiling holds the GIL. -I, as PYTHONPYCACHEPREFIX in the environment
     # would put the bytecode elsewhere.
     done = subprocess.run(
@@ -49,6 +51,8 @@ def _compile(sources: Sequence[Path]) -> None:
             "-qq",
             "-i",
             "-",
+            "-s",
+            str(site),
             "--invalidation-mode",
             "checked-hash",
         ],
@@ -60,9 +64,9 @@ def _compile(sources: Sequence[Path]) -> None:
         raise Inconclusive(f"compileall ended with exit code {done.returncode}")
 
 
-_known: dict[str, tuple[Path, str]] = {}
-"""By the SHA-256 of a source, its bytecode in an overlay that this process has made, with the
-SHA-256 of that. Overlays have many files in common, and compiling takes longest."""
+_known: dict[tuple[str, str], tuple[Path, str]] = {}
+"""By the name and the SHA-256 of a source, its bytecode in an overlay that this process has made,
+with the SHA-256 of that. Overlays have many files in common, and compiling takes longest."""
 
 
 def remember(hashes: Mapping[str, str], site: Path) -> None:
@@ -70,12 +74,13 @@ def remember(hashes: Mapping[str, str], site: Path) -> None:
     for name, digest in hashes.items():
         compiled = str(of(Path(name)))
         if name.endswith(".py") and compiled in hashes:
-            _known.setdefault(digest, (site / compiled, hashes[compiled]))
+            _known.setdefault((name, digest), (site / compiled, hashes[compiled]))
 
 
-def copied(source: Path) -> bool:
-    """Copy the bytecode of an equal source, if there is one. It does not depend on the path."""
-    compiled, expected = _known.get(sha256(source), (None, ""))
+def copied(source: Path, site: Path) -> bool:
+    """Copy the bytecode of an equal source in another overlay, if there is one."""
+    name = str(source.relative_to(site))
+    compiled, expected = _known.get((name, sha256(source)), (None, ""))
     if compiled is None or not compiled.is_file():
         return False
     target = of(source)

@@ -210,13 +210,14 @@ def _install(stack: Stack, site: Path) -> str:
     resolution.install(text, stack, site)
     sources = sorted(site.rglob("*.py"))
     wanted = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
-    _compile(stack, wanted)
+    _compile(stack, wanted, site)
     return text
 
 
-def _compile(stack: Stack, sources: Sequence[Path]) -> None:
+def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:
     if (stack.python, stack.platform) == pins.here():  # otherwise on the machine that unpacks it
-        bytecode.compile_all([source for source in sources if not bytecode.copied(source)])
+        new = [source for source in sources if not bytecode.copied(source, site)]
+        bytecode.compile_all(new, site)
 
 
 def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) -> str:
@@ -225,7 +226,7 @@ def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) 
         if sha256(base.site / file) != base.hash_of(file):
             raise damaged(base, file)  # otherwise the change would pass for a part of the new one
     diff = "".join(edit.apply(d, site, releases[d.upstream]) for d in defects)
-    _compile(stack, [site / file for file in sorted({d.file for d in defects})])
+    _compile(stack, [site / file for file in sorted({d.file for d in defects})], site)
     return diff
 
 

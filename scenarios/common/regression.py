@@ -20,6 +20,10 @@ from scenarios.common.linear import Rows
 
 WIDTH, LAYERS = 16, 4
 
+BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6}
+"""Elements of a bucket. ZeRO divides a complete bucket at each step: with the default of 5e8 that
+takes 1 to 3 s on a CPU."""
+
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -36,7 +40,12 @@ def engine(
         model=model,
         model_parameters=model.parameters(),
         optimizer=optimizer(model.parameters()),
-        config={"gradient_accumulation_steps": 1, "steps_per_print": 1_000_000, **config},
+        config={
+            "gradient_accumulation_steps": 1,
+            "steps_per_print": 1_000_000,
+            **config,
+            "zero_optimization": BUCKETS | config.get("zero_optimization", {}),
+        },
     )
     return engine
 

@@ -100,7 +100,7 @@ def run(ctx: Context) -> None:
     from scenarios.common import linear, regression
 
     p = ctx.params
-    zero: dict[str, Any] = {"stage": 2, "reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6}
+    zero: dict[str, Any] = {"stage": 2}
     if p.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     with ctx.phase("init"):
