@@ -261,6 +261,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     if word:
         example = word[1] if word[1] in catalog.names() else "bf16_clip"
         return f"'{word[1]}' is no KEY=VALUE; a scenario is named by scenario={example}"
+    several = re.search(r"Ambiguous value for argument '([^']+)'", text)
+    if several:
+        return f"{several[1]}: several values need --multirun, which runs them one after another"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         return catalog.unknown("key", key[1], _keys(key[1], arguments))
