@@ -45,7 +45,7 @@ def own_folder(tmp_path: Path, cache: Path, runs: Path) -> Iterator[None]:
 MISTAKES: list[tuple[list[str], list[str]]] = [
     (["rnu"], ["no command 'rnu'", "mean run?", "list, lock, matrix"]),
     (["run"], ["scenario=NAME", "bf16_clip"]),
-    (["run", "scenario=bf16"], ["no scenario 'bf16'", "did you mean bf16_clip? Choices: "]),
+    (["run", "scenario=bf16"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
     ([*RUN, "sed=1"], ["no key 'sed'", "mean seed?", "variant, seed, date"]),
     ([*RUN, "scenario.gradclip=1"], ["no key 'scenario.gradclip'", "scenario.gradient_clipping"]),
     ([*RUN, "launch.timout=1"], ["mean launch.timeout?", "launch.threads"]),
@@ -69,7 +69,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["run", "--multirun", BUG, "seed=1,2", "sed=1"], ["no key 'sed'", "mean seed?"]),
     (["run", "--multirun", BUG, "variant=bugy,fxed"], ["no variant 'bugy'", "buggy, fixed"]),
     (["show"], ["scenario"]),
-    (["show", "bf16"], ["no scenario 'bf16'", "did you mean bf16_clip? Choices: "]),
+    (["show", "bf16"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
     (["show", "bf16_clip", "pins.deepseed=1"], ["mean deepspeed?", "megatron-core"]),
     (["show", "bf16_clip", "deepspeed"], ["'deepspeed' is no pin", "pins.deepspeed=0.15.4"]),
     (["show", "bf16_clip", "pins.deepspeed=abc"], ["pins.deepspeed=abc is not a version"]),
@@ -77,7 +77,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["grade"], ["run", "grade --help"]),
     (["grade", "nothing"], ["nothing is not a run folder"]),
     (["clean", "nothing"], ["no overlay 'nothing'"]),
-    (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "did you mean bf16_clip? Choices: "]),
+    (["bundle", "bf16", "--out", "box"], ["no scenario 'bf16'", "mean bf16_clip? Choices: "]),
     (["bundle", "bf16_clip"], ["--out"]),
 ]
 
