@@ -72,9 +72,7 @@ class Wanted:
         """Equal for two that can probably share a torch server. The server checks all files that it
         has loaded before another overlay uses them."""
         own = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
-        # Bytecode is left out: it has the time at which its source was installed.
-        sources = {f: sha for f, sha in self.files.items() if not f.endswith(".pyc")}
-        shared = {f: sha for f, sha in sources.items() if f.partition("/")[0] in TORCH_IMPORTS}
+        shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
         looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
         variables = self._variables(*own), sorted(shared.items()) or self._variables()
         return json.dumps([self.python, *variables, sorted(looked_for)])
