@@ -20,12 +20,22 @@ import pytest
 from harness.errors import Inconclusive
 from harness.files import locked, sha256
 from harness.spec import Defect
-from harness.upstream import bytecode, overlay, overlay_cache, pins, quirks, resolution, stage
+from harness.upstream import (
+    bytecode,
+    contents,
+    overlay,
+    overlay_cache,
+    pins,
+    quirks,
+    resolution,
+    stage,
+)
 from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
 
 STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
+OTHER = replace(STACK, date="2024-01-02")
 CODE = "def one():\n    return 1\n"
 
 
@@ -59,7 +69,7 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return made
 
 
-def contents(cache: Path) -> list[str]:
+def overlays(cache: Path) -> list[str]:
     """The cache's folder of overlays, without the lock files."""
     return sorted(p.name for p in (cache / "overlays").iterdir() if p.suffix != ".lock")
 
@@ -135,7 +145,7 @@ def test_an_overlay_is_built_in_a_temporary_folder_and_renamed_when_complete(
     monkeypatch.setattr(resolution, "install", install)
     key = borrow_once(cache).key
     assert seen == [(".", False, [])]
-    assert contents(cache) == [key]
+    assert overlays(cache) == [key]
 
 
 def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +159,7 @@ def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Monk
         patch.setattr(resolution, "install", install)
         with pytest.raises(Inconclusive, match="went away"):
             borrow_once(cache)
-    assert contents(cache) == []
+    assert overlays(cache) == []
     assert borrow_once(cache).made
 
 
@@ -158,7 +168,7 @@ def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
     message = r"up==1\.0, up/code\.py: 0 definitions of three"
     with pytest.raises(Inconclusive, match=message):
         borrow_once(cache, STACK, replace(DEFECT, scope="three"))
-    assert contents(cache) == [overlay.key(STACK)]
+    assert overlays(cache) == [overlay.key(STACK)]
 
 
 def test_a_defect_leaves_the_pristine_file_alone(cache: Path, base: Overlay) -> None:
@@ -251,7 +261,7 @@ def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path, made: Ove
     in_place(made.site / "up" / "code.py", CODE.replace("one", "uno"))
     with pytest.raises(DamagedOverlay, match=r"code\.py"):
         borrow_once(cache, STACK, DEFECT)
-    assert contents(cache) == [made.key]
+    assert overlays(cache) == [made.key]
 
 
 def test_a_changed_file_that_a_defect_left_alone_keeps_the_hash_as_built(
@@ -333,7 +343,7 @@ def test_an_overlay_in_use_is_not_deleted(cache: Path) -> None:
         assert not overlay_cache.delete(cache, lent.key)
         assert overlay_cache.folders(cache) == [lent.folder]
     assert overlay_cache.delete(cache, lent.key)
-    assert contents(cache) == []
+    assert overlays(cache) == []
 
 
 def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path) -> None:
@@ -345,16 +355,55 @@ def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path
         overlay_cache.delete_unfinished(cache)
     assert unfinished.is_dir()
     overlay_cache.delete_unfinished(cache)
-    assert contents(cache) == []
+    assert overlays(cache) == []
 
 
-def test_linked_files_are_counted_once(base: Overlay) -> None:
-    before = overlay_cache.disk_use(base.folder)
-    os.link(base.site / "up" / "code.py", base.folder / "twice")
-    assert overlay_cache.disk_use(base.folder) == before
-    seen: set[int] = set()
-    assert overlay_cache.disk_use(base.folder, seen) > 0
-    assert overlay_cache.disk_use(base.folder, seen) == 0
+def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path) -> None:
+    alone, manifest = overlay_cache.disk_use(cache), (base.folder / overlay.MANIFEST).stat().st_size
+    assert overlay_cache.own_use(base.folder) == alone > manifest
+    other = borrow_once(cache, OTHER)
+    assert (base.site / "up" / "code.py").samefile(other.site / "up" / "code.py")
+    assert overlay_cache.own_use(base.folder) == manifest
+    assert overlay_cache.disk_use(cache) == alone + (other.folder / overlay.MANIFEST).stat().st_size
+    assert overlay_cache.delete(cache, other.key) == [other.key]
+    assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
+
+
+def test_contents_without_an_overlay_are_deleted(cache: Path) -> None:
+    key = borrow_once(cache).key
+    assert any((cache / "contents").glob("*/*"))
+    overlay_cache.delete(cache, key)
+    assert not any((cache / "contents").glob("*/*"))
+
+
+def test_a_damaged_file_gets_into_no_new_overlay(made: Overlay, cache: Path) -> None:
+    in_place(made.site / "up" / "code.py", CODE.replace("1", "3"))
+    for stack in (OTHER, replace(STACK, date="2024-01-03")):
+        assert (borrow_once(cache, stack).site / "up" / "code.py").read_text() == CODE
+
+
+def test_an_executable_file_and_one_that_is_not_share_no_content(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for name, mode in (("data", 0o644), ("tool", 0o755), ("copy", 0o644)):
+        (site / name).write_text("#!/bin/sh\n")
+        (site / name).chmod(mode)
+    contents.share(site, overlay.sealed(site), tmp_path / "cache")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in site.iterdir()}
+    assert modes == {"data": 0o444, "tool": 0o555, "copy": 0o444}
+    assert (site / "data").samefile(site / "copy")
+
+
+def test_where_links_are_refused_overlays_have_files_of_their_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: object, target: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    code = [borrow_once(cache, stack).site / "up" / "code.py" for stack in (STACK, OTHER)]
+    assert not code[0].samefile(code[1])
+    assert code[0].read_text() == code[1].read_text() == CODE
 
 
 def _lend(cache: Path, stack: Stack) -> Iterator[str]:
@@ -402,7 +451,7 @@ def test_a_full_disk_leaves_no_part_of_an_overlay(
         borrow_once(cache, stack, *defects)
     message = f"no room on the disk for {cache}: free some, or name another HARNESS_CACHE"
     assert str(caught.value) == message
-    assert contents(cache) == [made.key]
+    assert overlays(cache) == [made.key]
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)

@@ -30,19 +30,21 @@ def clean(keys: Sequence[str], *, dry_run: bool) -> None:
     for key in keys:
         if key not in found:
             raise UserError(unknown("overlay", key, found))
-    seen: set[int] = set()
-    sizes = {key: overlay_cache.disk_use(folder, seen) for key, folder in found.items()}
-    rows = [[key, _megabytes(sizes[key]), _contents(found[key])] for key in keys or found]
-    console.print(table(f"{cache}", ["overlay", "size", "contains"], rows))
+    chosen = list(keys or found)
+    own = {key: _megabytes(overlay_cache.own_use(found[key])) for key in chosen}
+    rows = [[key, own[key], _contents(found[key])] for key in chosen]
+    used = overlay_cache.disk_use(cache)
+    title = f"{cache}: {_megabytes(used)}"
+    console.print(table(title, ["overlay", "of its own", "contains"], rows))
     if dry_run:
         return
     with writing(cache, "HARNESS_CACHE"):
         overlay_cache.delete_unfinished(cache)
         archive.sweep(cache)
-        freed = [key for key in keys or found if overlay_cache.delete(cache, key)]
-    size = _megabytes(sum(sizes[key] for key in freed))
-    console.print(f"freed {len(freed)} of {len(keys or found)}: {size}")
-    for key in set(keys or found) - set(freed):
+        freed = overlay_cache.delete(cache, *chosen)
+    size = _megabytes(used - overlay_cache.disk_use(cache))
+    console.print(f"freed {len(freed)} of {len(chosen)}: {size}")
+    for key in set(chosen) - set(freed):
         console.print(f"{key} is in use")
 
 

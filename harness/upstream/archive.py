@@ -25,8 +25,9 @@ from pathlib import Path, PurePosixPath
 
 from harness.errors import Inconclusive
 from harness.files import link, locked, new_folder_beside, sha256, write_whole
-from harness.upstream import bytecode, overlay, pins, release_days
-from harness.upstream.overlay import DamagedOverlay, Made, Overlay
+from harness.upstream import bytecode, contents, overlay, pins, release_days
+from harness.upstream.contents import Made
+from harness.upstream.overlay import DamagedOverlay, Overlay
 
 COMPRESSION = (
     {"id": lzma.FILTER_X86},
@@ -155,10 +156,11 @@ def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
         aside = new_folder_beside(cache / "unpacked")
         try:
             _extract(archive, aside)
-            _assemble(aside, missing)
+            _assemble(aside, missing, cache)
             _move_into(cache, aside, missing)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+            contents.sweep(cache)  # where it failed, they belong to no overlay
 
 
 def _extract(archive: Path, folder: Path) -> None:
@@ -189,7 +191,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
         path.chmod(mode | (mode & 0o444) >> 2)
 
 
-def _assemble(aside: Path, keys: Sequence[str]) -> None:
+def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
     """Create the folders of overlays from the contents, and compile them for this Python."""
     compiled: dict[tuple[str, str], Path] = {}
     for key in keys:
@@ -198,7 +200,8 @@ def _assemble(aside: Path, keys: Sequence[str]) -> None:
         for path, made in sources.items():
             _link_content(folder / overlay.SITE, path, made, aside / "contents")
         _compile(folder / overlay.SITE, sources, compiled)
-        manifest["files"] = overlay.sealed(folder / overlay.SITE)
+        manifest["files"] = files = overlay.sealed(folder / overlay.SITE)
+        contents.share(folder / overlay.SITE, files, cache)
         write_whole(folder / overlay.MANIFEST, json.dumps(manifest) + "\n")
 
 

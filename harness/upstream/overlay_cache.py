@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.files import locked
+from harness.upstream import contents
 from harness.upstream.overlay import lock_file
 
 
@@ -18,20 +21,37 @@ def folders(cache: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def disk_use(folder: Path, seen: set[int] | None = None) -> int:
-    """The bytes in a folder. A file with several links counts once; ``seen`` are known inodes."""
-    seen = set() if seen is None else seen
-    total = 0
-    for path in folder.rglob("*"):
-        stat = path.lstat()
-        if stat.st_ino not in seen and not path.is_dir():
-            seen.add(stat.st_ino)
-            total += stat.st_size
-    return total
+def disk_use(cache: Path) -> int:
+    """The bytes in all overlays. A file with several links counts once."""
+    return sum({s.st_ino: s.st_size for folder in folders(cache) for s in _files(folder)}.values())
 
 
-def delete(cache: Path, name: str) -> bool:
-    """Delete one overlay; False if a run uses it now."""
+def own_use(folder: Path) -> int:
+    """The bytes that deleting an overlay frees: those of files that no other overlay has."""
+    files = list(_files(folder))
+    links = Counter(file.st_ino for file in files)
+    sizes = {f.st_ino: f.st_size for f in files if f.st_nlink - links[f.st_ino] <= IN_CONTENTS}
+    return sum(sizes.values())
+
+
+IN_CONTENTS = 1
+"""The links of a file that are not in an overlay."""
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            yield os.lstat(f"{path}{os.sep}{name}")
+
+
+def delete(cache: Path, *names: str) -> list[str]:
+    """Delete overlays, except those that a run uses now; returns the deleted ones."""
+    deleted = [name for name in names if _delete(cache, name)]
+    contents.sweep(cache)
+    return deleted
+
+
+def _delete(cache: Path, name: str) -> bool:
     # The lock file stays: another process may wait for it.
     with locked(lock_file(cache, name), wait=False) as held:
         if held:

@@ -41,5 +41,4 @@ def _copy(shared: Path, disk: Path, name: str) -> None:
                 shutil.rmtree(aside, ignore_errors=True)
         os.utime(target)
         copies = sorted(overlay_cache.folders(disk), key=lambda folder: folder.stat().st_mtime)
-        for old in copies[:-KEPT]:
-            overlay_cache.delete(disk, old.name)
+        overlay_cache.delete(disk, *(old.name for old in copies[:-KEPT]))
