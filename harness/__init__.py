@@ -14,4 +14,12 @@ def _leave_working_directory() -> None:
         del sys.path[0]
 
 
+def _name_python_in_full() -> None:
+    """Python's own path is relative where PATH has a relative folder. Our processes, and uv, start
+    Python in other folders."""
+    if sys.executable:
+        sys.executable = os.path.abspath(sys.executable)
+
+
 _leave_working_directory()
+_name_python_in_full()

@@ -367,6 +367,20 @@ def test_modules_in_the_working_directory_are_not_imported(
     assert "theirs" not in done.stdout + done.stderr
 
 
+def test_python_is_named_in_full_where_path_has_a_relative_folder(tmp_path: Path) -> None:
+    """uv and the ranks start it in other folders."""
+    program = Path(sys.executable)
+    folder, name = os.path.relpath(program.parent, tmp_path), program.name
+    done = subprocess.run(
+        ["sh", "-c", f"{name} -c 'import harness, sys; print(sys.executable)'"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip() == os.path.abspath(program), done.stderr
+
+
 def test_a_signal_while_python_ends_is_ignored() -> None:
     late = f"import atexit, os\natexit.register(os.kill, os.getpid(), {signal.SIGTERM.value})\n"
     code = late + "import runpy\nrunpy.run_module('harness', run_name='__main__')\n"
