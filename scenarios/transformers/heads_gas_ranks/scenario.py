@@ -48,8 +48,9 @@ class Params(Knobs):
         choices=("sequence", "token", "masked_lm", "llama"),
         about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
     )
+    # Not as many as ranks: trainer_gas_never multiplies by the micro-batches alone.
     accumulation: int = knob(
-        2, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
+        4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
     )
     steps: int = knob(3, least=1, about="of training")
     lr: float = knob(0.1, above=0, about="of SGD")
@@ -74,7 +75,7 @@ SCENARIO = Scenario(
     files=("transformers/trainer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
+        "buggy": expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
         "fixed": expect_clean("4.57.6"),
         "control": expect_clean(
             about="5.23.0, one micro-batch on one rank",
@@ -82,7 +83,7 @@ SCENARIO = Scenario(
             ranks=1,
             triggers=False,
         ),
-        "accumulation": expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
+        "accumulation": expect_symptom(about="5.23.0, four micro-batches on one rank", ranks=1),
         "two_ranks": expect_symptom(
             about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
         ),
