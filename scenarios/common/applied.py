@@ -171,6 +171,29 @@ def described(step: Record) -> str:
     )
 
 
+def judged(
+    records: Records,
+    documented: Callable[[Record], bool],
+    others: Iterable[str] = (),
+    *,
+    then: str = "",
+) -> Finding | None:
+    """The finding that steps applied another gradient than plain torch's mean.
+
+    It is the documented one if ``documented`` holds for every step; ``then`` is a line for that
+    case. ``others`` are messages of other faults, with which it is not the documented one.
+    """
+    for other in others:
+        return Finding(other, documented=False)
+    steps = records.of("step")
+    wrong = [step for step in steps if not times(step, 1)]
+    if not wrong:
+        return None
+    lines = [described(step) for step in wrong if step["step"] == wrong[0]["step"]]
+    ours = all(map(documented, steps))
+    return finding(wrong, [*lines, then] if ours and then else lines, documented=ours)
+
+
 def finding(
     wrong: Sequence[Record],
     lines: Iterable[str],

@@ -84,19 +84,12 @@ def run(ctx: Context) -> None:
 
 def detect(records: Records) -> Finding | None:
     """Each rank's part of the weights got that rank's own gradient. The losses are right."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
-    if odd:
-        return Finding(odd[0], documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    local = all(applied.times(step["local"], 1) for step in steps)
-    lines = [applied.described(wrong[0])]
-    if local:
-        lines.append(
-            "exactly that follows if each rank uses its own gradient in the place of the mean"
-        )
-    return applied.finding(wrong, lines, documented=local)
+    return applied.judged(
+        records,
+        lambda step: applied.times(step["local"], 1),
+        applied.loss_wrong(records, parts=True),
+        then="exactly that follows if each rank uses its own gradient in the place of the mean",
+    )
 
 
 def exercised(records: Records) -> Exercise:

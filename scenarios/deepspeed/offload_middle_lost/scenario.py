@@ -125,14 +125,7 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
-    if odd:
-        return Finding(odd[0], documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
-    return applied.finding(wrong, lines, documented=all(map(_ends_only, steps)))
+    return applied.judged(records, _ends_only, applied.loss_wrong(records, parts=True))
 
 
 def _ends_only(step: Record) -> bool:

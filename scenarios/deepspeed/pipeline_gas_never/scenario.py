@@ -59,15 +59,8 @@ insufficient_checks = twice.insufficient_checks
 
 def detect(records: Records) -> Finding | None:
     """All stages applied GAS times their gradient. The loss is that of plain torch."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records))
-    if odd:
-        return Finding(odd[0], documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    lines = [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]]
-    summed = all(applied.times(step, records.params.micro_batches) for step in steps)
-    return applied.finding(wrong, lines, documented=summed)
+    count, others = records.params.micro_batches, applied.loss_wrong(records)
+    return applied.judged(records, lambda step: applied.times(step, count), others)
 
 
 def exercised(records: Records) -> Exercise:

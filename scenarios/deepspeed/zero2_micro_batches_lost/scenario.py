@@ -112,14 +112,7 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
-    if odd:
-        return Finding(odd[0], documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
-    return applied.finding(wrong, lines, documented=all(map(_last_only, steps)))
+    return applied.judged(records, _last_only, applied.loss_wrong(records, parts=True))
 
 
 def _last_only(step: Record) -> bool:

@@ -106,14 +106,7 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each step applied the gradients of the micro-batches after its last validation, each with its
     right weight, and nothing of those before. The losses are plain torch's."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
-    if odd:
-        return Finding(odd[0], documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    lines = [applied.described(step) for step in wrong if step["rank"] == wrong[0]["rank"]]
-    return applied.finding(wrong, lines[:3], documented=all(map(_only_after, steps)))
+    return applied.judged(records, _only_after, applied.loss_wrong(records, parts=True))
 
 
 def _only_after(step: Record) -> bool:

@@ -235,14 +235,12 @@ def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tens
 
 def detect(records: Records) -> Finding | None:
     """A step applied another gradient than plain torch's: that of the identity."""
-    wrong = [step for step in records.of("step") if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    identity = all(applied.times(step["identity"], 1) for step in records.of("step"))
-    lines = [*applied.loss_wrong(records), applied.described(wrong[0])]
-    if identity:
-        lines.append("exactly that follows if log_softmax has the gradient of the identity")
-    return applied.finding(wrong, lines, documented=identity and len(lines) == 2)
+    return applied.judged(
+        records,
+        lambda step: applied.times(step["identity"], 1),
+        applied.loss_wrong(records),
+        then="exactly that follows if log_softmax has the gradient of the identity",
+    )
 
 
 def exercised(records: Records) -> Exercise:

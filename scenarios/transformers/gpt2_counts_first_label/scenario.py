@@ -73,12 +73,7 @@ picture = applied.ratios
 
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times (L - 1) / L."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    diluted = all(applied.times(step, (LENGTH - 1) / LENGTH) for step in steps)
-    return applied.finding(wrong, map(applied.described, wrong), documented=diluted)
+    return applied.judged(records, lambda step: applied.times(step, (LENGTH - 1) / LENGTH))
 
 
 def exercised(records: Records) -> Exercise:

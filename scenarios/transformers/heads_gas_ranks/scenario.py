@@ -118,16 +118,12 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times the number of ranks and of micro-batches; or times the
     number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    ranks = len(records.ranks)
+    steps, ranks = records.of("step"), len(records.ranks)
     multiplied = any(
         all(applied.times(step, factor) for step in steps)
         for factor in (ranks * records.params.accumulation, ranks)
     )
-    return applied.finding(wrong, map(applied.described, wrong), documented=multiplied)
+    return applied.judged(records, lambda _: multiplied)
 
 
 def exercised(records: Records) -> Exercise:

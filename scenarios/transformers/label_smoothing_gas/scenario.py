@@ -91,12 +91,8 @@ def run(ctx: Context) -> None:
 
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times the number of micro-batches."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    multiplied = all(applied.times(step, records.params.accumulation) for step in steps)
-    return applied.finding(wrong, map(applied.described, wrong), documented=multiplied)
+    count = records.params.accumulation
+    return applied.judged(records, lambda step: applied.times(step, count))
 
 
 def exercised(records: Records) -> Exercise:
