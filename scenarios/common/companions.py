@@ -9,3 +9,10 @@ OLD_ACCELERATE = Companion(
     {"accelerate": "0.34.2"},
     "newer ones do not install beside the huggingface_hub of these releases",
 )
+
+TRANSFORMERS_4 = Companion(
+    "trl>=0.27,<1.0",
+    {"transformers": "4.57.6"},
+    "by their dates they would get transformers 5.0, which lacks what the first two need, or 5.2, "
+    "whose Trainer divides the gradient once more by the micro-batches",
+)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 from trl import DPOConfig, DPOTrainer
@@ -47,6 +47,13 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
             for _ in range(count)
         ]
     )
+
+
+def _stored(ctx: Context, rows: Dataset) -> Dataset:
+    """The rows in files of this rank: trl 1.6 to 1.8 read a file that ``map`` writes only then."""
+    folder = ctx.folder / f"rows-{ctx.rank}"
+    rows.save_to_disk(str(folder))
+    return load_from_disk(str(folder))
 
 
 def model(ctx: Context) -> nn.Module:
@@ -99,7 +106,7 @@ def trainer(
         model=policy,
         ref_model=reference,
         args=config,
-        train_dataset=dataset(tokenizer, ROWS * steps, ctx.seed),
+        train_dataset=_stored(ctx, dataset(tokenizer, ROWS * steps, ctx.seed)),
         optimizers=(optimizer, constant),
         processing_class=tokenizer,
         tokenizer=tokenizer,  # its name before 0.12

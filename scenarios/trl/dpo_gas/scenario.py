@@ -32,6 +32,7 @@ from harness.spec import (
     expect_symptom,
 )
 from scenarios.common import applied
+from scenarios.common.companions import TRANSFORMERS_4
 
 
 @dataclass
@@ -60,6 +61,7 @@ SCENARIO = Scenario(
             {"transformers": "4.48.1"},
             "the fault is in how the two packages fit, so buggy and fixed differ in trl alone",
         ),
+        TRANSFORMERS_4,
     ),
     harm="ruins training",
     visibility="visible in the loss",
@@ -109,12 +111,8 @@ def run(ctx: Context) -> None:
 
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times the number of micro-batches."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    summed = all(applied.times(step, records.params.accumulation) for step in steps)
-    return applied.finding(wrong, map(applied.described, wrong), documented=summed)
+    count = records.params.accumulation
+    return applied.judged(records, lambda step: applied.times(step, count))
 
 
 def exercised(records: Records) -> Exercise:

@@ -102,19 +102,15 @@ def run(ctx: Context) -> None:
 
 def detect(records: Records) -> Finding | None:
     """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    lost = all(
-        applied.times(step["own"], 1)
-        and near(step["own"]["reference_loss"], math.log(2), within=1e-6)
-        for step in steps
+    return applied.judged(
+        records, _own, then="each step is right for a reference that is the policy itself"
     )
-    lines = [*map(applied.described, wrong)]
-    if lost:
-        lines.append("each step is right for a reference that is the policy itself")
-    return applied.finding(wrong, lines, documented=lost)
+
+
+def _own(step: Record) -> bool:
+    """Whether the step is right for a reference that is the policy itself: its loss is log 2."""
+    own = step["own"]
+    return applied.times(own, 1) and near(own["reference_loss"], math.log(2), within=1e-6)
 
 
 def exercised(records: Records) -> Exercise:

@@ -21,7 +21,6 @@ from harness.facts.shapes import COUNT
 from harness.knobs import Knobs, knob
 from harness.settings import by_code
 from harness.spec import (
-    Companion,
     Context,
     Exercise,
     Finding,
@@ -32,6 +31,7 @@ from harness.spec import (
     expect_symptom,
 )
 from scenarios.common import applied
+from scenarios.common.companions import TRANSFORMERS_4
 
 
 @dataclass
@@ -59,14 +59,7 @@ SCENARIO = Scenario(
     "gradient_accumulation_steps",
     remedy='use trl 1.9.1 or later, or loss_type="grpo"',
     pins={"trl": "1.9.0"},
-    companions=(
-        Companion(
-            "trl>=0.27,<1.0",
-            {"transformers": "4.57.6"},
-            "by their dates they would get transformers 5.0, which lacks what the first two need, "
-            "or 5.2, whose Trainer divides the gradient once more by the micro-batches",
-        ),
-    ),
+    companions=(TRANSFORMERS_4,),
     harm="ruins training",
     visibility="silent",
     settings={
@@ -115,12 +108,8 @@ def run(ctx: Context) -> None:
 
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
-    steps, p = records.of("step"), records.params
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    scaled = all(applied.times(step, p.accumulation / p.generation) for step in steps)
-    return applied.finding(wrong, map(applied.described, wrong), documented=scaled)
+    factor = records.params.accumulation / records.params.generation
+    return applied.judged(records, lambda step: applied.times(step, factor))
 
 
 def exercised(records: Records) -> Exercise:
