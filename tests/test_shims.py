@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import os
@@ -58,7 +59,7 @@ def test_a_shim_applies_only_to_its_releases_and_their_candidates(
 def test_a_shim_for_a_box_without_a_gpu_stays_off_the_gpu_lane() -> None:
     gpu = names(Lane.GPU, deepspeed="0.8.3", **{"megatron-core": "0.14.0"})
     kept = ("torch_six", "elastic_names", "flatten_helper", "whole_checkpoints")
-    assert gpu == {f"deepspeed.{name}" for name in kept}
+    assert gpu == {*(f"deepspeed.{name}" for name in kept), "megatron-core.undefined_gemm"}
     assert names(Lane.GPU, deepspeed="0.19.8") == set()
 
 
@@ -118,6 +119,17 @@ def test_an_installed_shim_counts_its_uses() -> None:
     six = importlib.import_module("torch._six")
     assert six.inf == float("inf")
     assert uses == {"deepspeed.torch_six": 1}
+
+
+@pytest.mark.parametrize("engine", [None, ModuleSpec("transformer_engine", None)])
+def test_a_name_that_a_failed_import_left_undefined_is_none(
+    monkeypatch: pytest.MonkeyPatch, engine: ModuleSpec | None
+) -> None:
+    monkeypatch.setattr(megatron, "find_spec", {"transformer_engine": engine}.get)
+    monkeypatch.setattr(builtins, "te_general_gemm", "undefined", raising=False)
+    shim = "megatron-core.undefined_gemm"
+    assert shims.install([shim]) == {shim: 0 if engine else 1}
+    assert eval("te_general_gemm") == ("undefined" if engine else None)
 
 
 def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
@@ -181,7 +193,8 @@ def called_from(module: str, code: str) -> object:
 @pytest.fixture
 def megatron_uses() -> Counter[str]:
     """Megatron-core's shims for a box without a GPU, installed; the counter of their uses."""
-    return shims.install(sorted(names(Lane.CPU, **{"megatron-core": "0.16.1"})))
+    pins = {"megatron-core": "0.16.1"}
+    return shims.install(sorted(names(Lane.CPU, **pins) - names(Lane.GPU, **pins)))
 
 
 MEGATRON_ASKS = {

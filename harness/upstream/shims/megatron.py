@@ -6,6 +6,7 @@ other scenarios, and torch itself are not affected. Torch is imported inside the
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -75,6 +76,12 @@ def _pkg_resources(count: Callable[[], None]) -> None:
         stand_ins.module("pkg_resources", count, packaging=packaging)
 
 
+def _undefined_gemm(count: Callable[[], None]) -> None:
+    if find_spec("transformer_engine") is None:
+        builtins.te_general_gemm = None  # type: ignore[attr-defined]
+        count()
+
+
 POINTS = (
     Point(
         "megatron-core.current_device",
@@ -142,6 +149,15 @@ POINTS = (
         "SGD stand in for FusedAdam and FusedSGD, and its other kernels raise if they are called; "
         "where it is installed it is used, and this counts nothing",
         _apex_optimizers,
+    ),
+    Point(
+        "megatron-core.undefined_gemm",
+        "megatron-core",
+        ">=0.13,<0.17",
+        BOTH,
+        "without Transformer Engine the MoE router stops at the name te_general_gemm, which a "
+        "failed import has left undefined: here it is None, as in 0.17, and torch multiplies",
+        _undefined_gemm,
     ),
     Point(
         "megatron-core.eager_compile",

@@ -22,11 +22,6 @@ from harness.spec import Context
 from scenarios.megatron_core.moe_aux_tensor_parallel import training
 from scenarios.megatron_core.moe_aux_tensor_parallel.shares import EXPERTS, HIDDEN
 
-if not hasattr(moe_utils, "te_general_gemm"):
-    # Without Transformer Engine 0.13 to 0.16 leave this name undefined, and use it. Where upstream
-    # defines it, it is None, and the router multiplies with torch.
-    moe_utils.te_general_gemm = None
-
 LENGTH, ROWS, TOP = 16, 2, 2
 PADDED = (4, 2)
 """How many tokens at the end of each row are padding, if a mask is given."""
