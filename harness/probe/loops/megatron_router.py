@@ -28,9 +28,6 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--masked", action="store_true")
 options = parser.parse_args()
 
-if not hasattr(moe_utils, "te_general_gemm"):
-    moe_utils.te_general_gemm = None  # 0.13 to 0.16 need Transformer Engine for the name alone
-
 HIDDEN, EXPERTS, ROWS = 16, 4, 2
 on_gpu = torch.cuda.is_available()
 dist.init_process_group("nccl" if on_gpu else "gloo")
