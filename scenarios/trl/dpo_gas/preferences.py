@@ -57,9 +57,15 @@ def _stored(ctx: Context, rows: Dataset) -> Dataset:
 
 
 def model(ctx: Context) -> nn.Module:
-    """The same model at each call."""
+    """The same model at each call, as if it had been read from a folder of this rank.
+
+    trl 0.29 to 1.1 read the reference model from the folder that the policy names.
+    """
     torch.manual_seed(ctx.seed)
-    return llama().to(ctx.device)
+    made, folder = llama(), ctx.folder / f"model-{ctx.rank}"
+    made.save_pretrained(folder)
+    made.config._name_or_path = str(folder)
+    return made.to(ctx.device)
 
 
 def made(kind: Any, **keywords: Any) -> Any:
