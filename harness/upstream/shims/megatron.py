@@ -77,6 +77,7 @@ def _pkg_resources(count: Callable[[], None]) -> None:
 
 
 def _undefined_gemm(count: Callable[[], None]) -> None:
+    # Python looks among the builtins for a name that a module does not define.
     if find_spec("transformer_engine") is None:
         builtins.te_general_gemm = None  # type: ignore[attr-defined]
         count()
