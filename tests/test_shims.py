@@ -9,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -171,6 +172,20 @@ def test_the_type_of_a_tensor_names_the_device_for_one_package(count: Counter[st
     cast = called_from("deepspeed.runtime.engine", "torch.ones(1).type(torch.int8)")
     assert isinstance(cast, torch.Tensor)
     assert count["x"] == 1
+
+
+@pytest.mark.parametrize("packages", [("deepspeed", "megatron"), ("megatron", "deepspeed")])
+def test_shims_of_two_packages_for_one_function_work_in_any_order(
+    count: Counter[str], packages: tuple[str, str]
+) -> None:
+    devices = {"deepspeed": "cpu", "megatron": "cuda"}
+    for package in packages:
+        stand_ins.type_names(package, devices[package], partial(count.update, [package]))
+    code = "torch.ones(1).type()"
+    assert called_from("deepspeed.runtime.engine", code) == "torch.cpu.FloatTensor"
+    assert called_from("megatron.core.optimizer", code) == "torch.cuda.FloatTensor"
+    assert called_from("torch.nn", code) == "torch.FloatTensor"
+    assert count == {"deepspeed": 1, "megatron": 1}
 
 
 def test_compiled_functions_run_as_written(count: Counter[str]) -> None:

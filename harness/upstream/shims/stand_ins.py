@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 Count = Callable[[], None]
@@ -102,20 +102,32 @@ def type_names(package: str, device: str, count: Count) -> None:
 def replace_for(package: str, owner: Any, name: str, count: Count, substitute: Any) -> None:
     """Replace ``owner.name`` for calls from the code of one package only, and count these calls.
 
-    All other callers still get the original: torch itself, other packages, other shims.
-    ``substitute`` gets the original as its first argument.
+    All other callers still get the original: torch itself and other packages. Several replacements
+    of one function work in any order: see ``_caller``. ``substitute`` gets the original as its
+    first argument.
     """
     original = getattr(owner, name)
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if not f"{caller}.".startswith(f"{package}."):
+        if not f"{_caller()}.".startswith(f"{package}."):
             return original(*args, **kwargs)
         count()
         return substitute(original, *args, **kwargs)
 
     setattr(owner, name, call)
+
+
+def _caller() -> str:
+    """The module that called a replaced function.
+
+    The frames of this module are not it: where two packages replace one function, the outer
+    replacement calls the inner one.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")) if frame else ""
 
 
 def _counted(count: Count, function: Callable[..., Any]) -> Callable[..., Any]:
