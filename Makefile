@@ -3,6 +3,7 @@
 # make scenarios every scenario, buggy and fixed, on the CPU
 # make slurm     the tests on a Slurm of two nodes, which they start here: needs slurmctld, slurmd, munge
 # make slow      the tests that take more than about 8 s each
+# make confirm   twenty recorded results, run again
 # make test-ci   what CI runs besides make test: see .ci/run
 # make test-all  hours: every variant, 50,000 damaged run folders, mutations, 200 faults
 # make docker    build the container, run nightlies in it and check them
@@ -19,7 +20,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm fuzz test-ci test-all docker setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm fuzz confirm test-ci test-all docker setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -51,10 +52,14 @@ browser: $(READY)
 slurm: $(READY)
 	$(BIN)/python -m pytest -m "slurm and not exhaustive" -rs
 
+# Twenty recorded results, run again: other ones each day.
+confirm: $(READY)
+	$(BIN)/python -m harness confirm launch=cpu
+
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --count 2000
 
-test-ci: test slow scenarios browser slurm fuzz
+test-ci: test slow scenarios browser slurm fuzz confirm
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"

@@ -191,8 +191,19 @@ def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
 
 
 def test_a_history_of_a_newer_schema_is_left_alone(file: Path) -> None:
-    execute(file, "pragma user_version = 2")
-    check_refused(file, UserError, "has schema 2; this harness reads up to 1")
+    execute(file, "pragma user_version = 3")
+    check_refused(file, UserError, "has schema 3; this harness reads up to 2")
+
+
+def test_a_history_of_an_older_schema_is_read_and_upgraded(file: Path) -> None:
+    execute(file, "drop table confirmation", "pragma user_version = 1")
+    with reading(file) as history:
+        assert history.results()
+        assert history.confirmations() == []
+    with writing(file) as history:
+        history.add_confirmation(history.nightlies()[0], "a_bug", "{}")
+    with reading(file) as history:
+        assert [name for _, name, _ in history.confirmations()] == ["a_bug"]
 
 
 @pytest.mark.parametrize("left", [0.3, 0.9])

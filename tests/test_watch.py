@@ -37,7 +37,7 @@ def _record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(*words: str) -> int:
-    return main(["watch", f"scenario={SCENARIO}", *words])
+    return main(["watch", f"scenario={SCENARIO}", "--confirm", "0", *words])
 
 
 def changes(file: Path = FILE) -> list[tuple[str, str | None]]:
@@ -360,7 +360,8 @@ def test_a_broken_scenario_does_not_affect_others(
     world: World, more_scenarios: Path, capsys: Capture
 ) -> None:
     scenario_module(more_scenarios, "broken_one", "import nothing_of_that_name\n")
-    assert main(["watch", f"scenario={SCENARIO},broken_one"]) == 0  # World's run takes it
+    words = [f"scenario={SCENARIO},broken_one", "--confirm", "0"]
+    assert main(["watch", *words]) == 0  # World's run takes it
     assert world.versions == ["0.13.1"]
     assert set(world.ran) == {SCENARIO, "broken_one"}
 

@@ -51,6 +51,9 @@ KEYS = (
 )
 """The possible overrides. With others, nightlies could not be compared."""
 
+CONFIRMED = 5
+"""How many recorded results a nightly runs again."""
+
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
@@ -68,6 +71,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--summary", type=Path, metavar="FILE", help="write Markdown")
     parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write JUnit's XML")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
+    parser.add_argument(
+        "--confirm",
+        type=int,
+        default=CONFIRMED,
+        metavar="N",
+        help="run N recorded results again, see the command confirm (default: %(default)s)",
+    )
     parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
@@ -84,14 +94,18 @@ def main(arguments: list[str]) -> int:
         if not file.parent.is_dir():  # now, not after hours of tests
             raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
     days = days_of(options.as_of) if options.as_of is not None else []
-    configs = _configs(options.overrides)
+    if options.confirm < 0:
+        raise UserError(f"--confirm {options.confirm}: choose 0 or more")
+    configs = configs_of(options.overrides)
     refuse_without_torch("watch")
-    summaries = _watch(options.history, days, configs)
+    summaries = _watch(options.history, days, configs, options.confirm)
     report.write(summaries, files)
     return ExitCode.worst(summary.exit_code for summary in summaries)
 
 
-def _watch(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> list[Summary]:
+def _watch(
+    file: Path, days: Sequence[str], configs: Sequence[RunConfig], most: int
+) -> list[Summary]:
     """Run today's nightly, or replay days, and report each."""
     console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHTLY
     with writing(file) as history:
@@ -101,7 +115,7 @@ def _watch(file: Path, days: Sequence[str], configs: Sequence[RunConfig]) -> lis
         summaries = []
         for day in days:
             console.print(f"{report.name_of(kind)} of {day}: {names}", style="bold")
-            summaries.append(watch(history, kind, day, configs, found, console))
+            summaries.append(watch(history, kind, day, configs, found, console, most))
             report.show(console, summaries[-1])
     return summaries
 
@@ -150,18 +164,19 @@ def days_of(expression: str) -> list[str]:
     """
     first, *rest = expression.split(":")
     if not rest:
-        return [_day(first).isoformat()]
+        return [day_of(first).isoformat()]
     if len(rest) != 2 or not (rest[1].isdigit() and int(rest[1])):
         raise UserError(
             f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
         )
-    begin, end, step = _day(first), _day(rest[0]), timedelta(days=int(rest[1]))
+    begin, end, step = day_of(first), day_of(rest[0]), timedelta(days=int(rest[1]))
     if end < begin:
         raise UserError(f"--as-of {expression}: {end} is before {begin}")
     return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
 
 
-def _day(word: str) -> date:
+def day_of(word: str) -> date:
+    """The day of ``--as-of``; raises UserError for what is none, and for a day in the future."""
     try:
         day = date.fromisoformat(word)
     except ValueError:
@@ -173,7 +188,7 @@ def _day(word: str) -> date:
     return day
 
 
-def _configs(words: Sequence[str]) -> list[RunConfig]:
+def configs_of(words: Sequence[str]) -> list[RunConfig]:
     """A config for each named scenario, or for all of them."""
     named, others = None, []
     for word in words:

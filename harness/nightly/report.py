@@ -59,6 +59,8 @@ def headline(summary: Summary) -> str:
     worse = len(changes.worse(summary.changes))
     parts = [f"{count(len(summary.results), 'release')} tested"]
     if summary.nightly.kind is Kind.NIGHTLY:
+        if summary.confirmed:
+            parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
         parts.append(_ours(summary))
     parts.append(count(len(summary.changes), "change") if summary.changes else "no change")
     if summary.changes:

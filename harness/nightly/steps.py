@@ -25,9 +25,10 @@ from harness.report import Progress, terminal
 from harness.results import RunResult
 from harness.run_config import SLURM, RunConfig
 from harness.spec import Verdict
-from harness.sweep import baseline, changes
+from harness.sweep import baseline, changes, confirmations, confirming
 from harness.sweep.cells import environment, find_all, room
 from harness.sweep.changes import Releases
+from harness.sweep.confirmations import Recorded
 from harness.sweep.history import History
 from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.sweep.suite import Done, side_by_side
@@ -52,6 +53,8 @@ class Watch:
     """The config of each scenario: its own pins, the variants buggy and fixed."""
     index: Index
     console: Console
+    most: int = 0
+    """How many recorded results are run again."""
     nightly: Nightly | None = None
     tests: Sequence[ReleaseTest] = ()
     notes: list[str] = field(default_factory=list)
@@ -71,6 +74,8 @@ class Summary:
     """The results of our own scenarios."""
     again: Sequence[ReleaseResult]
     """The results that are not certain, of releases that were tested before."""
+    confirmed: int
+    """How many recorded results were run again."""
     changes: Sequence[Change]
     notes: Sequence[str]
     releases: Releases
@@ -115,12 +120,13 @@ def watch(
     configs: Sequence[RunConfig],
     found: Index,
     console: Console,
+    most: int = 0,
 ) -> Summary:
-    """Run one nightly and write it to the history.
+    """Run one nightly and write it to the history; ``most`` recorded results are run again.
 
     Raises UserError or Inconclusive for a day that contradicts the history or the index.
     """
-    watched = Watch(history, kind, day, configs, found, console)
+    watched = Watch(history, kind, day, configs, found, console, most)
     for step in STEPS:
         step(watched)
     return summary(watched)
@@ -157,7 +163,8 @@ def add_index(watched: Watch) -> None:
     seen = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
     history, nightly = watched.history, _nightly(watched)
     yanked = changes.of_yanked(seen, _releases(history), history.results())
-    earlier = [change for _, change in history.changes(nightly.id) if change.kind == changes.YANKED]
+    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    earlier = [change for _, change in history.changes(nightly.id) if change.kind in kept]
     history.set_changes(nightly, [*earlier, *(c for c in yanked if c not in earlier)])
     history.add_releases(seen)
     watched.notes += list(
@@ -214,6 +221,46 @@ def run_tests(watched: Watch) -> None:
             watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
 
 
+def confirm_recorded(watched: Watch) -> None:
+    """Run recorded results again, and write those that differ as changes. Not in a replay."""
+    history, nightly = watched.history, _nightly(watched)
+    bases = {config.scenario: config for config in _sound(watched.configs)}
+    days = {each.id: each.day for each in history.nightlies()}
+    seen = {(name, pins): days[night] for night, name, pins in history.confirmations()}
+    most = watched.most - sum(night == nightly.id for night, *_ in history.confirmations())
+    known = [
+        one
+        for name, base in bases.items()
+        for one in confirmations.recorded([name], environment(base))
+    ]
+    due = confirmations.due(known, nightly.day, max(most, 0), seen)
+    if watched.kind is Kind.REPLAY or not due:
+        return
+    with Progress(watched.console) as progress:
+        for done in confirming.confirm(bases, due, progress.tally):
+            watched.console.print(f"  {done}")
+            if done.found is None:
+                watched.failed.append(str(done))
+                continue
+            history.add_confirmation(nightly, *Recorded(done.recorded, "").key)
+            if done.difference:
+                kept = [change for _, change in history.changes(nightly.id)]
+                history.set_changes(nightly, [*kept, _unlike_its_record(done)])
+
+
+def _unlike_its_record(done: confirming.Done) -> Change:
+    subject = catalog.scenario(done.recorded.scenario).subject
+    return Change(
+        changes.UNLIKE_ITS_RECORD,
+        done.recorded.scenario,
+        subject,
+        done.recorded.pins[subject],
+        str(done.recorded.status),
+        str(done.found and done.found.status),
+        f"{done}.",
+    )
+
+
 def run_ours(watched: Watch) -> None:
     """Run our own scenarios, buggy and fixed. Not in a replay: they run on today's machine."""
     if watched.kind is Kind.REPLAY:
@@ -232,14 +279,15 @@ def run_ours(watched: Watch) -> None:
 def find_changes(watched: Watch) -> None:
     """Compare the results with the earlier ones, and write the changes."""
     history, nightly = watched.history, _nightly(watched)
-    yanked = [change for _, change in history.changes(nightly.id) if change.kind == changes.YANKED]
+    kept = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    written = [change for _, change in history.changes(nightly.id) if change.kind in kept]
     before = [result for result in history.results() if result.nightly < nightly.id]
     of_releases = changes.of_releases(
         history.results(nightly.id), before, _releases(history), watched.day
     )
     own = [own for own in history.verdicts() if own.nightly < nightly.id]
     of_ours = changes.of_ours(history.verdicts(nightly.id), own, watched.day)
-    history.set_changes(nightly, [*yanked, *of_releases, *of_ours])
+    history.set_changes(nightly, [*written, *of_releases, *of_ours])
 
 
 def finish(watched: Watch) -> None:
@@ -253,6 +301,7 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     add_index,
     choose,
     run_tests,
+    confirm_recorded,
     run_ours,
     find_changes,
     finish,
@@ -273,6 +322,7 @@ def summary(watched: Watch) -> Summary:
         results,
         own,
         again,
+        sum(night == number for night, *_ in history.confirmations()),
         found,
         [*watched.notes, *watched.failed],
         _releases(history),
@@ -354,6 +404,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
             }
             for o in summary.own
         ],
+        "confirmed": summary.confirmed,
         "changes": [change.to_json() for change in summary.changes],
         "notes": list(summary.notes),
         "seconds": round(summary.seconds, 1),

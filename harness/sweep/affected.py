@@ -22,6 +22,8 @@ from harness.upstream import pins
 
 FILE = "affected.json"
 FACTS = ("status", "reason", "step", "lane", "python", "torch", "date")
+CONFIRMED = "confirmed"
+"""The day on which a run last gave the same result; missing if only the first run did."""
 
 OVERLAY = re.compile(r"/\S*/site-packages/")
 """The path of an overlay on this machine, which means nothing on another one."""
@@ -47,10 +49,8 @@ def _record(scenario: str, cells: Iterable[Cell]) -> None:
         if same and Status(same["status"]).certain and not cell.status.certain:
             continue
         facts = [old for old in facts if old is not same] + [_fact(cell)]
-    scope, file = catalog.scenario(scenario), catalog.folder(scenario) / FILE
-    kept = sorted((fact for fact in facts if pins.covers(scope, fact["pins"])), key=_order)
-    with writing(file, "checkout"):
-        write_whole(file, json.dumps(kept, indent=1) + "\n")
+    scope = catalog.scenario(scenario)
+    _write(scenario, sorted((f for f in facts if pins.covers(scope, f["pins"])), key=_order))
 
 
 def of(scenario: str) -> list[Fact]:
@@ -62,10 +62,38 @@ def of(scenario: str) -> list[Fact]:
     return found
 
 
+def confirm(cells: Iterable[Cell]) -> None:
+    """Note in the files of their scenarios that runs of these days gave the recorded results."""
+    ordered = sorted(cells, key=lambda cell: cell.scenario)
+    for scenario, of_one in itertools.groupby(ordered, key=lambda cell: cell.scenario):
+        days = {tuple(sorted(cell.pins.items())): cell.date for cell in of_one}
+        facts = [dict(fact) for fact in of(scenario)]
+        for fact in facts:
+            day = days.get(tuple(sorted(fact["pins"].items())))
+            if day and day > last_seen(fact):
+                fact[CONFIRMED] = day
+        _write(scenario, facts)
+
+
+def _write(scenario: str, facts: Sequence[Fact]) -> None:
+    file = catalog.folder(scenario) / FILE
+    with writing(file, "checkout"):
+        write_whole(file, json.dumps(facts, indent=1) + "\n")
+
+
+def last_seen(fact: Fact) -> str:
+    """The day (ISO) of the last run that gave a recorded result."""
+    return str(fact.get(CONFIRMED, fact["date"]))
+
+
+def reason(cell: Cell) -> str:
+    """The reason of a cell as it is recorded: its first line, without paths of this machine."""
+    return OVERLAY.sub("", (cell.reason.splitlines() or [""])[0])
+
+
 def _fact(cell: Cell) -> Fact:
     fields = cell.to_json()
-    first = OVERLAY.sub("", (cell.reason.splitlines() or [""])[0])
-    return {"pins": dict(cell.pins)} | {k: fields[k] for k in FACTS} | {"reason": first}
+    return {"pins": dict(cell.pins)} | {k: fields[k] for k in FACTS} | {"reason": reason(cell)}
 
 
 def _order(fact: Fact) -> list[Version]:
@@ -106,6 +134,6 @@ def _varied(scenario: str, facts: Sequence[Fact]) -> str:
 def _alike(package: str, fact: Fact) -> tuple[str, ...]:
     """What facts must have in common to share a row, the status first."""
     others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
-    environment = [str(fact[k]) for k in ("lane", "python", "torch", "date")]
+    environment = [str(fact[k]) for k in ("lane", "python", "torch")]
     why = "" if Status(fact["status"]).certain else fact["reason"]
-    return (fact["status"], others, *environment, why)
+    return (fact["status"], others, *environment, last_seen(fact), why)

@@ -21,8 +21,9 @@ ANSWERS_AGAIN = "answers again"
 NO_LONGER_REPRODUCES = "no longer reproduces"
 REPRODUCES_AGAIN = "reproduces again"
 YANKED = "yanked"
+UNLIKE_ITS_RECORD = "unlike its record"
 
-WORSE = frozenset({NOW_AFFECTED, NO_LONGER_ANSWERS, NO_LONGER_REPRODUCES})
+WORSE = frozenset({NOW_AFFECTED, NO_LONGER_ANSWERS, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD})
 """The changes that end a nightly with exit code 1."""
 
 SEE = "To see it: "

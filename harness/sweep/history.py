@@ -88,6 +88,18 @@ class History:
         )
         self._write("insert or replace into verdict values (?, ?, ?, ?, ?, ?)", row)
 
+    def add_confirmation(self, nightly: Nightly, scenario: str, pins: str) -> None:
+        """Note that a recorded result was run again, with its releases as JSON."""
+        self._write(
+            "insert or replace into confirmation values (?, ?, ?)", (nightly.id, scenario, pins)
+        )
+
+    def confirmations(self) -> list[tuple[int, str, str]]:
+        """The nightly, the scenario and the releases of each result that was run again."""
+        if history_schema.CONFIRMATION not in history_schema.columns(self._db):
+            return []
+        return list(self._db.execute("select * from confirmation order by night, rowid"))
+
     def set_changes(self, nightly: Nightly, changes: Iterable[Change]) -> None:
         """Replace the changes of a nightly."""
         rows = [
@@ -195,6 +207,7 @@ def writing(file: Path) -> Iterator[History]:
         if not (history_schema.pragma(db, "page_count") or file.stat().st_size):
             history_schema.create(db)
         history_schema.check(db, file)
+        history_schema.upgrade(db)
         yield History(db, file)
 
 

@@ -30,8 +30,8 @@ from harness.sweep.cell import Cell
 from harness.sweep.history_rows import Kind
 from harness.text import LONGEST
 
-VERSION = 1
-"""The version of the schema, kept in the file as SQLite's user_version."""
+VERSION = 2
+"""The version of the schema, kept in the file as SQLite's user_version; 2 adds confirmations."""
 
 APPLICATION = 0x4E696768
 """SQLite's application_id of a history; another program's database has another one."""
@@ -78,6 +78,16 @@ create table change (
     before text,
     after text not null,
     told text not null
+);
+"""
+
+CONFIRMATION = "confirmation"
+CONFIRMATIONS = f"""
+create table {CONFIRMATION} (
+    night integer not null references night,
+    scenario text not null,
+    pins text not null,
+    primary key (night, scenario, pins)
 );
 """
 
@@ -160,15 +170,28 @@ COLUMNS: Mapping[str, Mapping[str, Shape]] = {
         "after": TEXT,
         "told": TEXT,
     },
+    CONFIRMATION: {"night": WHOLE, "scenario": LINE, "pins": _as_json(by_name(_is_version))},
 }
 """The columns of the tables. SQLite does not enforce types, and a file can be damaged."""
 
 
 def create(db: sqlite3.Connection) -> None:
     db.executescript(
-        f"begin; {SCHEMA} pragma application_id = {APPLICATION}; "
+        f"begin; {SCHEMA} {CONFIRMATIONS} pragma application_id = {APPLICATION}; "
         f"pragma user_version = {VERSION}; commit;"
     )
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """Bring a checked file of an older version to this one."""
+    if pragma(db, "user_version") < VERSION:
+        db.executescript(f"begin; {CONFIRMATIONS} pragma user_version = {VERSION}; commit;")
+
+
+def columns(db: sqlite3.Connection) -> Mapping[str, Mapping[str, Shape]]:
+    """The tables of a file, which may be of an older version, with their columns."""
+    older = pragma(db, "user_version") < VERSION
+    return {name: of for name, of in COLUMNS.items() if not (older and name == CONFIRMATION)}
 
 
 def check(db: sqlite3.Connection, file: Path) -> None:
@@ -177,7 +200,7 @@ def check(db: sqlite3.Connection, file: Path) -> None:
         raise not_a_history(file, "it is empty")
     tables = {name for (name,) in db.execute("select name from sqlite_master")}
     ours = pragma(db, "application_id") == APPLICATION
-    if not ours and not tables.issuperset(COLUMNS):
+    if not ours and not tables.issuperset(columns(db)):
         raise UserError(f"{file} is not a history: name another file with --history")
     version = pragma(db, "user_version")
     if version > VERSION:
@@ -197,9 +220,9 @@ def check(db: sqlite3.Connection, file: Path) -> None:
 
 def _wrong_rows(db: sqlite3.Connection) -> Iterator[str]:
     """What is wrong with rows that no nightly wrote."""
-    for table, columns in COLUMNS.items():
-        for number, *row in db.execute(f"select rowid, {', '.join(columns)} from {table}"):
-            for (name, shape), value in zip(columns.items(), row, strict=True):
+    for table, of in columns(db).items():
+        for number, *row in db.execute(f"select rowid, {', '.join(of)} from {table}"):
+            for (name, shape), value in zip(of.items(), row, strict=True):
                 if wrong := shape(value):
                     yield f"{table} {number}: {name} {wrong}"
 

@@ -62,7 +62,7 @@ def _own(named: str, facts: Sequence[Fact]) -> Lookup:
     statuses = {status for fact in facts if (status := Status(fact["status"])).certain}
     if len(statuses) == 1:
         (status,) = statuses
-        day = max(fact["date"] for fact in facts)
+        day = max(affected.last_seen(fact) for fact in facts)
         return Lookup(status, f"{named} was tested on {day}: {_has(status)} the bug", tested=True)
     if statuses:
         return Lookup(None, f"{named} was tested with different results")

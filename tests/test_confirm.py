@@ -1,0 +1,146 @@
+"""Recorded results that are run again: which are due, and whose a difference is."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.errors import ExitCode
+from harness.nightly import steps
+from harness.sweep import affected, confirmations, confirming, older_code
+from harness.sweep.cell import Cell
+from harness.sweep.confirmations import Confirmation, Recorded
+from harness.sweep.history import reading
+from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
+
+__all__ = ["world"]
+
+Capture = pytest.CaptureFixture[str]
+HERE = ("cpu", "3.11", "2.13.0")
+
+
+def known(*days: str) -> list[Recorded]:
+    return [Recorded(cell(f"0.{n}.0", NO), day) for n, day in enumerate(days)]
+
+
+def versions(found: list[Recorded]) -> list[str]:
+    return sorted(one.cell.pins["deepspeed"] for one in found)
+
+
+def test_the_results_that_were_confirmed_longest_ago_are_due_first() -> None:
+    of = known("2026-03-03", "2026-03-01", "2026-03-02", "2026-03-04")
+    assert versions(confirmations.due(of, "2026-03-05", 2)) == ["0.1.0", "0.2.0"]
+    seen = {of[1].key: "2026-03-05"}
+    assert versions(confirmations.due(of, "2026-03-05", 2, seen)) == ["0.0.0", "0.2.0"]
+
+
+def test_on_one_day_all_machines_choose_the_same_and_on_another_day_others() -> None:
+    of = known(*["2026-03-01"] * 60)
+    mixed = random.Random(1).sample(of, len(of))
+    chosen = confirmations.due(of, "2026-03-05", 10)
+    assert confirmations.due(mixed, "2026-03-05", 10) == chosen
+    assert confirmations.due(of, "2026-03-06", 10) != chosen
+
+
+def test_results_of_another_environment_are_not_compared(record: object) -> None:
+    record(v4_36_2=YES)  # type: ignore[operator]
+    (one,) = affected.of("rope_zero_init")
+    here = Cell.of_fact("rope_zero_init", one).environment
+    assert len(confirmations.recorded(["rope_zero_init"], here)) == 1
+    assert not confirmations.recorded(["rope_zero_init"], ("cpu", "3.9", "1.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("the norm was 1.08 of 10", "the norm was 1.081 of 10", True),
+        ("the norm was 1.08 of 10", "the norm was 1.3 of 10", False),
+        ("the norm was 1.08", "the mean was 1.08", False),
+        ("rank 0 failed first: x", "rank 1 failed first: x", True),
+        ("a==1 could not be installed: because", "a==1 could not be installed: for", True),
+    ],
+)
+def test_reasons_are_alike_if_only_the_machine_can_make_the_difference(
+    before: str, now: str, same: bool
+) -> None:
+    one, other = (replace(cell("1", NO), reason=reason) for reason in (before, now))
+    assert (Confirmation(one, other).difference == "") is same
+
+
+def test_another_status_is_a_difference() -> None:
+    found = Confirmation(cell("1", YES), cell("1", NO))
+    assert found.difference == "not affected, recorded as affected"
+
+
+@pytest.fixture
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.13.0 is recorded as affected, and 0.13.1 as not affected."""
+    facts = [asdict(cell("0.13.0", YES)), asdict(cell("0.13.1", NO))]
+    monkeypatch.setattr(affected, "of", lambda name: facts if name == SCENARIO else [])
+    monkeypatch.setattr(confirming.older_code, "commit_of", lambda _: "abcdef0123")
+
+
+@pytest.mark.usefixtures("_recorded")
+@pytest.mark.parametrize(("then", "whose"), [(YES, "ours"), (NO, "the record's")])
+def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, then: object, whose: str
+) -> None:
+    old = replace(cell("0.13.0", YES), status=then)  # type: ignore[type-var]
+    monkeypatch.setattr(confirming.older_code, "found_at", lambda *_: old)
+    assert main(["confirm", f"scenario={SCENARIO}", "launch=cpu"]) == ExitCode.NOT_AS_EXPECTED
+    assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"1 as recorded, 1 differ (1 {whose})" in out
+    assert "deepspeed 0.13.0: not affected, recorded as affected" in out
+
+
+@pytest.mark.usefixtures("_recorded")
+def test_watch_reports_a_difference_and_keeps_the_day(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirming.older_code, "found_at", lambda *_: cell("0.13.0", YES))
+    words = ["watch", f"scenario={SCENARIO}", "launch=cpu", "--confirm", "2"]
+    assert main(words) == ExitCode.NOT_AS_EXPECTED
+    with reading(Path("history.sqlite")) as history:
+        assert len(history.confirmations()) == 2
+        kinds = [(change.kind, change.version) for _, change in history.changes()]
+    assert ("unlike its record", "0.13.0") in kinds
+    steps_before = len(world.tested)
+    assert steps.today() == world.day
+    world.day = "2024-03-05"
+    world.statuses["0.13.0"] = YES
+    assert main([*words[:-1], "1"]) == ExitCode.AS_EXPECTED
+    assert len(world.tested) == steps_before + 1
+
+
+def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(
+            ["git", *settings, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    def commit(content: list[dict[str, object]]) -> str:
+        (tmp_path / affected.FILE).write_text(json.dumps(content))
+        git("add", "-A")
+        git("commit", "-qm", "x")
+        return git("rev-parse", "HEAD")
+
+    monkeypatch.setattr(older_code, "ROOT", tmp_path)
+    monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
+    git("init", "-q")
+    one, other = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
+    commit([one | {"reason": "older"}])
+    recorded = commit([one])
+    commit([one, other])
+    assert older_code.commit_of(cell("0.13.0", YES)) == recorded
