@@ -156,8 +156,6 @@ class Scenario:
     """The documented symptom, in the words of the report."""
     trigger: str
     """What a run must do to meet the bug; it is read after "only with"."""
-    remedy: str
-    """What an affected user can do, as an order: "train in bf16"."""
     pins: Mapping[str, str]
     """Upstream releases. The first is the subject; its day decides the dependencies."""
     variants: Mapping[str, Variant]
@@ -181,6 +179,9 @@ class Scenario:
     """The conditions for the bug that settings decide, see ``harness.settings``; all must hold."""
     vehicles: tuple[str, ...] = ()
     """Pinned packages that only drive the code with the bug: users meet it without them."""
+    remedy: str = ""
+    """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
+    recorded runs, see ``remedies``; it names none."""
     known_upstream: bool = True
     """Whether the package's maintainers know of it. Otherwise the folder has ``report.py`` and
     ``report.md``."""

@@ -131,7 +131,7 @@ def test_a_bug_is_printed_with_its_harm_its_releases_its_remedy_and_its_command(
     assert f"ruins training (silent): {scenario.title} [trainer_gas_twice]" in out
     assert "transformers 5.2.0 to 5.5.3; 5.5.4 is not affected" in out
     assert f"only with: {scenario.trigger}" in out
-    assert scenario.remedy in out
+    assert "use transformers 5.5.4\n" in out
     assert "run scenario=trainer_gas_twice variant=released pins.transformers=5.3.0" in out
     assert "about packages or releases that you do not have" in out.splitlines()[-1]
 

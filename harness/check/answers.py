@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from harness import catalog
+from harness.check.accepted import Acceptance
 from harness.settings import Setting, trigger
 from harness.spec import HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.stacks.environment import Environment
+from harness.sweep import remedies
 from harness.sweep.lookup import lookup
 from harness.sweep.periods import Period, periods
+from harness.sweep.remedies import Advice
 from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
@@ -33,6 +36,9 @@ class Answer(str, Enum):
         return self.value
 
 
+THERE = (Answer.AFFECTED, Answer.POSSIBLY, Answer.UNKNOWN)
+
+
 @dataclass(frozen=True)
 class Checked:
     """The answer for one bug, and how it is known."""
@@ -48,6 +54,24 @@ class Checked:
     """What the settings say of the trigger; empty without settings."""
     periods: tuple[Period, ...] = ()
     """Since and until when releases have the bug."""
+    accepted: Acceptance | None = None
+    """What the user has decided about it, if that holds today."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the bug is there, may be, or is unknown, and the user has not accepted it."""
+        return self.answer in THERE and self.accepted is None
+
+    @property
+    def subject(self) -> tuple[str, str] | None:
+        """The package with the bug and its installed release; None if it is torch alone."""
+        name = next(iter(catalog.scenario(self.scenario).pins), "")
+        return (name, pins.as_pinned(name, self.releases[name])) if name in self.releases else None
+
+    @property
+    def remedy(self) -> str:
+        """What a user of these releases can do."""
+        return remedies.of(self.scenario, self.subject[1] if self.subject else None)
 
     @property
     def command(self) -> str:
@@ -66,6 +90,52 @@ def recorded(
     """
     found = [_narrowed(_recorded(name, environment), settings) for name in names]
     return by_severity(found)
+
+
+def with_accepted(
+    found: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
+) -> list[Checked]:
+    """The answers with what the user has accepted on a day (ISO)."""
+    holding = {name: one for name, one in accepted.items() if one.holds(day)}
+    return [replace(checked, accepted=holding.get(checked.scenario)) for checked in found]
+
+
+def outdated(
+    found: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
+) -> Iterator[str]:
+    """A line for each acceptance that no longer serves: it has ended, or the bug is gone."""
+    for checked in found:
+        one = accepted.get(checked.scenario)
+        if one and checked.answer not in THERE:
+            gone = f"{one.bug} is accepted, but is no longer there ({checked.answer})"
+            yield f"{gone}: remove it from {one.file}"
+        elif one and not one.holds(day):
+            yield f"{one.bug} counts again: it was accepted until {one.until} ({one.file})"
+
+
+def advice(found: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:
+    """For each package with bugs, the release that has the fewest, if that helps."""
+    here: dict[tuple[str, str], list[str]] = {}
+    for checked in found:
+        if checked.answer in (Answer.AFFECTED, Answer.POSSIBLY) and checked.subject:
+            here.setdefault(checked.subject, []).append(checked.scenario)
+    given = []
+    for (package, release), names in sorted(here.items()):
+        others = [
+            checked.scenario
+            for checked in found
+            if checked.subject == (package, release)
+            and checked.answer is Answer.NOT_AFFECTED
+            and not _off(checked.scenario, settings)
+        ]
+        given.append(remedies.advice(package, release, names, others))
+    return [each for each in given if each]
+
+
+def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
+    """Whether these settings cannot set off a bug."""
+    conditions = catalog.scenario(name).settings
+    return settings is not None and trigger(conditions, settings).met is False
 
 
 def by_severity(found: Iterable[Checked]) -> list[Checked]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from harness import catalog
-from harness.check.answers import RAN, Answer, Checked
+from harness.check.answers import RAN, THERE, Answer, Checked, advice
 from harness.installation import as_typed
 from harness.report import count
 from harness.settings import Setting
@@ -41,6 +41,7 @@ LONGEST = 160
 
 LEVELS = {Answer.AFFECTED: "error", Answer.POSSIBLY: "warning", Answer.UNKNOWN: "notice"}
 """The levels of GitHub's annotations."""
+ACCEPTED_LEVEL = "notice"
 
 
 def print_text(
@@ -49,11 +50,15 @@ def print_text(
     found: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Print the bugs in groups, the most damaging first, and the number of all others."""
+    """Print the bugs in groups, the most damaging first, and the number of all others.
+
+    ``notes`` are lines about the accepted bugs.
+    """
     console.print(_environment(environment))
     for answer, heading in HEADINGS.items():
-        group = [checked for checked in found if checked.answer is answer]
+        group = [c for c in found if c.answer is answer and not c.accepted]
         if group:
             console.print(f"\n{heading}", style=STYLES.get(answer, "bold"))
         for checked in group:
@@ -62,7 +67,21 @@ def print_text(
             console.print(f"\n{NO_SETTINGS}")
     for name, why in broken.items():
         console.print(f"\n{name} cannot be used: {why}")
+    print_accepted(console, found, notes)
+    for each in advice(found, settings):
+        console.print(f"\n{each}")
     console.print(f"\n{summary(found)}")
+
+
+def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[str]) -> None:
+    """Print the accepted bugs that are there, one line each, and the notes."""
+    there = [checked for checked in found if checked.accepted and checked.answer in THERE]
+    if there:
+        console.print("\nACCEPTED", style="bold")
+    for checked in there:
+        console.print(f"{checked.scenario} ({checked.answer}): {checked.accepted}")
+    for note in notes:
+        console.print(f"\n{note}", style="yellow")
 
 
 def _environment(environment: Environment) -> str:
@@ -85,7 +104,7 @@ def _whole(checked: Checked) -> str:
         "seen" if checked.how == RAN else "known": short(checked.why, LONGEST),
         "settings": checked.settings,
         "only with": scenario.trigger,
-        "remedy": as_typed(scenario.remedy),
+        "remedy": as_typed(checked.remedy),
         "see it": as_typed(checked.command),
     }
     if checked.answer is Answer.NOT_TRIGGERED:
@@ -98,7 +117,9 @@ def _whole(checked: Checked) -> str:
 
 def summary(found: Iterable[Checked]) -> str:
     """The number of bugs with each answer, in words."""
-    counted = Counter(checked.answer for checked in found)
+    found = list(found)
+    accepted = [checked for checked in found if checked.accepted and checked.answer in THERE]
+    counted = Counter(checked.answer for checked in found if checked not in accepted)
     words = {
         Answer.AFFECTED: "affected",
         Answer.POSSIBLY: "possibly affected",
@@ -108,7 +129,8 @@ def summary(found: Iterable[Checked]) -> str:
         Answer.DOES_NOT_APPLY: "about packages or releases that you do not have",
     }
     parts = [f"{counted[answer]} {text}" for answer, text in words.items() if counted[answer]]
-    return f"{count(sum(counted.values()), 'bug')}: {', '.join(parts) or 'none'}"
+    parts += [f"{len(accepted)} accepted"] if accepted else []
+    return f"{count(len(found), 'bug')}: {', '.join(parts) or 'none'}"
 
 
 def as_json(
@@ -116,6 +138,7 @@ def as_json(
     found: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
+    notes: Sequence[str] = (),
 ) -> str:
     """The answers as JSON; docs/check.md has its fields."""
     content = {
@@ -127,6 +150,8 @@ def as_json(
         },
         "settings": None if settings is None else _settings(settings),
         "bugs": [_bug(checked) for checked in found],
+        "advice": [asdict(each) for each in advice(found, settings)],
+        "notes": list(notes),
         "broken": dict(broken),
     }
     return json.dumps(content, indent=2)
@@ -150,24 +175,32 @@ def _bug(checked: Checked) -> dict[str, Any]:
         "title": scenario.title,
         "symptom": scenario.symptom,
         "trigger": scenario.trigger,
-        "remedy": scenario.remedy,
+        "remedy": checked.remedy,
         "periods": [asdict(period) for period in checked.periods],
         "command": checked.command,
+        "accepted": checked.accepted and asdict(checked.accepted),
     }
 
 
-def for_github(found: Iterable[Checked], file: str | None) -> Iterator[str]:
-    """A line for each bug that GitHub Actions shows as an annotation of ``file``, if any."""
+def for_github(
+    found: Iterable[Checked], file: str | None, notes: Iterable[str] = ()
+) -> Iterator[str]:
+    """A line for each bug that GitHub Actions shows as an annotation of ``file``, if any; an
+    accepted one is a notice. Each note is a warning."""
     where = f"file={_escaped(file, ':,')}," if file else ""
     for checked in found:
         if checked.answer in LEVELS:
             scenario = catalog.scenario(checked.scenario)
-            title = _escaped(f"{checked.scenario}: {checked.answer}", ":,")
-            known = short(checked.why, LONGEST)
+            answer = f"{checked.answer}, accepted" if checked.accepted else str(checked.answer)
+            title = _escaped(f"{checked.scenario}: {answer}", ":,")
+            known = f"{checked.accepted}" if checked.accepted else short(checked.why, LONGEST)
+            level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.answer]
             about = [f"{scenario.harm}: {scenario.title}", known, checked.settings]
-            advice = [f"Only with {scenario.trigger}", f"Remedy: {scenario.remedy}"]
+            advice = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
             text = _escaped(". ".join(filter(None, [*about, *advice])))
-            yield f"::{LEVELS[checked.answer]} {where}title={title}::{text}"
+            yield f"::{level} {where}title={title}::{text}"
+    for note in notes:
+        yield f"::warning {where}title=accepted bugs::{_escaped(note)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

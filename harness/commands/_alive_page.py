@@ -41,7 +41,7 @@ def _section(bug: AliveBug) -> Iterator[str]:
         "trigger": bug.trigger,
         "symptom": scenario.symptom,
         "our run showed": bug.finding,
-        "remedy": scenario.remedy,
+        "remedy": bug.remedy,
         "harm": f"{scenario.harm}; {scenario.visibility}",
         "command": f"`{bug.command}`",
         "does upstream know?": LINK.sub(r"<\g<0>>", bug.upstream),

@@ -14,7 +14,7 @@ from harness.commands import pages
 from harness.errors import HarnessError
 from harness.report import count
 from harness.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
-from harness.sweep import affected
+from harness.sweep import affected, remedies
 from harness.trial.grade import grade
 from harness.upstream import locks, pins, resolution
 
@@ -41,7 +41,7 @@ def story(name: str, scenario: Scenario) -> str:
         "fix": scenario.fix,
         "symptom": scenario.symptom,
         "trigger": scenario.trigger,
-        "remedy": scenario.remedy,
+        "remedy": scenario.remedy or remedies.of(name),
         "report": "" if not all(scenario.report) else " ".join(scenario.report),
     }
     for field, text in texts.items():

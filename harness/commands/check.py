@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import catalog
 from harness.check import output, settings_files
-from harness.check.answers import Answer, Checked, by_severity, recorded
+from harness.check.accepted import read as read_accepted
+from harness.check.answers import Answer, Checked, by_severity, outdated, recorded, with_accepted
 from harness.commands import Arguments
 from harness.errors import ExitCode, UserError
 from harness.installation import as_typed
@@ -40,14 +42,17 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{overrides[0]} has an effect only with --run")
     if options.unknown and not options.run:
         raise UserError("--unknown has an effect only with --run")
-    settings = _settings(options)
+    settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment)
     found = recorded(names, environment, settings)
     if options.run:
         found = _with_runs(found, environment, overrides, options)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    found = with_accepted(found, accepted, today)
+    notes = list(outdated(found, accepted, today))
     broken = {} if _named(options.overrides) else catalog.broken()
-    _print(options, environment, found, broken, settings)
+    _print(options, environment, found, broken, settings, notes)
     return exit_code(found, strict=options.strict or bool(broken))
 
 
@@ -71,6 +76,12 @@ def _parser() -> Arguments:
         "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
     )
     parser.add_argument("--accelerate", type=Path, metavar="FILE", help="accelerate's YAML")
+    parser.add_argument(
+        "--accepted",
+        type=Path,
+        metavar="FILE",
+        help="the bugs that you accept (default: distributed-bugs.toml or pyproject.toml here)",
+    )
     parser.add_argument("--run", action="store_true", help="run the scenarios")
     parser.add_argument(
         "--unknown", action="store_true", help="with --run: only where records have no answer"
@@ -159,21 +170,23 @@ def _print(
     found: Sequence[Checked],
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
+    notes: Sequence[str],
 ) -> None:
     console = terminal()
     if options.format == "json":
-        console.print(output.as_json(environment, found, broken, settings))
+        console.print(output.as_json(environment, found, broken, settings, notes))
     elif options.format == "github":
         files = [f for f in options.requirements or () if f != STANDARD_INPUT]
-        for line in output.for_github(found, files[0] if files else None):
+        for line in output.for_github(found, files[0] if files else None, notes):
             console.print(as_typed(line))
     else:
-        output.print_text(console, environment, found, broken, settings)
+        output.print_text(console, environment, found, broken, settings, notes)
 
 
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:
-    """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown."""
-    answers = {checked.answer for checked in found}
+    """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown. Accepted ones do not
+    count."""
+    answers = {checked.answer for checked in found if checked.counts}
     if answers & {Answer.AFFECTED, Answer.POSSIBLY}:
         return ExitCode.NOT_AS_EXPECTED
     unclear = strict and Answer.UNKNOWN in answers

@@ -19,6 +19,7 @@ from harness.errors import ExitCode, UserError
 from harness.report import table, terminal
 from harness.settings import in_words
 from harness.spec import HARMS, VISIBILITIES
+from harness.sweep import remedies
 from harness.sweep.periods import Alive, alive
 
 
@@ -101,7 +102,7 @@ def summary(name: str) -> dict[str, Any]:
         "fix": scenario.fix,
         "symptom": scenario.symptom,
         "trigger": scenario.trigger,
-        "remedy": scenario.remedy,
+        "remedy": remedies.of(name),
         "pins": dict(scenario.pins),
         "ranks": scenario.ranks,
         "lanes": [lane.value for lane in scenario.lanes],

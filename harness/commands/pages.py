@@ -22,7 +22,7 @@ from harness.files import ROOT, write_whole
 from harness.knobs import knobs, meaning
 from harness.report import alarm, count, releases, terminal
 from harness.spec import BUGGY, Outcome, Scenario
-from harness.sweep import affected
+from harness.sweep import affected, remedies
 from harness.text import LINK, markdown, markdown_table
 
 PAGE = "README.md"
@@ -78,7 +78,7 @@ def page(name: str) -> str:
         NOTE,
         f"`python -m harness run scenario={name}`",
         *_story(catalog.story(name)),
-        _facts(scenario),
+        _facts(name, scenario),
         f"## Variants\n\n{_variants(scenario)}",
         f"## Parameters\n\n{_parameters(module)}",
         f"## How it is judged\n\n{_judgement(module, name)}",
@@ -96,21 +96,21 @@ def _story(docstring: str) -> Iterator[str]:
         yield markdown(paragraph)
 
 
-def _facts(scenario: Scenario) -> str:
+def _facts(name: str, scenario: Scenario) -> str:
     chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
     rows = {
         "report": "<br>".join(map(_linked, scenario.report)),
         "fix": _linked(scenario.fix),
         "documented symptom": scenario.symptom,
         "only with": scenario.trigger,
-        "remedy": scenario.remedy,
+        "remedy": remedies.of(name),
         "releases": releases(chosen),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
-    return markdown_table(["", ""], [[name, markdown(text)] for name, text in rows.items()])
+    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items()])
 
 
 def _linked(text: str) -> str:

@@ -19,6 +19,7 @@ from harness.knobs import knobs, meaning
 from harness.machine import cache_folder
 from harness.report import releases, terminal
 from harness.spec import BUGGY, FIXED, Scenario
+from harness.sweep import remedies
 from harness.upstream import overlay, pins, resolution, shims
 from harness.upstream.defect import diff
 
@@ -47,7 +48,8 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     first, *others = scenario.report
     console.print(f"\nreport    {first}", *(f"\n          {report}" for report in others), sep="")
     console.print(f"fix       {scenario.fix}\nsymptom   {scenario.symptom}")
-    console.print(f"trigger   only with {scenario.trigger}\nremedy    {as_typed(scenario.remedy)}")
+    console.print(f"trigger   only with {scenario.trigger}")
+    console.print(f"remedy    {as_typed(remedies.of(name))}")
     console.print(f"ranks     {scenario.ranks} (lanes: {', '.join(scenario.lanes)})\n\nvariants")
     for variant, v in scenario.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")

@@ -20,6 +20,7 @@ from harness.site.inputs import Material
 from harness.site.runs import Shown
 from harness.site.statuses import Result
 from harness.spec import BUGGY, RELEASED, Scenario
+from harness.sweep import remedies
 from harness.sweep.advisories import file_name
 from harness.sweep.alive_bugs import AliveBug, finding
 from harness.sweep.cell import Status
@@ -41,6 +42,10 @@ class Bug:
     def upstream(self) -> str:
         """The package that has the bug."""
         return next(iter(self.scenario.pins), "torch")
+
+    @property
+    def remedy(self) -> str:
+        return remedies.of(self.name)
 
     @cached_property
     def story(self) -> list[str]:

@@ -15,6 +15,9 @@ from harness.site.statuses import Statuses
 from harness.sweep.history import History, reading
 from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 
+RECORDED = "recorded"
+"""The folder of a scenario with its recorded run."""
+
 
 @dataclass(frozen=True)
 class NightlyResults:
@@ -43,7 +46,7 @@ class Material:
     """Oldest first, without the recorded results."""
     history: Path | None
     shown: dict[str, Shown]
-    """The newest complete run of each scenario, by its name."""
+    """The newest complete run of each scenario, by its name, or the recorded one."""
 
 
 def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material:
@@ -59,6 +62,8 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
     shown = runs.newest([*_of_newest(nightlies, warn), *found], warn)
+    recorded = [catalog.folder(name) / RECORDED for name in catalog.sound() if name not in shown]
+    shown |= runs.newest([folder for folder in recorded if folder.is_dir()], warn)
     return Material(known, nightlies, history, shown)
 
 

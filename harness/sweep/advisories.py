@@ -14,7 +14,7 @@ from harness import catalog
 from harness.errors import Inconclusive
 from harness.settings import in_words
 from harness.spec import BUGGY, RELEASED, Scenario
-from harness.sweep import affected
+from harness.sweep import affected, remedies
 from harness.sweep.affected import Fact
 from harness.sweep.cell import Status
 from harness.sweep.periods import Period, alive, periods, tested
@@ -88,7 +88,7 @@ def record(name: str) -> Record:
             "visibility": scenario.visibility,
             "trigger": scenario.trigger,
             "settings": in_words(scenario.settings),
-            "remedy": scenario.remedy,
+            "remedy": remedies.of(name),
             "known_upstream": scenario.known_upstream,
             "alive": _alive(name, scenario),
             "runs": _runs(scenario, facts),
@@ -102,7 +102,7 @@ def _timestamp(day: str) -> str:
 
 def _details(name: str, scenario: Scenario) -> str:
     paragraphs = (" ".join(part.split()) for part in catalog.story(name).split("\n\n"))
-    more = (f"Only with {scenario.trigger}.", f"Remedy: {scenario.remedy}.", NOTE)
+    more = (f"Only with {scenario.trigger}.", f"Remedy: {remedies.of(name)}.", NOTE)
     return markdown("\n\n".join([*paragraphs, *more]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness import catalog
 from harness.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
-from harness.sweep import affected
+from harness.sweep import affected, remedies
 from harness.sweep.periods import Alive, alive, periods
 from harness.text import LINK
 from harness.trial.grade import grade
@@ -39,6 +39,11 @@ class AliveBug:
         """What a run must do to meet the bug."""
         own = self.alive.variant == RELEASED
         return self.scenario.trigger if own else self.scenario.about(self.alive.variant)
+
+    @property
+    def remedy(self) -> str:
+        """What a user of this release can do."""
+        return remedies.of(self.name, self.alive.release)
 
     @property
     def command(self) -> str:

@@ -114,10 +114,11 @@ def _change(
 
 def _now_affected(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
     scenario = catalog.scenario(result.cell.scenario)
+    remedy = scenario.remedy or f"use {result.package} {reference.version}"
     return (
         f"{name} is affected by {result.cell.scenario}; {reference.version} was not. "
         f"{_capitalized(scenario.title)}. Only with {scenario.trigger}. What to do: "
-        f"{scenario.remedy}. First seen in the nightly of {day}."
+        f"{remedy}. First seen in the nightly of {day}."
     )
 
 

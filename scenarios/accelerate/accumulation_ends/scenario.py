@@ -73,8 +73,7 @@ SCENARIO = Scenario(
     symptom="end_of_dataloader is set to True at the end of an iteration, but never reset to "
     "False, so that gradient accumulation works incorrectly",
     trigger="a second epoch inside accumulate(), with gradient accumulation above 1",
-    remedy="use accelerate 0.21.0 or later, or set end_of_dataloader of the prepared loader to "
-    "False before each epoch",
+    remedy="set end_of_dataloader of the prepared loader to False before each epoch",
     pins={"accelerate": "0.20.3"},
     harm="ruins training",
     visibility="silent",

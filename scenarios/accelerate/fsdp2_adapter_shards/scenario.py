@@ -57,7 +57,7 @@ SCENARIO = Scenario(
     symptom="saving writes only rank 0's slice of each adapter tensor, and loading restores "
     "nothing on the other ranks",
     trigger="FSDP2, a PEFT model, and FULL_STATE_DICT",
-    remedy="use accelerate 1.15.0 or later, or save with SHARDED_STATE_DICT",
+    remedy="save with SHARDED_STATE_DICT",
     # peft imports transformers. Without this pin, 1.15.0 would come with transformers 2.3.0: those
     # since require a huggingface_hub below 2.
     pins={"accelerate": "1.14.0", "peft": "0.21.2", "transformers": "5.12.1"},

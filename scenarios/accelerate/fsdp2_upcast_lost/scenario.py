@@ -61,7 +61,7 @@ SCENARIO = Scenario(
     symptom="FSDP2 with mixed precision trains with bf16 master weights instead of fp32: updates "
     "below bf16's resolution are silently lost",
     trigger="FSDP2, mixed precision, and a model that was loaded in bf16",
-    remedy="use accelerate 1.14.0 or later, or call model.float() before prepare()",
+    remedy="call model.float() before prepare()",
     pins={"accelerate": "1.13.0"},
     harm="ruins training",
     visibility="silent",

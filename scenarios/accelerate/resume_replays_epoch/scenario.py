@@ -50,7 +50,7 @@ SCENARIO = Scenario(
     symptom="after a resume in the middle of a later epoch the sampler's epoch is reset to 0, and "
     "the order of the data differs from that of an uninterrupted training",
     trigger="the Trainer or skip_first_batches, and a resume within the second epoch or later",
-    remedy="use accelerate 1.15.0 or later, or resume at the end of an epoch",
+    remedy="resume at the end of an epoch",
     pins={"accelerate": "1.14.0", "transformers": "4.57.6"},
     harm="wrong resume",
     visibility="silent",

@@ -65,8 +65,7 @@ SCENARIO = Scenario(
     "was not performed",
     trigger="a prepared scheduler that is stepped inside accumulate(), with gradient accumulation "
     "above 1",
-    remedy="use accelerate 0.16.0 or later, or step the scheduler only if "
-    "accelerator.sync_gradients",
+    remedy="step the scheduler only if accelerator.sync_gradients",
     pins={"accelerate": "0.15.0"},
     harm="ruins training",
     visibility="silent",

@@ -59,7 +59,7 @@ SCENARIO = Scenario(
     symptom="the initial state of the new generator was always the same, whatever the seed passed "
     "to set_seed",
     trigger="a prepared DataLoader that shuffles without a generator of its own, on several ranks",
-    remedy="use accelerate 1.6.0 or later, or give the DataLoader a generator with your seed",
+    remedy="give the DataLoader a generator with your seed",
     harm="wrong metric",
     visibility="silent",
     settings={

@@ -70,7 +70,7 @@ SCENARIO = Scenario(
     symptom="after tensor parallelism, the optimizer refers to parameters that are no longer the "
     "model's",
     trigger="tensor parallelism, and an optimizer that was made before prepare()",
-    remedy="use accelerate 1.13.0 or later, or prepare the model before you make the optimizer",
+    remedy="prepare the model before you make the optimizer",
     pins={"accelerate": "1.11.0", "transformers": "4.57.6"},
     vehicles=("transformers",),
     companions=(

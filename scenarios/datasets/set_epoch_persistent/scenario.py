@@ -52,7 +52,7 @@ SCENARIO = Scenario(
     fix="https://github.com/huggingface/datasets/pull/6710",
     symptom="the epoch that is set in the training process is ignored by the workers",
     trigger="a shuffled IterableDataset in a DataLoader with persistent_workers=True",
-    remedy="use datasets 2.21.0 or later, or persistent_workers=False",
+    remedy="set persistent_workers=False",
     pins={"datasets": "2.20.0"},
     harm="ruins training",
     visibility="silent",

@@ -59,7 +59,7 @@ SCENARIO = Scenario(
     "https://github.com/huggingface/datasets/pull/8360 (5.0.1)",
     symptom="after load_state_dict the stream jumps forward by up to one Arrow read chunk",
     trigger="an IterableDataset with map() or filter() that is resumed within an Arrow table",
-    remedy="use datasets 4.8.5 or later (5.0.1 or later for filter()), or map in the collator",
+    remedy="map in the collator",
     pins={"datasets": "4.8.4"},
     harm="wrong resume",
     visibility="silent",

@@ -48,7 +48,6 @@ SCENARIO = Scenario(
     symptom="the engine performs allreduce on BF16 gradients after they were copied to FP32, so "
     "gradients are not properly reduced",
     trigger="bf16 with BF16_Optimizer, without a pipeline, on several ranks",
-    remedy="use deepspeed 0.13.3 or later",
     pins={"deepspeed": "0.13.2"},
     harm="ruins training",
     visibility="silent",

@@ -60,7 +60,7 @@ SCENARIO = Scenario(
     symptom="step() divides gradients by 65536, and zero_grad is skipped, causing gradient "
     "accumulation",
     trigger="bf16 with ZeRO stage 0",
-    remedy="use deepspeed 0.18.6 or later, or ZeRO stage 1",
+    remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.18.5"},
     harm="ruins training",
     visibility="visible in the loss",

@@ -49,7 +49,6 @@ SCENARIO = Scenario(
     fix="https://github.com/deepspeedai/DeepSpeed/pull/5150",
     symptom="the gradient clipping API doesn't apply the coefficient correctly",
     trigger="gradient_clipping in fp32 without ZeRO",
-    remedy="use deepspeed 0.13.3 or later, or 0.13.1",
     pins={"deepspeed": "0.13.2"},
     harm="ruins training",
     visibility="silent",

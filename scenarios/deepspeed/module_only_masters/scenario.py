@@ -53,8 +53,7 @@ SCENARIO = Scenario(
     symptom="after the first update step, model parameters will be updated to random parameters: "
     "the loss dramatically rises",
     trigger="bf16 with BF16_Optimizer, and load_checkpoint with load_module_only",
-    remedy="use deepspeed 0.13.0 or later, or call engine.optimizer.refresh_fp32_params() after "
-    "the load",
+    remedy="call engine.optimizer.refresh_fp32_params() after the load",
     pins={"deepspeed": "0.12.6"},
     harm="wrong resume",
     visibility="visible in the loss",

@@ -59,7 +59,6 @@ SCENARIO = Scenario(
     symptom="step() on initialization increments a counter in the optimizer and produces a "
     "different result in parameter update",
     trigger="ZeRO with an optimizer that counts its steps, such as Adam",
-    remedy="use deepspeed 0.13.2 or later",
     pins={"deepspeed": "0.13.1"},
     harm="ruins training",
     visibility="silent",

@@ -30,7 +30,6 @@ SCENARIO = Scenario(
     fix="by 0.18.3, which has pipeline_gas_twice instead; right since https://github.com/deepspeedai/DeepSpeed/pull/8154",
     symptom="all stages apply GAS times the gradient",
     trigger="pipeline parallelism and gradient accumulation",
-    remedy="use deepspeed 0.15.4 or earlier, or 0.19.3 or later",
     pins={"deepspeed": "0.18.2"},
     harm="ruins training",
     visibility="silent",

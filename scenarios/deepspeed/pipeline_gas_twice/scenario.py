@@ -57,7 +57,6 @@ SCENARIO = Scenario(
     symptom="the last stage receives the expected 1/GAS scaling, but the first stage receives an "
     "additional 1/GAS",
     trigger="pipeline parallelism and gradient accumulation",
-    remedy="use deepspeed 0.19.3 or later",
     pins={"deepspeed": "0.19.2"},
     harm="ruins training",
     visibility="silent",

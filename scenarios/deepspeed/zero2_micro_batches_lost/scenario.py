@@ -56,7 +56,7 @@ SCENARIO = Scenario(
     symptom="with ZeRO-2 the gradient norm is much smaller than with 0.17.5 or with ZeRO-3; the "
     "losses are about the same at first",
     trigger="ZeRO-2 and gradient accumulation",
-    remedy="use deepspeed 0.18.3 or later, or ZeRO stage 1",
+    remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.18.2"},
     harm="loses data",
     visibility="silent",

@@ -48,8 +48,7 @@ SCENARIO = Scenario(
     symptom="when calculate_per_token_loss is set, the gradient of the MoE's auxiliary loss "
     "depends on the tensor-parallel size",
     trigger="calculate_per_token_loss, sequence parallelism and a router with an auxiliary loss",
-    remedy="multiply moe_aux_loss_coeff by the tensor-parallel size, or use megatron-core 0.19.0 "
-    "or later",
+    remedy="multiply moe_aux_loss_coeff by the tensor-parallel size",
     pins={"megatron-core": "0.16.1"},
     harm="ruins training",
     visibility="silent",

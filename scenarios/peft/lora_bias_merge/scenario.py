@@ -52,8 +52,7 @@ SCENARIO = Scenario(
     fix="https://github.com/huggingface/peft/pull/2489",
     symptom="the merge adds the LoRA bias without the scaling that the forward pass gives it",
     trigger="lora_bias=True with lora_alpha different from r, and a merge",
-    remedy="use peft 0.16.0 or later, or multiply the biases of lora_B by alpha / r right before "
-    "the merge",
+    remedy="multiply the biases of lora_B by alpha / r right before the merge",
     pins={"peft": "0.15.2"},
     harm="wrong metric",
     visibility="silent",

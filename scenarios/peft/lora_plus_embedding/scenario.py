@@ -57,7 +57,6 @@ SCENARIO = Scenario(
     symptom="the embedding group is always empty, so loraplus_lr_embedding is silently ignored, "
     "and embedding LoRA weights train at the base lr",
     trigger="create_loraplus_optimizer, and an adapter of an embedding",
-    remedy="use peft 0.21.0 or later",
     pins={"peft": "0.20.0"},
     harm="ruins training",
     visibility="silent",

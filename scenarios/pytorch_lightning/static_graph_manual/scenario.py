@@ -53,7 +53,7 @@ SCENARIO = Scenario(
     symptom="with manual optimization and DDPStrategy(static_graph=True), gradients are not "
     "synchronized between the ranks",
     trigger="DDPStrategy with static_graph=True, and manual optimization",
-    remedy="use pytorch-lightning 2.6.0 or later, or leave static_graph out",
+    remedy="leave static_graph out",
     pins={"pytorch-lightning": "2.5.6"},
     harm="ruins training",
     visibility="silent",

@@ -54,7 +54,7 @@ SCENARIO = Scenario(
     symptom="after loading the state of a loader that has just completed an epoch, the next "
     "iteration does nothing",
     trigger="a StatefulDataLoader whose state was saved at the end of an epoch",
-    remedy="use torchdata 0.11.0 or later, or save the state within an epoch",
+    remedy="save the state within an epoch",
     pins={"torchdata": "0.10.1"},
     harm="loses data",
     visibility="silent",

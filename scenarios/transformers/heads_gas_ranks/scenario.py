@@ -64,8 +64,7 @@ SCENARIO = Scenario(
     fix="none as of transformers 5.23.0",
     symptom="the gradient is k times too large with k accumulated micro-batches",
     trigger="the Trainer, a head that computes a plain mean, and several ranks or accumulation",
-    remedy="give the Trainer a compute_loss_func that returns the sum of the losses divided by "
-    "num_items_in_batch, or use transformers 4.57.6",
+    remedy="give the Trainer a compute_loss_func that returns the sum of the losses divided by num_items_in_batch",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

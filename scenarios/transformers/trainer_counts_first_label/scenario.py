@@ -37,7 +37,7 @@ SCENARIO = Scenario(
     symptom="the gradient of LLaMA is (L - 1) / L times that of its own mean loss, with rows of L "
     "tokens",
     trigger="the Trainer and a causal language model, with a label that counts at the first token",
-    remedy="use transformers 5.10.1 or later, or set the first label of each row to -100",
+    remedy="set the first label of each row to -100",
     pins={"transformers": "4.46.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

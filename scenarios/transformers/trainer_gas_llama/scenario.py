@@ -37,7 +37,6 @@ SCENARIO = Scenario(
     "accumulation is enabled",
     trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
     "**kwargs",
-    remedy="use transformers 4.48.1 or later, but none of 5.2.0 to 5.5.3",
     pins={"transformers": "4.48.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

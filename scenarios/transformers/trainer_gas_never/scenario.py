@@ -44,7 +44,6 @@ SCENARIO = Scenario(
     symptom="with gradient_accumulation_steps=4 the gradient applied is 4 times the right one",
     trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
     "no **kwargs",
-    remedy="use transformers 4.48.1 or later, but none of 5.2.0 to 5.5.3",
     pins={"transformers": "4.46.3", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

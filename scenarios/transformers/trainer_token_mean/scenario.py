@@ -56,7 +56,6 @@ SCENARIO = Scenario(
     symptom="with gradient accumulation the gradient is not that of the same rows in one batch",
     trigger="the Trainer with gradient_accumulation_steps above 1, and micro-batches with "
     "different numbers of labels",
-    remedy="use transformers 4.46.3, or 4.48.1 or later, but none of 5.2.0 to 5.5.3",
     pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

@@ -53,7 +53,6 @@ SCENARIO = Scenario(
     symptom="with gradient accumulation, DPO's loss is not divided by the number of micro-batches",
     trigger="DPOTrainer, gradient accumulation, and a model whose forward takes keywords for the "
     "loss",
-    remedy="use trl 0.14.0 or later with transformers 4.48 or later",
     pins={"trl": "0.13.0"},
     companions=(
         Companion(

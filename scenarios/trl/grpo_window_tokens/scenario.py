@@ -57,7 +57,7 @@ SCENARIO = Scenario(
     symptom="with steps_per_generation=4 and gradient_accumulation_steps=2 gradients are halved",
     trigger="GRPO with loss_type dapo, cispo or vespo, and steps_per_generation different from "
     "gradient_accumulation_steps",
-    remedy='use trl 1.9.1 or later, or loss_type="grpo"',
+    remedy='set loss_type="grpo"',
     pins={"trl": "1.9.0"},
     companions=(TRANSFORMERS_4,),
     harm="ruins training",

@@ -64,8 +64,7 @@ SCENARIO = Scenario(
     symptom="WebDataset(..., shardshuffle=N) repeats the same shard order every time it is "
     "iterated, without a seed",
     trigger="shardshuffle without detshuffle, and several epochs of one dataset",
-    remedy="pass detshuffle=True, with persistent_workers=True if a DataLoader has workers, or use "
-    "webdataset 0.2.100",
+    remedy="pass detshuffle=True, with persistent_workers=True if a DataLoader has workers",
     pins={"webdataset": "1.0.2"},
     harm="ruins training",
     visibility="silent",

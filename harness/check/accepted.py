@@ -1,0 +1,113 @@
+"""Bugs that a team has decided to live with: each with a reason, and with an end if it wants one.
+
+``distributed-bugs.toml`` lists them, or the table ``tool.distributed-bugs`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.errors import UserError
+from harness.text import complaint
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
+KEYS = ("bug", "reason", "until")
+EXAMPLE = '[[accepted]] bug = "fp16_overflow" reason = "why" until = 2027-01-31'
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A bug that does not count for the exit code."""
+
+    bug: str
+    reason: str
+    until: str | None
+    """The last day (ISO) of the acceptance; None for no end."""
+    file: str
+    """The file that says so."""
+
+    def holds(self, day: str) -> bool:
+        """Whether it holds on a day (ISO)."""
+        return self.until is None or day <= self.until
+
+    def __str__(self) -> str:
+        return self.reason + (f" (until {self.until})" if self.until else "")
+
+
+def read(file: Path | None) -> dict[str, Acceptance]:
+    """The accepted bugs of a file, by name; without one, of the files of the working directory.
+
+    Raises UserError for a file that cannot be read, and for an entry that is not valid.
+    """
+    for path in (file,) if file else (Path(FILE), Path(PROJECT)):
+        if file or path.is_file():
+            document = _document(path)
+            if path.name == PROJECT:
+                document = document.get("tool", {}).get(TABLE, {})
+            if document or path.name != PROJECT:
+                return _by_bug(_entries(document, path), path)
+    return {}
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {complaint(error)}") from None
+
+
+def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
+    unknown = sorted(set(document) - {"accepted"})
+    if unknown:
+        raise UserError(f"{path}: {catalog.unknown('key', unknown[0], ['accepted'])}")
+    found = document.get("accepted", [])
+    if not isinstance(found, list):
+        raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
+    return found
+
+
+def _by_bug(entries: Iterable[Any], path: Path) -> dict[str, Acceptance]:
+    found: dict[str, Acceptance] = {}
+    for entry in entries:
+        one = _acceptance(entry, path)
+        if one.bug in found:
+            raise UserError(f"{path}: {one.bug} is accepted twice")
+        found[one.bug] = one
+    return found
+
+
+def _acceptance(entry: Any, path: Path) -> Acceptance:
+    if not isinstance(entry, dict) or not {"bug", "reason"} <= set(entry):
+        raise UserError(f"{path}: an accepted bug needs a bug and a reason: write {EXAMPLE}")
+    for key in entry:
+        if key not in KEYS:
+            raise UserError(f"{path}: {catalog.unknown('key', key, KEYS)}")
+    bug, reason, until = (entry.get(key) for key in KEYS)
+    if bug not in catalog.names():
+        raise UserError(f"{path}: {catalog.unknown('bug', str(bug), catalog.names())}")
+    if not isinstance(reason, str) or not reason.strip():
+        raise UserError(f"{path}: the reason of {bug} is empty")
+    return Acceptance(bug, " ".join(reason.split()), _day(until, bug, path), str(path))
+
+
+def _day(value: Any, bug: str, path: Path) -> str | None:
+    """A day of TOML, or the same as a text."""
+    if value is None:
+        return None
+    if type(value) is date:
+        return value.isoformat()
+    try:
+        return date.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        raise UserError(f"{path}: until of {bug} is no day: write one like 2027-01-31") from None

@@ -1,0 +1,111 @@
+"""Bugs that a user accepts: how they are listed, and what they change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.check.accepted import read
+from harness.errors import ExitCode, UserError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def accept(
+    bug: str = "clip_max_for_min", until: str = "", file: str = "distributed-bugs.toml"
+) -> None:
+    table = "accepted" if file != "pyproject.toml" else "tool.distributed-bugs.accepted"
+    end = f"until = {until}\n" if until else ""
+    Path(file).write_text(f'[[{table}]]\nbug = "{bug}"\nreason = "no clipping here"\n{end}')
+
+
+def check(*words: str, release: str = "0.13.2") -> int:
+    Path("requirements.txt").write_text(f"deepspeed=={release}\n")
+    return main(["check", "-r", "requirements.txt", "scenario=clip_max_for_min", *words])
+
+
+@pytest.mark.parametrize("file", ["distributed-bugs.toml", "pyproject.toml"])
+def test_an_accepted_bug_does_not_count_and_stands_apart_in_one_line(
+    file: str, capsys: Capture
+) -> None:
+    assert check() == ExitCode.NOT_AS_EXPECTED
+    capsys.readouterr()
+    accept(file=file, until="2999-12-31")
+    assert check("--strict") == ExitCode.AS_EXPECTED
+    out = capsys.readouterr().out
+    assert "\nclip_max_for_min (affected): no clipping here (until 2999-12-31)\n" in out
+    assert out.rstrip().endswith("1 bug: 1 accepted")
+    assert "remedy" not in out
+
+
+def test_an_acceptance_that_has_ended_counts_again(capsys: Capture) -> None:
+    accept(until="2020-01-31")
+    assert check() == ExitCode.NOT_AS_EXPECTED
+    assert "counts again: it was accepted until 2020-01-31" in capsys.readouterr().out
+
+
+def test_an_accepted_bug_that_is_gone_is_reported(capsys: Capture) -> None:
+    accept()
+    assert check(release="0.13.3") == ExitCode.AS_EXPECTED
+    assert "is no longer there (not affected): remove it from" in capsys.readouterr().out
+
+
+def test_an_unknown_answer_that_is_accepted_is_not_strict(capsys: Capture) -> None:
+    assert check("--strict", release="99.0") == ExitCode.INCONCLUSIVE
+    accept()
+    assert check("--strict", release="99.0") == ExitCode.AS_EXPECTED
+
+
+def test_github_shows_an_accepted_bug_as_a_notice_and_a_gone_one_as_a_warning(
+    capsys: Capture,
+) -> None:
+    accept()
+    assert check("--format", "github") == ExitCode.AS_EXPECTED
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::notice file=requirements.txt,title=clip_max_for_min%3A affected")
+    assert "no clipping here" in line
+    assert check("--format", "github", release="0.13.3") == ExitCode.AS_EXPECTED
+    assert capsys.readouterr().out.startswith("::warning file=requirements.txt,")
+
+
+def test_the_json_has_the_acceptance(capsys: Capture) -> None:
+    accept()
+    assert check("--json") == ExitCode.AS_EXPECTED
+    (bug,) = json.loads(capsys.readouterr().out)["bugs"]
+    assert bug["answer"] == "affected"
+    assert bug["accepted"]["reason"] == "no clipping here"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[accepted]]\nbug = 'clip_max'\nreason = 'x'", "did you mean clip_max_for_min"),
+        ("[[accepted]]\nbug = 'clip_max_for_min'", "needs a bug and a reason"),
+        ("[[accepted]]\nbug = 'clip_max_for_min'\nreason = ' '", "is empty"),
+        ("[[accepted]]\nbug = 'clip_max_for_min'\nreason = 'x'\nuntil = 7", "is no day"),
+        ("[[accepted]]\nbug = 'clip_max_for_min'\nreason = 'x'\nuntill = 7", "did you mean until"),
+        ("[[accept]]\nbug = 'clip_max_for_min'", "did you mean accepted"),
+        ("accepted = 'clip_max_for_min'", "no list of tables"),
+        ("accepted = [", "cannot be read"),
+        (2 * "[[accepted]]\nbug = 'clip_max_for_min'\nreason = 'x'\n", "accepted twice"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(text: str, message: str) -> None:
+    Path("distributed-bugs.toml").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read(None)
+    assert "\n" not in str(caught.value)
+    assert check() == ExitCode.USER_MISTAKE
+
+
+def test_a_pyproject_without_the_table_accepts_nothing() -> None:
+    Path("pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    assert read(None) == {}

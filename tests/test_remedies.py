@@ -1,0 +1,63 @@
+"""The release that an affected user is advised to use."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from packaging.version import Version
+
+from harness import catalog
+from harness.sweep import periods as of_releases
+from harness.sweep import remedies
+from harness.sweep.cell import Status
+from harness.sweep.periods import periods
+
+AFFECTED = [
+    (name, version) for name in catalog.sound() for one in periods(name) for version in one.releases
+]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in AFFECTED}))
+def test_a_remedy_is_the_nearest_release_that_was_tested_without_the_bug(name: str) -> None:
+    statuses = {Version(version): status for version, status in of_releases.tested(name).items()}
+    free = [version for version, status in statuses.items() if status is Status.NOT_AFFECTED]
+    for version in (Version(v) for n, v in AFFECTED if n == name):
+        newer, older = [v for v in free if v > version], [v for v in free if v < version]
+        expected = min(newer) if newer else max(older) if older else None
+        named = re.search(r"^use (the older )?\S+ (\d[\w.]*)", remedies.of(name, str(version)))
+        assert (Version(named[2]) if named else None) == expected
+        assert bool(named and named[1]) == bool(older and not newer)
+
+
+@pytest.mark.parametrize("name", catalog.sound())
+def test_a_way_around_a_bug_names_no_release_that_the_records_know_better(name: str) -> None:
+    subject = catalog.scenario(name).subject if catalog.scenario(name).pins else "torch"
+    if periods(name):
+        assert not re.search(rf"{subject} \d", catalog.scenario(name).remedy)
+    assert remedies.of(name)
+
+
+@pytest.mark.parametrize("name", catalog.sound())
+def test_or_later_is_said_only_of_a_release_after_the_last_affected_one(name: str) -> None:
+    if found := re.search(r"^use \S+ (\S+) or later", remedies.of(name)):
+        later = [v for n, v in AFFECTED if n == name and Version(v) >= Version(found[1])]
+        assert not later
+
+
+def test_one_release_avoids_the_most_bugs_and_is_the_nearest_of_those() -> None:
+    names = ["bf16_local_gradients", "boundary_micro_batch", "fp16_overflow"]
+    found = remedies.advice("deepspeed", "0.18.7", names, [])
+    assert found is not None
+    assert (found.release, found.remaining) == ("0.19.8", ("fp16_overflow",))
+    assert str(found) == (
+        "deepspeed 0.19.8 has none of these 2 bugs: bf16_local_gradients, boundary_micro_batch; "
+        "1 remains: fp16_overflow"
+    )
+
+
+def test_a_release_with_as_many_other_bugs_is_not_advised() -> None:
+    assert remedies.advice("deepspeed", "0.19.8", ["fp16_overflow"], []) is None
+    found = remedies.advice("transformers", "5.3.0", ["trainer_gas_twice"], ["rope_zero_init_v5"])
+    assert found is not None
+    assert not found.new
