@@ -118,7 +118,7 @@ def test_a_variant_may_have_its_own_ranks_and_a_defect_of_two_counts_once() -> N
 
 
 def a_scenario(**variants: Variant) -> Scenario:
-    return Scenario(("",), "", "", "", "", {"up": "1.0"}, variants, ranks=4)
+    return Scenario(("",), "", "", "", {"up": "1.0"}, variants, ranks=4)
 
 
 @pytest.mark.parametrize(("lane", "backend"), [(Lane.CPU, "gloo"), (Lane.GPU, "nccl")])

@@ -44,6 +44,14 @@ class Bug:
         return next(iter(self.scenario.pins), "torch")
 
     @property
+    def known_upstream(self) -> str:
+        """Whether the maintainers know of the bug, which the newest release does not have."""
+        if self.scenario.known_upstream:
+            return "yes"
+        fixed = any(period.after for period in self.periods)
+        return "fixed upstream, without a report of this symptom" if fixed else "no"
+
+    @property
     def remedy(self) -> str:
         return remedies.of(self.name)
 

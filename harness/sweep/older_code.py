@@ -27,8 +27,10 @@ def commit_of(cell: Cell) -> str:
     """
     file = (catalog.folder(cell.scenario) / affected.FILE).relative_to(ROOT)
     found = ""
-    for commit in _git("log", "--format=%H", "--", str(file)).split():
-        if not _has(_git("show", f"{commit}:{file}"), cell):
+    # With its name in each commit: a scenario's folder may have moved.
+    names = _git("log", "--follow", "--name-only", "--format=%H", "--", str(file)).split()
+    for commit, name in zip(names[::2], names[1::2], strict=True):
+        if not _has(_git("show", f"{commit}:{name}"), cell):
             break
         found = commit
     if not found:
@@ -39,7 +41,9 @@ def commit_of(cell: Cell) -> str:
 def _has(text: str, cell: Cell) -> bool:
     """Whether a file has this result."""
     kept = {"pins": cell.pins, "status": cell.status, "date": cell.date, "reason": cell.reason}
-    return any(kept.items() <= fact.items() for fact in json.loads(text))
+    # Older files say "answer" where newer ones say "status".
+    facts = ({"status": fact.get("answer"), **fact} for fact in json.loads(text))
+    return any(kept.items() <= fact.items() for fact in facts)
 
 
 def found_at(commit: str, cell: Cell) -> Cell:

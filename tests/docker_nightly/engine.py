@@ -22,11 +22,20 @@ def expect(true: object, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
+PATHS = os.environ.get("PATH", os.defpath).split(os.pathsep)
+
+
 @dataclass(frozen=True)
 class Engine:
     """A client of the engine."""
 
     client: str
+
+    @property
+    def version(self) -> str:
+        """The client's version, such as 20.10.24."""
+        text = self("--version", check=False).stdout
+        return text.removeprefix("Docker version ").partition(",")[0].partition("+")[0].strip()
 
     def __call__(
         self, *words: str | Path, seconds: float = 1200, check: bool = True
@@ -44,20 +53,32 @@ class Engine:
 
 
 def find() -> Engine:
-    """The engine that ``docker`` connects to; raises Unavailable without one."""
-    client = shutil.which("docker")
-    if client is None:
+    """The engine that ``docker`` connects to; raises Unavailable without one that can build.
+
+    Of several clients on the PATH, the first that can build with BuildKit.
+    """
+    clients = [found for each in PATHS if (found := shutil.which("docker", path=each))]
+    if not clients:
         raise Unavailable("no docker client")
-    engine = Engine(client)
+    engines = [Engine(client) for client in clients]
+    engine = next(filter(can_build, engines), engines[0])
     try:
         info = engine("info", seconds=20, check=False)
     except subprocess.TimeoutExpired:
         raise Unavailable("the docker engine does not respond") from None
     if info.returncode:
         raise Unavailable(f"no docker engine: {last_line(info.stdout)}")
-    if engine("buildx", "version", check=False).returncode:
-        raise Unavailable("docker has no buildx, which builds with BuildKit")
+    if not can_build(engine):
+        raise Unavailable(
+            f"docker {engine.version} builds only with buildx, which is not installed"
+        )
     return engine
+
+
+def can_build(engine: Engine) -> bool:
+    """Whether a client builds with BuildKit: by itself before version 23, later with buildx."""
+    itself = engine.version.split(".")[0].isdigit() and int(engine.version.split(".")[0]) < 23
+    return itself or not engine("buildx", "version", check=False).returncode
 
 
 def last_line(text: str) -> str:
