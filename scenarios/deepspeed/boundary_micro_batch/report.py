@@ -1,0 +1,39 @@
+"""Accumulate two micro-batches in bf16 on ranks with gradients of 1 and 3: are both averaged?
+
+Needs torch and deepspeed, and no GPU. The exit code is 1 if the bug is there."""
+
+import os
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29613"}
+
+import deepspeed
+import torch
+from torch.multiprocessing.spawn import spawn
+
+
+def moved(rank: int) -> list[float]:
+    """How far a step of SGD with rate 1 moves each weight."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it
+    deepspeed.init_distributed("gloo", False, rank=rank, world_size=2)
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    config = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    config |= {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 1}}
+    config |= {"train_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0}
+    engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
+    gradient = (1.0, 3.0)[rank]
+    for _ in range(2):
+        engine.backward(engine(torch.full((1, 4), gradient, dtype=torch.bfloat16)).sum())
+        engine.step()
+    return [-float(each) for each in model.weight.flatten()]
+
+
+if __name__ == "__main__":
+    spawn(moved, join=False, daemon=True)  # rank 0
+    moves = moved(1)
+    print(f"deepspeed {deepspeed.__version__}: the weights move by", *moves, "and 2 is right")
+    wrong = moves != [2.0] * 4
+    print("WRONG: one micro-batch is not averaged" if wrong else "right: each is averaged")
+    raise SystemExit(wrong)

@@ -1,0 +1,38 @@
+"""Accumulate four micro-batches with an offloaded optimizer, each for another weight: do all count?
+
+Needs torch and deepspeed, and no GPU. The exit code is 1 if the bug is there."""
+
+import os
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29607"}
+
+import deepspeed
+import torch
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it for this
+deepspeed.init_distributed("gloo")
+
+
+def moves(device: str) -> torch.Tensor:
+    """How far a step of SGD with rate 1 moves the weights."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    before = model.weight.detach().clone()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    zero = {"stage": 2, "reduce_bucket_size": 1000, "offload_optimizer": {"device": device}}
+    config = {"zero_optimization": zero, "train_batch_size": 4, "gradient_accumulation_steps": 4}
+    config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
+    for inputs in torch.eye(4).split(1):  # 1 0 0 0, then 0 1 0 0, and so on
+        engine.backward(engine(inputs).sum())
+        engine.step()
+    return (before - model.weight.detach()).flatten()
+
+
+found = [(device, moves(device)) for device in ("none", "cpu")]
+print(f"deepspeed {deepspeed.__version__}: the mean of the gradients moves each weight by 0.25")
+for device, moved in found:
+    print(f"ZeRO-2, offload to {device}: the weights move by", *(f"{each:.4f}" for each in moved))
+lost = int((moved.abs() < 0.01).sum())
+print(f"WRONG: {lost} of 4 micro-batches are lost" if lost else "right: all micro-batches count")
+raise SystemExit(lost > 0)
