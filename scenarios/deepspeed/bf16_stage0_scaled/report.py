@@ -30,5 +30,5 @@ for gradient in (1, 2, 4):
     print(f"gradient {gradient}, learning rate 1: the weight moves by {moves[-1]}")
 divided, summed = moves[0] < 0.1, moves[1] / moves[0] > 2.1
 faults = ["divided by 65536"] * divided + ["summed over the steps"] * summed
-print(f"WRONG: they are {' and '.join(faults)}" if faults else "right: each is its gradient")
+print(f"WRONG: gradients are {' and '.join(faults)}" if faults else "right: moves are gradients")
 raise SystemExit(bool(faults))

@@ -8,7 +8,7 @@ to 3, the first update is right.
 
 Root cause: to allocate the optimizer's state before the training, the optimizers of fp16 and bf16
 without ZeRO set all gradients to zero and call the optimizer's ``step``. The moments are still zero
-after that, but the count is 1. ZeRO did the same until 0.13.2 (``optimizer_stepped_at_init``), and
+after that, but the count is 1. ZeRO did the same until 0.13.1 (``optimizer_stepped_at_init``), and
 the same step was left in place here.
 """
 

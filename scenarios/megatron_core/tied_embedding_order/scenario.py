@@ -108,8 +108,9 @@ ORDER_FIX = Defect(
 
 SCENARIO = Scenario(
     report=(
-        "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
-        "https://github.com/NVIDIA/Megatron-LM/issues/844",
+        "[BUG] LM head weights get untied while training with overlap",
+        "https://github.com/NVIDIA/Megatron-LM/issues/656",
+        "a later analysis: https://github.com/NVIDIA/Megatron-LM/issues/844",
     ),
     fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737",
     symptom="after the all-reduce, the embedding's gradient on rank 1 is (g0+g1)/2 plus g3's part, "

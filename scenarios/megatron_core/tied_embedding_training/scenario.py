@@ -91,8 +91,9 @@ DEFECT = Defect(
 
 SCENARIO = Scenario(
     report=(
-        "[BUG] Wrong embedding gradients with distributed optimizer and shared embedding",
-        "https://github.com/NVIDIA/Megatron-LM/issues/844",
+        "[BUG] LM head weights get untied while training with overlap",
+        "https://github.com/NVIDIA/Megatron-LM/issues/656",
+        "a later analysis: https://github.com/NVIDIA/Megatron-LM/issues/844",
     ),
     fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
     symptom="use_distributed_optimizer with share_embeddings_and_output_weights: wrong embedding "

@@ -9,7 +9,8 @@ wrong.
 
 Root cause: the same as in ``heads_gas_ranks``. ``Trainer.__init__`` takes a ``forward`` with
 ``**kwargs`` for one that divides the loss by the number of items on all ranks. So ``compute_loss``
-multiplies it by the number of ranks, also in an evaluation. These heads return a mean.
+multiplies it by the number of ranks, also in an evaluation. These heads return a mean. It needs
+``average_tokens_across_devices=True``, which is the default since 4.54.0.
 
 We know of no report about these heads. Issue 35078 is the same symptom in 4.46.3, for LLaMA with
 ``average_tokens_across_devices=True``.
@@ -60,7 +61,8 @@ SCENARIO = Scenario(
     fix="none as of transformers 5.23.0",
     symptom="eval_loss is the mean loss times the number of ranks",
     trigger="Trainer.evaluate on several ranks, and a head that computes a plain mean",
-    remedy="compute the loss in compute_metrics, from the logits",
+    remedy="set average_tokens_across_devices=False, set model.accepts_loss_kwargs = False before "
+    "you make the Trainer, or compute the loss in compute_metrics, from the logits",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="wrong metric",

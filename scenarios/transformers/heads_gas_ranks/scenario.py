@@ -14,9 +14,11 @@ loss itself by the number of items in the whole batch. Since 5.0.0 these heads h
 but they ignore ``num_items_in_batch`` and return a mean. ``training_step`` then does not divide by
 the number of micro-batches, and ``compute_loss`` multiplies by the number of ranks. In 5.2.0 to
 5.5.3 another bug, ``trainer_gas_twice``, divides by the number of micro-batches: there only the
-factor of the ranks remains.
+factor of the ranks remains. The factor of the ranks needs ``average_tokens_across_devices=True``,
+which is the default since 4.54.0.
 
-Issue 47688 reports the factor of accumulation. We know of no report of the factor of the ranks.
+Issue 47688 reports the factor of accumulation, for other heads. Pull request 41006 describes the
+factor of the ranks, and mends it for ESM alone. We know of no report of it for the heads above.
 """
 
 from __future__ import annotations
@@ -58,14 +60,15 @@ class Params(Knobs):
 
 SCENARIO = Scenario(
     report=(
-        "no report of the factor of the ranks; one of the factor of accumulation",
+        "reported for accumulation with other heads, and for ranks with ESM; not for these heads",
         "https://github.com/huggingface/transformers/issues/47688",
+        "https://github.com/huggingface/transformers/pull/41006",
     ),
     fix="none as of transformers 5.23.0",
-    symptom="the gradient is k times too large with k accumulated micro-batches",
+    symptom="the gradient is r * k times too large on r ranks with k accumulated micro-batches",
     trigger="the Trainer, a head that computes a plain mean, and several ranks or accumulation",
-    remedy="give the Trainer a compute_loss_func that returns the sum of the losses divided by "
-    "num_items_in_batch",
+    remedy="set model.accepts_loss_kwargs = False before you make the Trainer, or give it a "
+    "compute_loss_func that returns the sum of the losses divided by num_items_in_batch",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",
