@@ -133,17 +133,18 @@ def detect(records: Records) -> Finding | None:
 def exercised(records: Records) -> Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested, of a model
     whose head computes a plain mean."""
+    divides = records.params.head == "llama"
+    return divided(records) & Exercise.of(not divides, "", "the head divides the loss itself")
+
+
+def divided(records: Records) -> Exercise:
+    """Several ranks or several micro-batches made each step, as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
     counts = sorted({len(step["labels"]) for step in steps})
     ranks = len(records.ranks)
     text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    divides = records.params.head == "llama"
-    return (
-        Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank")
-        & Exercise.of(
-            counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
-        )
-        & Exercise.of(not divides, "", "the head divides the loss itself")
+    return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(
+        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
     )
 
 

@@ -97,6 +97,6 @@ def detect(records: Records) -> Finding | None:
 def exercised(records: Records) -> Exercise:
     """Labels were smoothed, and each step had several micro-batches."""
     smoothing = records.params.smoothing
-    return sibling.exercised(records) & Exercise.of(
+    return sibling.divided(records) & Exercise.of(
         smoothing > 0, f"label_smoothing_factor was {smoothing}", "labels were not smoothed"
     )
