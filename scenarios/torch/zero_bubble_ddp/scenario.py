@@ -9,9 +9,9 @@ Root cause: the second half calls ``torch.autograd.grad`` and adds the result to
 averages in hooks of the backward pass, which ``grad`` does not run. The first stage has no inputs
 to differentiate, so it runs the whole backward pass, with hooks.
 
-No release is fixed: torch 2.13.0, which the variants use, and 2.15.0 have the bug as released. The
-fixed variant is our remedy: the last backward pass of a stage's weights averages their gradients
-over DDP's group.
+No release that we tested is fixed: torch 2.13.0, which the variants use, and 2.15.0 have the bug as
+released, and so has 2.11.0, the one of our runs on GPUs. The fixed variant is our remedy: the last
+backward pass of a stage's weights averages their gradients over DDP's group.
 """
 
 from __future__ import annotations

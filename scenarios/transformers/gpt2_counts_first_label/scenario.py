@@ -2,16 +2,16 @@
 
 With rows of L tokens, each update of GPT2LMHeadModel is (L - 1) / L times the right one: 0.75 with
 rows of 4 tokens, 0.999 with 1024. Short rows suffer most, for example in classification by
-generation. According to their source code, five more text models are affected, such as
-BertLMHeadModel; LLaMA and most newer ones are right. All ranks and all micro-batches have the same
-factor, so comparing layouts with each other does not show it.
+generation. CTRL, OpenAI GPT, BertLMHeadModel, BertGenerationDecoder and Reformer have the same
+factor; LLaMA and most newer ones are right. All ranks and all micro-batches have the same factor,
+so comparing layouts with each other does not show it.
 
 Root cause: the Trainer counts the labels that are not -100, and the model divides the sum of its
-losses by that count. A model that predicts the next token never predicts the first label. A later
-fix leaves the first label out of the count, but only for models whose ``loss_type`` is
+losses by that count. A model that predicts the next token never predicts the first label. Pull
+request 46204 leaves the first label out of the count, but only for models whose ``loss_type`` is
 ``ForCausalLM``. GPT-2's ``loss_type`` is None: it is derived from the name of the class.
 
-We know of no report about GPT-2. Issue 46204 led to the fix for LLaMA.
+We know of no report about these classes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class Params(sibling.Params):
 
 SCENARIO = Scenario(
     report=(
-        "no report about GPT-2; one about LLaMA, which was fixed",
-        "https://github.com/huggingface/transformers/issues/46204",
+        "no report about GPT-2; a fix for models with another loss_type, such as LLaMA",
+        "https://github.com/huggingface/transformers/pull/46204",
     ),
     fix="none as of transformers 5.23.0",
     symptom="the gradient of GPT2LMHeadModel is (L - 1) / L times that of its own mean loss, with "
     "rows of L tokens",
     trigger="the Trainer and GPT2LMHeadModel, with a label that counts at the first token",
-    remedy="set the first label of each row to -100",
+    remedy="set model.loss_type = 'ForCausalLM' before you make the Trainer, or set the first "
+    "label of each row to -100",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     harm="ruins training",

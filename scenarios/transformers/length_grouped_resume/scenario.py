@@ -8,9 +8,11 @@ one with the default sampler. Losses look normal.
 Root cause: ``LengthGroupedSampler`` has no generator of its own in the Trainer, so it draws the
 order of an epoch from torch's global generator. On a resume the Trainer draws the order of the
 current epoch again, and skips batches. But the generator is then in the state that the seed gives
-it. That is the state from which the order of the first epoch was drawn.
+it. That is the state from which the order of the first epoch was drawn. Up to 4.40.2 the Trainer
+drew the orders of past epochs first; pull request 30501 removed that.
 
-We know of no report. Pull request 48025 gives a generator to the sampler of evaluations only.
+We know of no report. Pull request 40691 mended the default sampler, and 48025 gives a generator to
+the sampler of evaluations only.
 """
 
 from __future__ import annotations

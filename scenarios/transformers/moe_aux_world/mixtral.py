@@ -73,7 +73,7 @@ def trainer(ctx: Context) -> Any:
     torch.manual_seed(ctx.seed)
     settings: dict[str, Any] = {}
     if "average_tokens_across_devices" in inspect.signature(TrainingArguments).parameters:
-        settings["average_tokens_across_devices"] = True  # the default since 4.57.6 at the latest
+        settings["average_tokens_across_devices"] = True  # the default since 4.54.0
     return sgd(
         ctx,
         mixtral(params.coefficient),

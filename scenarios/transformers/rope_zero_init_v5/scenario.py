@@ -4,12 +4,13 @@ A model built inside ``with deepspeed.zero.Init()``, as DeepSpeed's own manual s
 64 frequencies in bf16. Every position but the first is turned by a wrong angle, and far out in the
 context the cosines are arbitrary: wrong by up to 2.0. As in ``rope_zero_init`` nothing shows it: no
 checkpoint contains the buffers, the parameters are right, and all ranks are wrong in the same way.
-Models that transformers builds itself, from a DeepSpeed config, are safe.
+Models that transformers builds itself, from a DeepSpeed config, are right in 5.23.0; in 5.15.0 and
+5.22.2 they are wrong, too.
 
-Root cause: the fix of ``rope_zero_init`` in 2024 made ``torch.arange`` count in integers, which
-``zero.Init`` leaves alone. transformers 5.15.0 asks for a float arange again. It protects itself by
-switching off the cast of ``arange``, but only where transformers enters ``zero.Init`` itself. Where
-the user enters it, arange returns bf16, and the frequencies are computed in bf16.
+Root cause: the fix of ``rope_zero_init`` in 2024, pull request 28760, made ``torch.arange`` count
+in integers, which ``zero.Init`` leaves alone. transformers 5.15.0 asks for a float arange again. So
+arange returns bf16, and the frequencies are computed in bf16. 5.23.0 switches off the cast of
+``arange``, but only where transformers enters ``zero.Init`` itself, not where the user enters it.
 
 ``rope_zero_init`` is about the first defect, in releases up to 4.37, which rounds positions. This
 scenario is about its return in other code, which rounds frequencies. No later release has a fix at
@@ -76,8 +77,8 @@ SCENARIO = Scenario(
     symptom="63 of 64 rotary frequencies are in bf16 and wrong, relatively by up to 0.0045; the "
     "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
     trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
-    remedy="enter transformers' prevent_arange_dtype_change() before zero.Init, or let "
-    "transformers' own integration enter zero.Init",
+    remedy="in the newest release, enter transformers' prevent_arange_dtype_change() before "
+    "zero.Init, or let transformers' own integration enter zero.Init",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
     harm="ruins training",
     visibility="silent",
