@@ -31,8 +31,9 @@ def moved(rank: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    spawn(moved, join=False, daemon=True)  # rank 0
+    rank_0 = spawn(moved, join=False, daemon=True)
     moves = moved(1)
+    rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: the weights move by", *moves, "and 2 is right")
     wrong = moves != [2.0] * 4
     print("WRONG: the ranks' gradients are not averaged" if wrong else "right: they are averaged")

@@ -30,8 +30,9 @@ def moves(rank: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    spawn(moves, join=False, daemon=True)  # rank 0
+    rank_0 = spawn(moves, join=False, daemon=True)
     steps = moves(1)
+    rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: each micro-batch has the gradient 1 on both stages")
     print("the steps of the stages are", *(f"{step:.4f}" for step in steps))
     wrong = any(abs(step - 1) > 0.01 for step in steps)

@@ -9,7 +9,6 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29614"}
 
 import deepspeed
 import torch
-from torch.multiprocessing.spawn import spawn
 
 
 def gradients(rank: int) -> list[float]:
@@ -33,8 +32,9 @@ def gradients(rank: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    spawn(gradients, join=False, daemon=True)  # rank 0
+    rank_0 = torch.multiprocessing.spawn(gradients, join=False, daemon=True)  # type: ignore
     first, last = gradients(1)
+    rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: the copies apply {first:g} and {last:g} of 1 + 3")
     print("WRONG: each applies its own gradient" if first != last else "right: both apply the sum")
     raise SystemExit(first != last)

@@ -12,15 +12,14 @@ import torch
 
 
 def engine() -> deepspeed.DeepSpeedEngine:
-    """Two stages: the same linear layer, with its weight tied, is the first and the last layer."""
     spec, layer = deepspeed.pipe.TiedLayerSpec, ("tied", torch.nn.Linear, 8, 8)
-    layers = [spec(*layer), spec(*layer, forward_fn=torch.nn.Linear.forward)]
+    layers = [spec(*layer), spec(*layer, forward_fn=torch.nn.Linear.forward)]  # weight tied
     model = deepspeed.PipelineModule(layers, num_stages=2, loss_fn=torch.nn.MSELoss())
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     return deepspeed.initialize(model=model, optimizer=sgd, config={"train_batch_size": 1})[0]
 
 
-def saved_and_loaded_bias(rank: int, own: str) -> list[str]:
+def biases(rank: int, own: str) -> list[str]:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # do not compile it
     deepspeed.init_distributed("gloo", False, init_method=f"file:{own}/0", rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -32,9 +31,10 @@ def saved_and_loaded_bias(rank: int, own: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    own, start = tempfile.mkdtemp(), torch.multiprocessing.spawn  # type: ignore
-    start(saved_and_loaded_bias, (own,), join=False, daemon=True)  # rank 0
-    saved, loaded = saved_and_loaded_bias(1, own)
+    own = tempfile.mkdtemp()
+    rank_0 = torch.multiprocessing.spawn(biases, (own,), join=False, daemon=True)  # type: ignore
+    saved, loaded = biases(1, own)
+    rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: the last stage's bias is {saved} when saved")
     print("WRONG:" if loaded != saved else "right:", f"it is {loaded} after the load")
     raise SystemExit(loaded != saved)

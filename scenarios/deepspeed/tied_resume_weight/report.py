@@ -9,7 +9,6 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
 
 import deepspeed
 import torch
-from torch.multiprocessing.spawn import spawn
 
 
 def saved_and_loaded(rank: int, own: str) -> tuple[float, float]:
@@ -33,8 +32,9 @@ def saved_and_loaded(rank: int, own: str) -> tuple[float, float]:
 
 if __name__ == "__main__":
     own = tempfile.mkdtemp()
-    spawn(saved_and_loaded, (own,), join=False, daemon=True)  # rank 0
+    rank_0 = torch.multiprocessing.spawn(saved_and_loaded, (own,), join=False, daemon=True)  # type: ignore
     saved, loaded = saved_and_loaded(1, own)
+    rank_0.join()
     print(f"deepspeed {deepspeed.__version__}: the last stage has {saved:.4f} when it is saved")
     print("WRONG:" if loaded != saved else "right:", f"it has {loaded:.4f} after the load")
     raise SystemExit(loaded != saved)
