@@ -183,8 +183,10 @@ class Scenario:
     """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
     recorded runs, see ``remedies``; it names none."""
     known_upstream: bool = True
-    """Whether the package's maintainers know of it. Otherwise the folder has ``report.py`` and
-    ``report.md``."""
+    """Whether the package's maintainers know of it. Otherwise the folder has ``report.md``."""
+    known_in_part: str = ""
+    """What they know, if they know a part of it; ``known_upstream`` is False then, because the rest
+    is to be reported. It is read after "in part: "."""
     title: str = ""
     """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
     locks: Path | None = None
@@ -199,6 +201,8 @@ class Scenario:
             for value in given:
                 if value not in choices:
                     raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
+        if self.known_in_part and self.known_upstream:
+            raise ValueError("known_in_part is for a bug with known_upstream=False")
 
     @property
     def subject(self) -> str:

@@ -71,11 +71,12 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
     bug = bugs["rope_zero_init_v5"]
     assert (bug["harm"], bug["visibility"]) == ("ruins training", "silent")
     assert bug["alive"] == {"release": "5.23.0", "variant": "released"}
-    assert bug["known_upstream"] is False
+    assert (bug["known_upstream"], bug["known_in_part"]) == (False, "")
+    assert "ZeRO" in bugs["fp16_overflow_stage0"]["known_in_part"]
     assert bug["settings"] == {
         "precision": "bf16 or fp16",
         "zero_stage": "3",
-        "code": "the script itself enters zero.Init",
+        "code": "the script, or transformers 5.15.0 to 5.22.2, enters zero.Init",
     }
     assert bugs["pipeline_gas_twice"]["settings"]["pipeline_parallel"] == "above 1"
     assert bugs["clip_max_for_min"]["alive"] is None

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,16 @@ def test_a_key_does_not_depend_on_order_or_texts() -> None:
     turned = replace(STACK, pins=dict(reversed(list(STACK.pins.items()))))
     assert overlay.key(STACK) == overlay.key(turned)
     assert overlay.key(STACK, [DEFECT]) == overlay.key(STACK, [replace(DEFECT, about="new words")])
+
+
+WORDS = "pass"
+
+
+def test_a_key_changes_with_a_text_that_an_edit_refers_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    defect = replace(DEFECT, edit=lambda function: iter([(function, WORDS)]))
+    before = overlay.key(STACK, [defect])
+    monkeypatch.setattr(sys.modules[__name__], "WORDS", "continue")
+    assert overlay.key(STACK, [defect]) != before
 
 
 def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from harness import catalog, machine
 from harness.commands._demands import LONGEST_SCRIPT
 from harness.files import ROOT
-from harness.spec import BUGGY, FIXED, Lane
+from harness.spec import BUGGY, FIXED, RELEASED, Lane
 from harness.sweep import affected
 from harness.sweep.periods import alive
 from harness.upstream import pins, shims
@@ -32,7 +32,7 @@ def script(name: str) -> Path:
     return catalog.folder(name) / catalog.REPORT_SCRIPT
 
 
-WRITTEN = [name for name in catalog.sound() if script(name).is_file()]
+ALL = list(catalog.sound())
 
 
 def edited_or_another_release(name: str) -> bool:
@@ -42,7 +42,7 @@ def edited_or_another_release(name: str) -> bool:
     return scenario.variant(FIXED).defects != scenario.variant(BUGGY).defects or fixed != buggy
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", ALL)
 def test_a_script_needs_nothing_of_this_project(name: str) -> None:
     for node in ast.walk(ast.parse(script(name).read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -50,7 +50,7 @@ def test_a_script_needs_nothing_of_this_project(name: str) -> None:
         assert {each.partition(".")[0] for each in names}.isdisjoint({"harness", "scenarios"})
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", ALL)
 def test_a_script_is_short(name: str) -> None:
     assert len(script(name).read_text().splitlines()) <= LONGEST_SCRIPT
 
@@ -69,31 +69,37 @@ def one_after_the_other(names: Iterable[str]) -> list[ParameterSet]:
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", one_after_the_other(WRITTEN))
+@pytest.mark.parametrize("name", one_after_the_other(ALL))
 def test_a_script_shows_the_bug_of_a_buggy_release(name: str, tmp_path: Path) -> None:
-    """The newest release, if that has the bug and this Python can install it; otherwise the
-    scenario's own. Of torch only that one is at hand."""
-    found = alive(name)
-    if found and installs_here(name, found.release) and catalog.scenario(name).subject != TORCH:
-        with lent_release(name, found.release) as overlay:
-            released = {catalog.scenario(name).subject: found.release}
+    if newest := newest_affected(name):
+        with lent_release(name, newest) as overlay:
+            released = {catalog.scenario(name).subject: newest}
             check(name, overlay, released, tmp_path, wrong=True)
     else:
         with lent(name, BUGGY) as overlays:
             check(name, overlays[BUGGY], of_variant(name, BUGGY), tmp_path, wrong=True)
 
 
-def installs_here(name: str, release: str) -> bool:
-    """Whether a release of a scenario's subject was tested with this Python."""
-    subject, python = catalog.scenario(name).subject, pins.here()[0]
-    return any(
-        fact["pins"][subject] == release and fact["python"].startswith(f"{python}.")
+def newest_affected(name: str) -> str:
+    """The newest release, if it has the bug with the same parameters as ``buggy``, and if this
+    Python can install it; otherwise "". Of torch only the scenario's own is at hand."""
+    scenario, found, python = catalog.scenario(name), alive(name), pins.here()[0]
+    if not found or scenario.subject == TORCH:
+        return ""
+    if found.variant != RELEASED:
+        params = [scenario.variant(each).params for each in (found.variant, BUGGY)]
+        if params[0] != params[1]:
+            return ""
+    installed = (
+        fact["pins"][scenario.subject]
         for fact in affected.of(name)
+        if fact["python"].startswith(f"{python}.")
     )
+    return found.release if found.release in installed else ""
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", one_after_the_other(filter(edited_or_another_release, WRITTEN)))
+@pytest.mark.parametrize("name", one_after_the_other(filter(edited_or_another_release, ALL)))
 def test_a_script_finds_nothing_in_fixed(name: str, tmp_path: Path) -> None:
     with lent(name, FIXED) as overlays:
         check(name, overlays[FIXED], of_variant(name, FIXED), tmp_path, wrong=False)

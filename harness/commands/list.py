@@ -97,6 +97,7 @@ def summary(name: str) -> dict[str, Any]:
         "visibility": scenario.visibility,
         "alive": _alive(alive(name)),
         "known_upstream": scenario.known_upstream,
+        "known_in_part": scenario.known_in_part,
         "settings": in_words(scenario.settings),
         "report": list(scenario.report),
         "fix": scenario.fix,

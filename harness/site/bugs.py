@@ -48,6 +48,8 @@ class Bug:
         """Whether the maintainers know of the bug, which the newest release does not have."""
         if self.scenario.known_upstream:
             return "yes"
+        if self.scenario.known_in_part:
+            return f"in part: {self.scenario.known_in_part}"
         fixed = any(period.after for period in self.periods)
         return "fixed upstream, without a report of this symptom" if fixed else "no"
 

@@ -90,6 +90,7 @@ def record(name: str) -> Record:
             "settings": in_words(scenario.settings),
             "remedy": remedies.of(name),
             "known_upstream": scenario.known_upstream,
+            "known_in_part": scenario.known_in_part,
             "alive": _alive(name, scenario),
             "runs": _runs(scenario, facts),
         },

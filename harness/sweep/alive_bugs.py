@@ -61,6 +61,8 @@ class AliveBug:
     def upstream(self) -> str:
         """Whether the maintainers know of the bug, with links."""
         reports = LINK.findall(" ".join(self.scenario.report))
+        if self.scenario.known_in_part:
+            return f"in part: {self.scenario.known_in_part}: {', '.join(reports)}"
         if not self.scenario.known_upstream:
             return f"no; related: {', '.join(reports)}" if reports else "no"
         links = ", ".join(reports or self.scenario.report)

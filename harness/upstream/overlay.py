@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from harness.errors import Inconclusive, Unsupported
@@ -111,11 +113,20 @@ class Overlay:
 
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
     """The name of an overlay: a digest of everything that it is made from."""
-    edits = [[d.name, d.file, d.scope, inspect.getsource(d.edit)] for d in defects]
+    edits = [[d.name, d.file, d.scope, *_code(d.edit)] for d in defects]
     content = json.dumps(
         [FORMAT, stack.to_json(), quirks.bounds(stack.pins), edits], sort_keys=True
     )
     return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+
+def _code(function: Any) -> list[str]:
+    """The source of a function, and the texts that it refers to in its module."""
+    code = function.__code__
+    inner = [each.co_names for each in code.co_consts if isinstance(each, CodeType)]
+    names = sorted({*code.co_names, *itertools.chain(*inner)})
+    values = [function.__globals__.get(name) for name in names]
+    return [inspect.getsource(function), *(value for value in values if isinstance(value, str))]
 
 
 def make(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:

@@ -7,8 +7,8 @@ ones train, and the loss falls. If nothing was sharded before, nothing trains at
 
 Root cause: ``_prepare_tp`` sets the new parameters on the model's modules and returns the optimizer
 as it is. The fix, in 1.12.0, gives the optimizer the new ones, but only if the model has no sharded
-parameter: otherwise 1.12.0 raises a KeyError. From 1.13.0 on, accelerate replaces no parameters
-unless FSDP2 is used, too.
+parameter: otherwise 1.12.0 raises a KeyError. From 1.13.0 on (3945), accelerate replaces no
+parameters unless FSDP2 is used, too.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ SCENARIO = Scenario(
         "[Bug] Update torch.optim.Optimizer parameter states after tensor parallelism",
         "https://github.com/huggingface/accelerate/pull/3835",
         "https://github.com/huggingface/accelerate/pull/3845",
+        "https://github.com/huggingface/accelerate/pull/3945",
     ),
     fix="https://github.com/huggingface/accelerate/pull/3835",
     symptom="after tensor parallelism, the optimizer refers to parameters that are no longer the "

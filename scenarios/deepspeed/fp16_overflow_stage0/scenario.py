@@ -3,8 +3,9 @@
 This is the silent sibling of ``fp16_overflow``, and was found while reproducing it. There DeepSpeed
 skips 13 steps and then ends the run with an exception, so only the minutes since the first nan are
 lost. Here the loss becomes nan and the scale falls to its minimum in the same way, but no exception
-follows. Each further step is computed, overflows, is skipped and is logged as one more overflow,
-until somebody ends the run. The weights stay those from before the overflow.
+follows. Each further step is computed, overflows and is skipped, until somebody ends the run. The
+lines that tell of the overflows are logged at the level INFO, which DeepSpeed 0.19.8 hides by
+default. The weights stay those from before the overflow.
 
 Root cause: with an optimizer other than DeepSpeed's own fused one, stage 0 trains through
 ``FP16_UnfusedOptimizer``, which has a loss scaler of its own. Its ``_update_scale`` takes the
@@ -47,6 +48,8 @@ SCENARIO = Scenario(
     report=(
         "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
         "DynamicLossScaler.update_scale",
+        "https://github.com/deepspeedai/DeepSpeed/pull/1958",
+        "https://github.com/deepspeedai/DeepSpeed/issues/697",
     ),
     fix="none in any release",
     symptom="loss nan; more steps skipped than the loss scale has halvings, the scale at its "
@@ -63,6 +66,7 @@ SCENARIO = Scenario(
         "code": by_code("an activation passes 65504"),
     },
     known_upstream=False,
+    known_in_part="697 shows the symptom; 1958 made ZeRO stages 1 to 3 raise, and left out stage 0",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={

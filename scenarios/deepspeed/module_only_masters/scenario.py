@@ -1,9 +1,10 @@
 """In bf16, weights that were loaded with load_module_only are lost after the first step.
 
-``load_checkpoint(load_module_only=True)`` is the way to begin a fine-tuning: it loads the weights
-without the optimizer. The bf16 weights are loaded, and the loss of the first step is right. But the
-optimizer steps its fp32 master weights, which still have the random values from before the load,
-and then overwrites the loaded weights with them. So the fine-tuning starts from random weights.
+``load_checkpoint(load_module_only=True, load_optimizer_states=False)`` is the way to begin a
+fine-tuning: it loads the weights without the optimizer. The bf16 weights are loaded, and the loss
+of the first step is right. But the optimizer steps its fp32 master weights, which still have the
+random values from before the load, and then overwrites the loaded weights with them. So the
+fine-tuning starts from random weights.
 
 Root cause: after a load of the module alone, the engine copies the weights into the masters only
 ``if self.fp16_enabled()``. The fix removes the condition.
@@ -52,7 +53,8 @@ SCENARIO = Scenario(
     fix="https://github.com/deepspeedai/DeepSpeed/pull/4141",
     symptom="after the first update step, model parameters will be updated to random parameters: "
     "the loss dramatically rises",
-    trigger="bf16 with BF16_Optimizer, and load_checkpoint with load_module_only",
+    trigger="bf16 with BF16_Optimizer, and load_checkpoint with load_module_only and without "
+    "load_optimizer_states",
     remedy="call engine.optimizer.refresh_fp32_params() after the load",
     pins={"deepspeed": "0.12.6"},
     harm="wrong resume",
@@ -60,7 +62,7 @@ SCENARIO = Scenario(
     settings={
         "precision": "bf16",
         "zero_stage": (0, 1),
-        "code": by_code("the checkpoint is loaded with load_module_only"),
+        "code": by_code("load_checkpoint has load_module_only=True, load_optimizer_states=False"),
     },
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     ranks=2,

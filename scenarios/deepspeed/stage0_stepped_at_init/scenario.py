@@ -2,9 +2,9 @@
 
 Adam's moments start at 0, and Adam corrects them by a factor that depends on its count of steps.
 The count is one too high from the start, so the first update is 0.744 times the right one, and the
-next ones are too small as well. By Adam's formula the factor is within 2 % of 1 from the eighth
-step on, but the weights stay behind. The loss falls, and all ranks agree. In fp32, and at stages 1
-to 3, the first update is right.
+next ten are too small as well. By Adam's formula the factor is within 2 % of 1 from the eighth step
+on, but the weights stay behind. AdamW also decays the fp32 master weights once. The loss falls, and
+all ranks agree. In fp32, and at stages 1 to 3, the first update is right.
 
 Root cause: to allocate the optimizer's state before the training, the optimizers of fp16 and bf16
 without ZeRO set all gradients to zero and call the optimizer's ``step``. The moments are still zero

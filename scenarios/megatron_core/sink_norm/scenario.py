@@ -82,6 +82,7 @@ SCENARIO = Scenario(
     report=(
         "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 8)",
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
+        "https://github.com/NVIDIA/Megatron-LM/pull/7530",
     ),
     fix="none as of 0.19.2; the fixed variant is our remedy",
     symptom="a learnable softmax_offset is counted on tensor-parallel rank 0 only in the gradient "

@@ -52,6 +52,7 @@ SCENARIO = Scenario(
     report=(
         "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
         "https://github.com/microsoft/DeepSpeed/issues/4932",
+        "https://github.com/pytorch/pytorch/issues/191495",
         "https://github.com/pytorch/pytorch/issues/186618",
     ),
     fix="none: torch keeps it so for speed",

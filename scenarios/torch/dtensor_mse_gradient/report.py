@@ -17,8 +17,8 @@ from torch.nn import functional
 def compare(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/at", rank=rank, world_size=2)
     mesh, wrong = init_device_mesh("cpu", (2,)), False
-    predictions, targets = torch.arange(64.0).reshape(2, 8, 4).sin()
-    for name in ("l1_loss", "mse_loss", "smooth_l1_loss"):
+    predictions, targets = torch.arange(64.0).reshape(2, 8, 4).sin().sigmoid()  # between 0 and 1
+    for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "binary_cross_entropy"):
         loss = getattr(functional, name)
         plain: Any = predictions.clone().requires_grad_()
         loss(plain, targets).backward()

@@ -2,8 +2,9 @@
 
 Predictions and targets are DTensors, split by rows over the ranks, and ``mse_loss`` is their loss.
 Its value is right. Its gradient is multiplied by the number of ranks: here it is doubled on two.
-``smooth_l1_loss``, ``huber_loss`` and ``soft_margin_loss`` have the same fault. It acts on SGD like
-a larger learning rate, and if the loss is added to another one, it weighs too much.
+``binary_cross_entropy``, ``smooth_l1_loss``, ``huber_loss`` and ``soft_margin_loss`` have the same
+fault. It acts on SGD like a larger learning rate, and if the loss is added to another one, it
+weighs too much. Up to 2.10, torch refused these losses of DTensors.
 
 Root cause: DTensor has no rule of its own for the backward pass of these losses. It derives one
 from the decomposition into simple operations, which is traced with the size of the whole tensor,
@@ -52,7 +53,14 @@ FEATURES, OUTPUTS = 16, 4
 class Params(Knobs):
     loss: str = knob(
         "mse_loss",
-        choices=("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "written_out"),
+        choices=(
+            "mse_loss",
+            "binary_cross_entropy",
+            "smooth_l1_loss",
+            "huber_loss",
+            "soft_margin_loss",
+            "written_out",
+        ),
         about="of torch.nn.functional; written_out is the mean of the squares",
     )
     reduction: str = knob("mean", choices=("mean", "sum"), about="of the loss")
@@ -62,11 +70,13 @@ class Params(Knobs):
     lr: float = knob(0.05, above=0, about="learning rate of SGD")
 
 
+# An argument that has its default, as the mean of binary_cross_entropy, is not in args_schema.
 WHOLE = """
-if any(
-    argument.name == "reduction" and value == 1
-    for argument, value in zip(op_schema.op._schema.arguments, op_schema.args_schema)
-):
+if 1 in [
+    op_schema.args_schema[place] if place < len(op_schema.args_schema) else argument.default_value
+    for place, argument in enumerate(op_schema.op._schema.arguments)
+    if argument.name == "reduction"
+]:
     candidate_placements = [
         placements
         for placements in candidate_placements
@@ -94,12 +104,13 @@ SCENARIO = Scenario(
     report=(
         "no report about these losses; one of a wrong mean with another cause",
         "https://github.com/pytorch/pytorch/issues/162692",
+        "https://github.com/pytorch/pytorch/pull/171652",
     ),
     fix="none as of torch 2.15.0",
     symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the number of "
     "ranks",
-    trigger="a mean mse_loss, smooth_l1_loss, huber_loss or soft_margin_loss of DTensors that are "
-    "split over the ranks",
+    trigger="a mean mse_loss, binary_cross_entropy, smooth_l1_loss, huber_loss or soft_margin_loss "
+    "of DTensors that are split over the ranks",
     remedy="write the loss out, as (a - b).square().mean()",
     pins={"torch": "2.13.0"},
     releases="torch>=2.11",
@@ -163,6 +174,8 @@ def run(ctx: Context) -> None:
     inputs, labels, weight = (torch.randn(s, generator=generator).to(ctx.device) for s in shapes)
     if p.loss == "soft_margin_loss":
         labels = labels.sign()
+    if p.loss == "binary_cross_entropy":
+        labels = labels.sigmoid()
     placement = Shard(0) if p.split else Replicate()
     parted = [distribute_tensor(part, mesh, [placement]) for part in (inputs, labels)]
     head: Any = torch.nn.Parameter(distribute_tensor(weight, mesh, [Replicate()]))
@@ -194,6 +207,8 @@ def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
     """The loss, of plain tensors or of DTensors."""
     from torch.nn import functional
 
+    if p.loss == "binary_cross_entropy":
+        predictions = predictions.sigmoid()
     if p.loss == "written_out":
         return (predictions - labels).square().mean()
     loss: Tensor = getattr(functional, p.loss)(predictions, labels, reduction=p.reduction)

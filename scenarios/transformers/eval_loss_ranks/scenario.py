@@ -81,6 +81,7 @@ SCENARIO = Scenario(
         "llama": expect_clean(
             about="5.23.0 with LLaMA's head, which divides the loss itself",
             params={"head": "llama"},
+            triggers=False,
         ),
     },
 )
@@ -132,9 +133,11 @@ def detect(records: Records) -> Finding | None:
 
 
 def exercised(records: Records) -> Exercise:
-    """Several ranks evaluated."""
-    ranks = len(records.ranks)
-    return Exercise.of(ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank")
+    """Several ranks evaluated a model whose head computes a plain mean."""
+    ranks, divides = len(records.ranks), records.params.head == "llama"
+    return Exercise.of(
+        ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank"
+    ) & Exercise.of(not divides, "", "the head divides the loss itself")
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

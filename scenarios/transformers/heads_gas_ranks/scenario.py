@@ -74,6 +74,7 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="visible in the loss",
     known_upstream=False,
+    known_in_part="47688 is about accumulation, 41006 about ESM's heads on several ranks",
     settings={"trainer": True, "code": by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
     ranks=2,

@@ -76,7 +76,8 @@ SCENARIO = Scenario(
     fix="none: transformers counts in integers up to 5.14.1, and no longer since 5.15.0",
     symptom="63 of 64 rotary frequencies are in bf16 and wrong, relatively by up to 0.0045; the "
     "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
-    trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16",
+    trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16; in "
+    "5.15.0 to 5.22.2 also inside that of transformers' own integration",
     remedy="in the newest release, enter transformers' prevent_arange_dtype_change() before "
     "zero.Init, or let transformers' own integration enter zero.Init",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
@@ -85,7 +86,7 @@ SCENARIO = Scenario(
     settings={
         "precision": ("bf16", "fp16"),
         "zero_stage": 3,
-        "code": by_code("the script itself enters zero.Init"),
+        "code": by_code("the script, or transformers 5.15.0 to 5.22.2, enters zero.Init"),
     },
     known_upstream=False,
     files=("transformers/models/llama/modeling_llama.py",),

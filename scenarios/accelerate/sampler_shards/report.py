@@ -1,0 +1,34 @@
+"""Seed two ranks differently and shuffle a DataLoader: do the ranks together see all rows?
+
+Needs torch and accelerate, and no GPU. The exit code is 1 if the bug is there."""
+
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader
+
+rows: Any = range(64)
+
+
+def shuffle(seen: torch.Tensor) -> None:
+    """Without and with a seed for each rank, count how often each row comes in an epoch."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    for place, specific in enumerate((False, True)):
+        set_seed(0, device_specific=specific)
+        loader = accelerator.prepare(DataLoader(rows, batch_size=4, shuffle=True))
+        drawn = torch.cat([accelerator.gather(batch) for batch in loader])
+        if accelerator.is_main_process:
+            seen[place] = torch.bincount(drawn, minlength=len(rows))
+
+
+if __name__ == "__main__":
+    seen = torch.zeros(2, len(rows), dtype=torch.long).share_memory_()
+    accelerate.debug_launcher(shuffle, (seen,), num_processes=2)
+    print("accelerate", accelerate.__version__)
+    for specific, counts in zip((False, True), seen, strict=True):
+        never, drawn = int((counts == 0).sum()), int(counts.sum())
+        print(f"device_specific={specific}: {drawn} rows were drawn, and {never} of 64 never came")
+    print("WRONG: each rank has its own order" if never else "right: all ranks share one order")
+    raise SystemExit(never > 0)

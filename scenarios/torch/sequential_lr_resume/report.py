@@ -1,0 +1,40 @@
+"""Resume a training with SequentialLR(last_epoch=4): does it go on with the same rates?
+
+Needs torch, and no GPU. The exit code is 1 if the bug is there."""
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, LambdaLR, SequentialLR
+
+
+def lambda_lr(optimizer: Any, last_epoch: int) -> Any:
+    """A tenth of the rate for 3 epochs, then the whole rate with a decay."""
+    return LambdaLR(optimizer, lambda n: 0.1 if n < 3 else 0.9 ** (n - 3), last_epoch)
+
+
+def sequential_lr(optimizer: Any, last_epoch: int) -> Any:
+    """The same rates."""
+    parts = [ConstantLR(optimizer, 0.1, total_iters=3), ExponentialLR(optimizer, 0.9)]
+    return SequentialLR(optimizer, parts, [3], last_epoch)
+
+
+def rates(optimizer: Any, scheduler: Any, epochs: int) -> list[float]:
+    found = []
+    for _ in range(epochs):
+        found.append(round(optimizer.param_groups[0]["lr"], 4))
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+for made in (lambda_lr, sequential_lr):
+    optimizer, resumed = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0) for _ in "12")
+    scheduler = made(optimizer, -1)
+    done = rates(optimizer, scheduler, 5)  # epochs 0 to 4
+    resumed.load_state_dict(optimizer.state_dict())
+    right, found = rates(optimizer, scheduler, 4), rates(resumed, made(resumed, 4), 4)
+    print(f"{made.__name__}: {done}, then {right}; if resumed {found}")
+print(f"torch {torch.__version__}")
+print("WRONG: SequentialLR starts again" if found != right else "right: the rates are the same")
+raise SystemExit(found != right)
