@@ -5,7 +5,7 @@
 # make slow      the tests that take more than about 8 s each
 # make confirm   twenty recorded results, run again
 # make test-ci   what CI runs besides make test: see .ci/run
-# make test-all  hours: every variant, 50,000 damaged run folders, mutations, 200 faults
+# make test-all  hours: every variant, mutations, 200 faults
 # make docker    build the container, run nightlies in it and check them
 # make setup     only set up
 # make bench     where the time of a run goes, and the time of every scenario
@@ -20,7 +20,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm fuzz confirm test-ci test-all docker setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -57,17 +57,13 @@ slurm: $(READY)
 confirm: $(READY)
 	$(BIN)/python -m harness confirm launch=cpu
 
-fuzz: $(READY)
-	$(BIN)/python -m tests.fuzz --count 2000
-
-test-ci: test slow scenarios browser slurm fuzz confirm
+test-ci: test slow scenarios browser slurm confirm
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"
 	$(PYTEST) -m "exhaustive and not slurm"
 	$(BIN)/python -m pytest -m "exhaustive and slurm"
 	$(BIN)/python -m pytest -m scenario
-	$(BIN)/python -m tests.fuzz --count 50000 --seed 1
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.chaos --faults 200 --seed 1 --out build/chaos
 

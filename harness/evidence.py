@@ -1,13 +1,35 @@
-"""Evidence: runs that are kept as JSON in the folder ``evidence`` of their scenario."""
+"""Runs that are kept in the folder of their scenario: evidence from GPUs, as JSON in ``evidence``,
+and the recorded run on the CPU, which can be graded again, in ``recorded.tar.xz``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness import catalog
 from harness.spec import BUGGY
+
+RECORDED = "recorded.tar.xz"
+"""The run folder of a recorded run, without logs and checkpoints."""
+
+
+@contextmanager
+def recorded(scenario: str) -> Iterator[Path | None]:
+    """The folder of a scenario's recorded run, until the context ends; None if it has none."""
+    file = catalog.folder(scenario) / RECORDED
+    if not file.is_file():
+        yield None
+        return
+    with TemporaryDirectory(prefix=f"{scenario}-") as temporary:
+        folder = Path(temporary, "recorded")
+        with tarfile.open(file) as tar:
+            tar.extractall(folder, filter="data")
+        yield folder
 
 
 def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:

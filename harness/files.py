@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -98,27 +96,6 @@ def unwritten(path: Path, error: OSError, way_out: str) -> Fault:
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def read_plain(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes.
-
-    Raises OSError for anything else: a link, a FIFO, a device, a folder, or a larger file. Never
-    blocks, whatever a stranger put there.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
-            raise OSError(errno.ELOOP, "is a symbolic link", str(path)) from None
-        raise
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", str(path))
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"has {found.st_size} bytes, more than {most}", str(path))
-        return file.read(most)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ FIXED_IN = "4.38"
 YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 
 
-OF = Identity("run", "run_json", "rope_zero_init", RELEASED, "", 0, "params", 2)
+OF = Identity("run", "rope_zero_init", RELEASED, "", 2)
 
 
 class Upstream:

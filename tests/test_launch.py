@@ -27,7 +27,7 @@ from tests.sandbox import PATIENCE
 from tests.stand_in import settings, wanted
 from tests.stand_in import stand_in as make_stand_in
 
-OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
+OF = Identity("run", "bf16_clip", "buggy", "", 2)
 
 
 @dataclass

@@ -27,7 +27,7 @@ from harness import catalog, machine
 from harness.__main__ import main
 from harness.errors import ExitCode, Inconclusive, Unsupported
 from harness.spec import Lane, Outcome
-from harness.trial import nodes, run_schema
+from harness.trial import nodes
 from harness.trial.processes import end_all, members
 from harness.trial.records import EXIT_FILE, Identity
 from tests import slurm_cluster
@@ -40,7 +40,7 @@ from tests.test_faults import LONG, SLEEPS, faulty_cache
 
 SCENARIO = "sampler_shards"
 TWO = ("run", f"scenario={SCENARIO}", "variant=buggy", "launch=cpu", "launch.nodes=2")
-OF = Identity("run", "run_json", SCENARIO, "buggy", "", 0, "params", 4)
+OF = Identity("run", SCENARIO, "buggy", "", 4)
 
 
 @pytest.mark.parametrize(
@@ -178,16 +178,6 @@ def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.choose_lane(four_ranks, 4, "auto") is Lane.CPU
     with pytest.raises(Unsupported, match="needs 4 GPUs, and this machine has 2"):
         machine.choose_lane(four_ranks, 4, "gpu")
-
-
-@pytest.mark.parametrize(
-    ("launch", "wrong"),
-    [({}, ""), ({"nodes": 2}, ""), ({"nodes": "2"}, "nodes"), ({"hosts": 2}, "hosts")],
-)
-def test_a_run_without_nodes_is_a_run_on_one(launch: dict[str, Any], wrong: str) -> None:
-    plain = {"lane": "cpu", "timeout": 300.0, "threads": 1, "warm": True}
-    found = run_schema.LAUNCH({**plain, **launch})
-    assert (wrong in found) if wrong else not found
 
 
 @pytest.mark.parametrize(

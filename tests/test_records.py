@@ -27,13 +27,13 @@ from harness.trial.records import (
 )
 from harness.trial.validation import merged
 
-OF = Identity("run", "run_json", "bf16_clip", "buggy", "", 0, "params", 2)
+OF = Identity("run", "bf16_clip", "buggy", "", 2)
 RUN: dict[str, Any] = {
     "trials": {"buggy": {"launches": [""]}, "fixed": {"launches": ["save", "load"]}}
 }
 
 
-UPSTREAM = {"modules": {}, "files": {}, "loaded": "0", "apex": "not installed"}
+UPSTREAM = {"modules": {}, "files": {}, "loaded": 0, "changed": [], "apex": "not installed"}
 HARNESS_FACTS: dict[str, dict[str, Any]] = {
     "start": {"python": "3.11.7", "torch": "2.13.0", "threads": 1},
     "upstream": UPSTREAM,

@@ -352,8 +352,9 @@ def test_a_run_that_cannot_be_graded_is_reported_and_an_older_one_is_shown(
     shutil.copytree(RECORDED, runs / "older")
     newer = recording.folder.rename(runs / "newer")
     run = json.loads((newer / "run.json").read_text())
-    run["started"] = "2030-01-01T00:00:00+0000"  # and so its records are of another run
+    run["started"] = "2030-01-01T00:00:00+0000"
     (newer / "run.json").write_text(json.dumps(run))
+    (newer / "buggy" / "exit.json").unlink()
     for name in ("odd", "logs"):
         (runs / name).mkdir()
     (runs / "odd" / "run.json").write_text("[1")

@@ -24,7 +24,7 @@ def test_a_trial_whose_evidence_was_changed_is_inconclusive(case: Case, tmp_path
     assert case.says in reason
 
 
-@pytest.mark.parametrize("case", [*folder.BELIEVED, *findings.BELIEVED], ids=str)
+@pytest.mark.parametrize("case", findings.BELIEVED, ids=str)
 def test_a_trial_with_a_possible_change_has_the_expected_outcome(
     case: Case, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness import catalog
+from harness import catalog, evidence
 from harness.commands import pages
 from harness.errors import HarnessError
 from harness.report import count
@@ -125,19 +125,20 @@ def statuses(name: str, scenario: Scenario) -> str:
 
 
 def recorded_run(name: str, scenario: Scenario) -> str:
-    """``recorded/`` has a reproduced CPU run; a bug that needs GPUs has one in ``evidence/``"""
+    """``recorded.tar.xz`` is a reproduced CPU run; a bug for GPUs has one in ``evidence/``"""
     folder = catalog.folder(name)
     if Lane.CPU not in scenario.lanes:
         kept = list((folder / "evidence").glob("*.json"))
         if not kept:
             raise Missing("no evidence: python -m harness evidence RUN NAME")
         return count(len(kept), "run")
-    if not (folder / "recorded").is_dir():
-        raise Missing("no recorded run: python -m tests.record RUN")
-    try:
-        verdict = grade(folder / "recorded").verdict
-    except HarnessError as error:
-        raise Missing(str(error)) from None
+    with evidence.recorded(name) as run:
+        if run is None:
+            raise Missing("no recorded run: python -m tests.record RUN")
+        try:
+            verdict = grade(run).verdict
+        except HarnessError as error:
+            raise Missing(str(error)) from None
     if verdict is not Verdict.REPRODUCED:
         raise Missing(f"the recorded run is graded as {verdict}")
     return str(verdict)

@@ -8,15 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import catalog
+from harness import catalog, evidence
 from harness.site import runs, statuses
 from harness.site.runs import Shown, Warn
 from harness.site.statuses import Statuses
 from harness.sweep.history import History, reading
 from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
-
-RECORDED = "recorded"
-"""The folder of a scenario with its recorded run."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,10 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
     shown = runs.newest([*_of_newest(nightlies, warn), *found], warn)
-    recorded = [catalog.folder(name) / RECORDED for name in catalog.sound() if name not in shown]
-    shown |= runs.newest([folder for folder in recorded if folder.is_dir()], warn)
+    with ExitStack() as held:
+        missing = [name for name in catalog.sound() if name not in shown]
+        recorded = [held.enter_context(evidence.recorded(name)) for name in missing]
+        shown |= runs.newest(filter(None, recorded), warn)
     return Material(known, nightlies, history, shown)
 
 

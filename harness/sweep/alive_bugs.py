@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness import catalog
+from harness import catalog, evidence
 from harness.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.sweep import affected, remedies
 from harness.sweep.periods import Alive, alive, periods
@@ -99,7 +99,7 @@ def finding(found: Alive) -> str:
             if fact["pins"][subject] == found.release and fact["status"] == "affected"
         ]
     else:
-        folder = catalog.folder(found.scenario) / "recorded"
-        trials = grade(folder).trials if folder.is_dir() else ()
+        with evidence.recorded(found.scenario) as run:
+            trials = grade(run).trials if run else ()
         reasons = [trial.reason for trial in trials if trial.variant == found.variant]
     return next((reason.partition("\n")[0] for reason in reasons), "")

@@ -36,12 +36,18 @@ def graded(run_folder: Path) -> tuple[RunResult, dict[str, Records]]:
     Raises Inconclusive as ``grade`` does.
     """
     run = run_of(run_folder)
-    module = catalog.load(run["scenario"])
     trials = [grade_trial(run, run_folder, variant) for variant in run["trials"]]
-    results = [result for result, _ in trials]
     valid = {result.variant: records for result, records in trials if records is not None}
-    verdict, reasons = judge(results, lambda: _disagreements(module, valid))
-    return RunResult(run["scenario"], verdict, reasons, tuple(results)), valid
+    return of_trials(run["scenario"], [result for result, _ in trials], valid), valid
+
+
+def of_trials(
+    scenario: str, results: Sequence[TrialResult], records: Mapping[str, Records]
+) -> RunResult:
+    """The result of a run whose trials are graded, with the records of those that count."""
+    module = catalog.load(scenario)
+    verdict, reasons = judge(results, lambda: _disagreements(module, records))
+    return RunResult(scenario, verdict, reasons, tuple(results))
 
 
 def run_of(run_folder: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from harness import catalog, machine
 from harness.report import Progress
-from harness.results import RunResult
+from harness.results import RunResult, TrialResult
 from harness.run_config import RunConfig
-from harness.spec import Lane, Scenario
+from harness.spec import Lane, Records, Scenario
 from harness.trial.server_pool import Pool
 from harness.upstream import locks, pins, resolution
 from harness.upstream.overlay import Overlay
@@ -47,6 +47,9 @@ class Job:
     record: dict[str, Any] = field(default_factory=dict)
     """The content of run.json."""
     folder: Path = Path()
+    trials: list[TrialResult] = field(default_factory=list)
+    records: dict[str, Records] = field(default_factory=dict)
+    """Of the trials that count, by variant."""
     result: RunResult | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds by step."""

@@ -23,10 +23,10 @@ from typing import Any
 from harness import apex, catalog
 from harness.files import sha256
 from harness.spec import Context, Lane
-from harness.trial import imports, loaded_files, run_schema, supervisor
+from harness.trial import imports, run_schema, supervisor
 from harness.trial.recorder import Recorder
 from harness.trial.records import RUN_FILE, Identity, read_json, records_file
-from harness.upstream import bytecode, loaded
+from harness.upstream import bytecode, loaded, overlay
 from harness.upstream.overlay import INSTALLED
 
 STARTED = time.monotonic()
@@ -63,7 +63,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     _seed(context.seed)
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
-    recorder.record("upstream", **_upstream(run_folder, trial))
+    recorder.record("upstream", **_upstream(trial))
     recorder.record("shims", uses={name: uses[name] for name in trial["shims"]})
     recorder.record("phases", seconds=context.seconds, ended=time.time())
     recorder.close()
@@ -115,19 +115,26 @@ def _environment(lane: Lane) -> dict[str, Any]:
     return facts
 
 
-def _upstream(run_folder: Path, trial: dict[str, Any]) -> dict[str, Any]:
-    """Which upstream code ran: the file and version of each pinned module, the watched files, the
-    digest of the list of all loaded files, and the state of NVIDIA's apex."""
+def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
+    """Which upstream code ran: the file and version of each pinned module, the watched files, how
+    many files of the overlay were loaded, those that are not as it was made, and the state of
+    NVIDIA's apex."""
     modules = {}
     for name, imported in trial["modules"].items():
         module = sys.modules[imported]
         file = getattr(module, "__file__", None) or next(iter(module.__path__))
         modules[name] = {"version": metadata.version(name), "file": file}
     files = {file: _watched(file) for file in trial["files"]}
-    overlay = trial["overlay"]
-    all_files = {} if overlay["key"] == INSTALLED else loaded.files(Path(overlay["site"]))
-    listed = loaded_files.keep(run_folder, all_files)
-    return {"modules": modules, "files": files, "loaded": listed, "apex": apex.state()}
+    own = trial["overlay"]["key"] == INSTALLED
+    found = {} if own else loaded.files(site := Path(trial["overlay"]["site"]))
+    changed = [] if own else overlay.changed(site, found)
+    return {
+        "modules": modules,
+        "files": files,
+        "loaded": len(found),
+        "changed": changed,
+        "apex": apex.state(),
+    }
 
 
 def _watched(file: str) -> dict[str, str] | None:

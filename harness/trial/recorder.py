@@ -20,6 +20,7 @@ from harness.facts.shapes import (
     alike,
     by_name,
     held,
+    many,
     matching,
     maybe,
     optional,
@@ -44,7 +45,8 @@ HARNESS_KINDS: Mapping[str, Kind] = {
         {
             "modules": by_name(held({"version": TEXT, "file": TEXT})),
             "files": by_name(maybe(held({"path": TEXT, "sha256": TEXT}))),
-            "loaded": TEXT,
+            "loaded": COUNT,
+            "changed": many(LINE),
             "apex": alike(matching(apex.STATES, "state of apex")),
         }
     ),

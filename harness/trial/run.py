@@ -22,7 +22,7 @@ from harness.results import RunResult
 from harness.run_config import RunConfig
 from harness.spec import Defect, Lane
 from harness.trial import leftovers, trials
-from harness.trial.grade import grade
+from harness.trial.grade import of_trials
 from harness.trial.job import Job, chosen_pins, job_of, stack_of
 from harness.trial.records import FORMAT, VERDICT_FILE, create_run_folder, write_json
 from harness.trial.server_pool import Pool
@@ -180,9 +180,9 @@ def _interpreter(job: Job) -> dict[str, str | None]:
 
 
 def judge(job: Job) -> None:
-    """Grade the complete run from its folder, and write verdict.json."""
+    """Compare the trials, which are graded, and write verdict.json."""
     start = time.monotonic()
-    job.result = grade(job.folder)
+    job.result = of_trials(job.config.scenario, job.trials, job.records)
     now = time.monotonic()
     seconds = {**job.seconds, "grade": now - start, "total": now - job.started}
     write_json(job.folder / VERDICT_FILE, job.result.to_json() | {"seconds": seconds})

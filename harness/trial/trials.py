@@ -13,8 +13,8 @@ from typing import Any
 from harness import catalog, machine
 from harness.report import print_failure, print_trial
 from harness.results import TrialResult
-from harness.spec import RELEASED, Lane, Scenario
-from harness.trial import loaded_files, run_schema
+from harness.spec import RELEASED, Lane, Records, Scenario
+from harness.trial import run_schema
 from harness.trial.grade import grade_trial
 from harness.trial.job import Job
 from harness.trial.launch import RankSettings, launch, rank_environment
@@ -81,7 +81,10 @@ def run_all(job: Job) -> None:
         trials = [workers.submit(_run, job, variant) for variant in variants]
         try:
             for trial in trials:
-                result = trial.result()
+                result, records = trial.result()
+                job.trials.append(result)
+                if records is not None:
+                    job.records[result.variant] = records
                 print_trial(job.console, result)
                 print_failure(job.console, job.folder, result)
         except BaseException:
@@ -101,12 +104,12 @@ def number_at_once(job: Job) -> int:
     return min(machine.room(job.lane, most, job.config.launch.threads), len(job.runnable))
 
 
-def _run(job: Job, variant: str) -> TrialResult:
-    """Run a trial, unless it is unsupported here, and grade it."""
+def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:
+    """Run a trial, unless it is unsupported here, and grade it; its records if it counts."""
     if variant not in job.refusals:
         with _devices(job, variant) as devices:
             _run_launches(job, variant, devices)
-    return grade_trial(job.record, job.folder, variant)[0]
+    return grade_trial(job.record, job.folder, variant)
 
 
 @contextmanager
@@ -140,7 +143,6 @@ def _run_launches(job: Job, variant: str, devices: Sequence[str]) -> None:
         )
         if ended.code or ended.timed_out:
             return
-        loaded_files.write_made(job.folder, identity, job.overlays[variant].as_made)
 
 
 def _settings(job: Job, variant: str) -> RankSettings:

@@ -98,11 +98,6 @@ class Overlay:
         """Whether it contains a file, by its path in site-packages: other releases may lack it."""
         return (self.site / file).is_file() if self.files is None else file in self.files
 
-    def as_made(self, files: Iterable[str]) -> dict[str, str]:
-        """The SHA-256 of files as they were built; empty for a file that it did not contain."""
-        made = self.files or {}
-        return {file: made[file].sha256 if file in made else "" for file in files}
-
     def hash_of(self, file: str) -> str:
         """The SHA-256 of one of its files as it was built, not as it is now.
 
@@ -342,6 +337,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return _checked(manifest)
     except (OSError, ValueError):
         raise _unreadable(folder) from None
+
+
+def changed(site: Path, found: Mapping[str, str]) -> list[str]:
+    """Those files of an overlay that are not as it was made; ``found`` has the SHA-256 of each by
+    its path in site-packages."""
+    made = files_of(site.parent, json.loads((site.parent / MANIFEST).read_text(encoding="utf-8")))
+    return [
+        file for file, sha in sorted(found.items()) if file not in made or made[file].sha256 != sha
+    ]
 
 
 def files_of(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Made]:

@@ -32,9 +32,8 @@ class Case(NamedTuple):
     """The rank whose records are changed; None for all of them."""
     what: str
     """What is changed: each record of this kind; ``records``, all records of a rank; ``lines``, the
-    lines of a rank's file; the content of ``run.json``, ``exit.json`` or ``made.json``; or
-    ``folder``, the launch's folder. Digests are computed again after the change, except for
-    ``exit.json``, ``made.json`` and ``folder``."""
+    lines of a rank's file; the content of ``run.json`` or ``exit.json``; or ``folder``, the
+    launch's folder."""
     change: Change
     says: str
     """What the reason contains."""
@@ -122,7 +121,6 @@ def copy(case: Case, folder: Path) -> Recording:
     """A copy of a recorded run with only the trial of a case."""
     run, trial = recorded()[case.scenario], case.place.partition("/")[0]
     shutil.copytree(run / trial, folder / "run" / trial)
-    shutil.copytree(run / "loaded", folder / "run" / "loaded")
     shutil.copy(run / RUN_FILE, folder / "run")
     return Recording(folder / "run")
 
