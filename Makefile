@@ -31,6 +31,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 unit: $(READY)
 	$(PYTEST) -m "not scenario and not browser and not cold and not slow and not slurm"

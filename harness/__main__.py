@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.commands import IN_A_CHECKOUT, USERS, commands
-from harness.errors import ExitCode, HarnessError, UserError
-from harness.files import ROOT
-from harness.installation import as_typed, install, is_checkout, refuse_without_checkout
-from harness.text import complaint, open_streams, silence, warn
+from harness.cli import IN_A_CHECKOUT, USERS, commands
+from harness.system.errors import ExitCode, HarnessError, UserError
+from harness.system.files import ROOT
+from harness.system.installation import as_typed, install, is_checkout, refuse_without_checkout
+from harness.system.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as in shells."""
@@ -112,7 +112,7 @@ def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
 
 def _imported(command: str):  # type: ignore[no-untyped-def]
     try:
-        return importlib.import_module(f"harness.commands.{command}")
+        return importlib.import_module(f"harness.cli.{command}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("harness", "scenarios"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.spec import Story
+from harness.api.spec import Story
 
 STORIES = (
     Story(

@@ -13,10 +13,12 @@ from typing import NoReturn
 import pytest
 
 import scenarios
-from harness import catalog, machine
-from harness.errors import Inconclusive
-from harness.sweep import affected, cells
+from harness import catalog
+from harness.ranges import affected
+from harness.sweep import cells
 from harness.sweep.cell import Status
+from harness.system import machine
+from harness.system.errors import Inconclusive
 from harness.upstream import index, release_days, uv
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording

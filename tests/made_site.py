@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.results import RunResult
-from harness.spec import Verdict
+from harness.api.spec import Verdict
+from harness.nightly.history import writing
+from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult
+from harness.runs.results import RunResult
 from harness.sweep.cell import Cell, Status
-from harness.sweep.history import writing
-from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult
 from harness.upstream.index import Release
 from tests.recording import RECORDED, all_recorded
 

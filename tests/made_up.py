@@ -9,11 +9,12 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness import catalog
-from harness.results import RunResult, TrialResult
-from harness.run_config import RunConfig
-from harness.spec import RELEASED, Finding, Lane, Outcome, Verdict
+from harness.api.spec import RELEASED, Finding, Lane, Outcome, Verdict
+from harness.config.run_config import RunConfig
+from harness.launch.exits import Exit, Identity, write_exit, write_json
+from harness.runs.records import RUN_FILE
+from harness.runs.results import RunResult, TrialResult
 from harness.sweep.cell import Cell, Status
-from harness.trial.records import RUN_FILE, Exit, Identity, write_exit, write_json
 from harness.upstream.index import Release
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]

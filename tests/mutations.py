@@ -17,13 +17,15 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from harness import catalog, config, machine
-from harness.commands import pages
-from harness.files import write_whole
-from harness.report import terminal
-from harness.results import RunResult, TrialResult
-from harness.spec import Outcome
-from harness.trial.run import run
+from harness import catalog
+from harness.api.spec import Outcome
+from harness.cli import pages
+from harness.config import command_line
+from harness.runs.results import RunResult, TrialResult
+from harness.runs.run import run
+from harness.system import machine
+from harness.system.files import write_whole
+from harness.system.terminal import terminal
 from scenarios.common.mutation import Mutation
 
 
@@ -77,7 +79,9 @@ def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
     module.SCENARIO = replace(own, variants={**own.variants, **{m.name: m.of(own) for m in chosen}})
     try:
         names = ",".join(m.name for m in chosen)
-        asked = config.compose([f"scenario={scenario}", f"variant=[{names}]", "launch.timeout=120"])
+        asked = command_line.compose(
+            [f"scenario={scenario}", f"variant=[{names}]", "launch.timeout=120"]
+        )
         return run(asked)[0]
     finally:
         module.SCENARIO = own

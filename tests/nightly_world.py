@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import Fault
+from harness.api.spec import RELEASED, Verdict
+from harness.config.run_config import RunConfig
 from harness.nightly import steps
-from harness.results import RunResult
-from harness.run_config import RunConfig
-from harness.spec import RELEASED, Verdict
+from harness.nightly.history_rows import ReleaseResult, ScenarioResult
+from harness.runs.results import RunResult
 from harness.sweep import cells, suite
 from harness.sweep.cell import Cell, Status
-from harness.sweep.history_rows import ReleaseResult, ScenarioResult
+from harness.system.errors import Fault
 from harness.upstream import index
 from harness.upstream.index import Release
 
@@ -95,9 +95,9 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "releases_of", made.index)
     monkeypatch.setattr(steps, "today", lambda: made.day)
-    monkeypatch.setattr("harness.commands.watch.today", lambda: made.day)
+    monkeypatch.setattr("harness.cli.watch.today", lambda: made.day)
     monkeypatch.setattr(cells, "find", made.find)
     monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
     monkeypatch.setattr(suite, "run", made.run)
-    monkeypatch.setattr("harness.trial.prefetch.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.sweep.prefetch.prepared", lambda *_: None)
     return made

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness import catalog
-from harness.machine import cache_folder
-from harness.upstream import overlay, pins, resolution
-from harness.upstream.overlay import Overlay
+from harness.overlays import overlay
+from harness.overlays.overlay import Overlay
+from harness.system.machine import cache_folder
+from harness.upstream import pins, resolution
 from harness.upstream.pins import Stack, here
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from harness.commands.site import SITE
-from harness.files import ROOT
-from harness.output import put
-from harness.site.inputs import collect
-from harness.site.pages import pages
+from harness.cli.site import SITE
+from harness.publish.inputs import collect
+from harness.publish.pages import pages
+from harness.system.files import ROOT
+from harness.system.output import put
 from tests.chromium import executable
 from tests.recording import all_recorded
 

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness import catalog
-from harness.evidence import RECORDED
-from harness.trial.grade import grade
-from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness.launch.exits import EXIT_FILE
+from harness.runs.evidence import RECORDED
+from harness.runs.grade import grade
+from harness.runs.records import RUN_FILE, VERDICT_FILE
 from tests.recording import read, write
 
 SITE = "/overlays/{}/site-packages"

@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import catalog, evidence
-from harness.results import RunResult, TrialResult
-from harness.trial.grade import grade, grade_trial, run_of
-from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness import catalog
+from harness.launch.exits import EXIT_FILE
+from harness.runs import evidence
+from harness.runs.grade import grade, grade_trial, run_of
+from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.runs.results import RunResult, TrialResult
 
 
 class Unpacked(Mapping[str, Path]):

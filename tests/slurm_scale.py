@@ -23,14 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import config
-from harness.machine import cache_folder
-from harness.run_config import RunConfig
+from harness.config import command_line
+from harness.config.run_config import RunConfig
+from harness.runs.run import make_overlay
 from harness.sweep import array, batch, cells, slurm
 from harness.sweep.batch import Batch, Work
 from harness.sweep.cluster import _key, _shape, cell_task
 from harness.sweep.slurm import Shape
-from harness.trial.run import make_overlay
+from harness.system.machine import cache_folder
 from tests.slurm_cluster import PATH, Cluster, cluster
 from tests.slurm_tasks import on, silent, timed_cell
 
@@ -43,7 +43,7 @@ def main(count: int) -> None:
         _measure(made, works)
 
 
-BASE = config.compose(["scenario=sampler_shards", "variant=released", "on=slurm"])
+BASE = command_line.compose(["scenario=sampler_shards", "variant=released", "on=slurm"])
 
 DO = partial(cell_task, again=False)
 

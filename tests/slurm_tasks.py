@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from harness.__main__ import _as_interrupt
-from harness.machine import cache_folder
-from harness.run_config import SLURM, OnConfig, RunConfig
+from harness.config.run_config import SLURM, OnConfig, RunConfig
 from harness.sweep import array as arrays
 from harness.sweep import cells
 from harness.sweep.batch import Batch, Work
 from harness.sweep.slurm import Shape
+from harness.system.machine import cache_folder
 
 
 def on(**changes: Any) -> OnConfig:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.files import sha256
-from harness.spec import Lane
-from harness.trial.forkserver import BEFORE_UPSTREAM
-from harness.trial.launch import RankSettings, rank_environment
-from harness.trial.servers import Wanted
-from harness.upstream import bytecode
+from harness.api.spec import Lane
+from harness.launch.forkserver import BEFORE_UPSTREAM
+from harness.launch.launch import RankSettings, rank_environment
+from harness.launch.servers import Wanted
+from harness.overlays import bytecode
+from harness.system.files import sha256
 
 
 def stand_in(site: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.check.accepted import read
-from harness.errors import ExitCode, UserError
+from harness.system.errors import ExitCode, UserError
 
 Capture = pytest.CaptureFixture[str]
 

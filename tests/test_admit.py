@@ -10,13 +10,13 @@ import pytest
 
 import scenarios
 from harness.__main__ import main
-from harness.commands import admit
-from harness.commands.admit import Gate
-from harness.results import RunResult, TrialResult
-from harness.run_config import RunConfig
-from harness.spec import Finding, Outcome
-from harness.trial import grade
-from harness.trial.server_pool import Pool
+from harness.api.spec import Finding, Outcome
+from harness.cli import admit
+from harness.cli.admit import Gate
+from harness.config.run_config import RunConfig
+from harness.launch.server_pool import Pool
+from harness.runs import grade
+from harness.runs.results import RunResult, TrialResult
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]

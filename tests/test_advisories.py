@@ -14,8 +14,8 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.__main__ import main
-from harness.sweep import advisories, affected, periods
-from harness.sweep.advisories import PREFIX, Record
+from harness.ranges import advisories, affected, periods
+from harness.ranges.advisories import PREFIX, Record
 from harness.sweep.cell import Status
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness import catalog
-from harness.sweep import affected
+from harness.ranges import affected
 from tests.made_up import NO, UNCLEAR, YES
 
 Recording = Callable[..., None]

@@ -15,20 +15,13 @@ from typing import Any
 
 import pytest
 
-from harness.commands import bundle
-from harness.errors import Inconclusive, UserError
-from harness.files import sha256
-from harness.upstream import (
-    archive,
-    bytecode,
-    overlay,
-    overlay_cache,
-    pins,
-    release_days,
-    resolution,
-)
-from harness.upstream.archive import Refused
-from harness.upstream.overlay import Overlay, borrowed
+from harness.cli import bundle
+from harness.overlays import archive, bytecode, overlay, overlay_cache
+from harness.overlays.archive import Refused
+from harness.overlays.overlay import Overlay, borrowed
+from harness.system.errors import Inconclusive, UserError
+from harness.system.files import sha256
+from harness.upstream import pins, release_days, resolution
 from harness.upstream.pins import Stack
 
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.__main__ import main
-from harness.commands.bisect import Flip, Found, Search
+from harness.cli.bisect import Flip, Found, Search
 from harness.sweep import cells
 from harness.sweep.cell import Status
 from tests.made_up import Upstream

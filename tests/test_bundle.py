@@ -15,11 +15,12 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import bundle
-from harness.spec import Defect
-from harness.upstream import archive, overlay, pins, release_days
-from harness.upstream.defect import DefectError
-from harness.upstream.overlay import Overlay
+from harness.api.spec import Defect
+from harness.cli import bundle
+from harness.overlays import archive, overlay
+from harness.overlays.defect import DefectError
+from harness.overlays.overlay import Overlay
+from harness.upstream import pins, release_days
 
 USE = """\
 set -eu

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.errors import ExitCode, UserError
-from harness.results import RunResult, TrialResult
-from harness.spec import Lane, Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
+from harness.api.spec import Lane, Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
+from harness.runs.results import RunResult, TrialResult
+from harness.system.errors import ExitCode, UserError
 from tests.made_up import scenario_module
 
 

@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 
-from harness import catalog, config, machine
+from harness import catalog
 from harness.__main__ import main
-from harness.commands import matrix
-from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
-from harness.results import RunResult
-from harness.run_config import RunConfig
-from harness.spec import Outcome
-from harness.sweep import cell_store, cells, streak
+from harness.api.spec import Outcome
+from harness.cli import matrix
+from harness.config import command_line
+from harness.config.run_config import RunConfig
+from harness.ranges import streak
+from harness.runs.results import RunResult
+from harness.sweep import cell_store, cells
 from harness.sweep.cell import Cell, Status
+from harness.system import machine
+from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
 from tests.made_up import KNOWN, YES, Upstream, cell, published
 
@@ -31,7 +34,7 @@ PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
 ONE = [*SWEEP[:2], "pins.transformers=4.36.2"]
-RELEASED_RUN = config.compose(["scenario=rope_zero_init", "variant=released"])
+RELEASED_RUN = command_line.compose(["scenario=rope_zero_init", "variant=released"])
 
 
 def test_each_release_gets_its_own_status(upstream: Upstream, capsys: Capture) -> None:
@@ -49,7 +52,7 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 ) -> None:
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.trial.prefetch.prepared", note)
+    monkeypatch.setattr("harness.sweep.prefetch.prepared", note)
     monkeypatch.setattr(cells, "_make_overlay", lambda config, *_: "4.37.2" not in str(config.pins))
     assert main([*SWEEP, "jobs=1"]) == 0
     # Neither the first one, which runs at once, nor the one that is stored.
@@ -83,10 +86,10 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
-    paths = catalog.sources(catalog.places()["rope_zero_init"], "harness.trial.grade")
+    paths = catalog.sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
     own = {f"rope_zero_init/{name}.py" for name in ("scenario", "models", "buffers")}
-    assert own | {"trial/grade.py", "trial/records.py"} <= files
+    assert own | {"runs/grade.py", "runs/records.py"} <= files
     assert "bf16_clip/scenario.py" not in files
     assert cell_store.code("rope_zero_init") != cell_store.code("bf16_clip")
 
@@ -279,7 +282,7 @@ def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(
     found = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
     monkeypatch.setattr(machine, "gpus", lambda: found)
     monkeypatch.setattr(machine, "cores", lambda: cpus)
-    assert cells.room(config.compose(["scenario=rope_zero_init", *words])) == at_once
+    assert cells.room(command_line.compose(["scenario=rope_zero_init", *words])) == at_once
 
 
 def test_two_packages_make_a_grid_and_the_files_contain_every_cell(

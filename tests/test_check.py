@@ -14,16 +14,16 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
+from harness.api.settings import Setting
+from harness.api.spec import HARMS
 from harness.check import live
 from harness.check.answers import Answer, Checked, recorded
+from harness.check.environment import Environment, of_files, of_this_interpreter
+from harness.check.installed import Installed, described
 from harness.check.output import for_github, summary
-from harness.errors import Inconclusive, Unsupported
-from harness.report import Progress, terminal
-from harness.settings import Setting
-from harness.spec import HARMS
-from harness.stacks.environment import Environment, of_files, of_this_interpreter
-from harness.stacks.installed import Installed, described
-from harness.upstream import overlay
+from harness.overlays import overlay
+from harness.system.errors import Inconclusive, Unsupported
+from harness.system.terminal import Progress, terminal
 from harness.upstream.interpreter import Distribution, Interpreter
 from tests import stacks
 from tests.made_up import NO, YES, Upstream

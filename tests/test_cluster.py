@@ -14,23 +14,24 @@ from typing import Any
 
 import pytest
 
-from harness import config, machine
 from harness.__main__ import main
-from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
-from harness.files import ROOT
-from harness.report import terminal
-from harness.run_config import RunConfig
-from harness.spec import Lane
+from harness.api.spec import Lane
+from harness.config import command_line
+from harness.config.run_config import RunConfig
 from harness.sweep import array, batch, cell_store, cluster, slurm, suite
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.cell import Status
 from harness.sweep.slurm import End, Shape, Waiting
+from harness.system import machine
+from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.system.files import ROOT
+from harness.system.terminal import terminal
 from tests.made_up import Upstream
 from tests.slurm_tasks import on, silent
 
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38", "on=slurm")
-ON_SLURM = config.compose(["scenario=rope_zero_init", "variant=released", "on=slurm"])
+ON_SLURM = command_line.compose(["scenario=rope_zero_init", "variant=released", "on=slurm"])
 
 
 # What Slurm's commands print.
@@ -487,7 +488,7 @@ def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     together(monkeypatch)
-    base = config.compose(["scenario=bf16_clip", "on=slurm"])
+    base = command_line.compose(["scenario=bf16_clip", "on=slurm"])
     broken = replace(base, scenario="broken", params=None, pins={})
 
     def run_in_block(config: RunConfig) -> tuple[str, suite.Done]:
@@ -504,7 +505,7 @@ def test_a_run_folder_that_is_not_here_is_named(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
-    base = config.compose(["scenario=bf16_clip", "on=slurm"])
+    base = command_line.compose(["scenario=bf16_clip", "on=slurm"])
     ended = replace(suite.not_run("bf16_clip", Inconclusive(""), terminal()), folder=gone)
     together(monkeypatch)
     monkeypatch.setattr(suite, "run_in_block", lambda config: ("", ended))
@@ -533,7 +534,7 @@ def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
     words: list[str], shape: Shape, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, and nodes have
-    composed = config.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
+    composed = command_line.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
     assert (cluster._shape(composed), cell_store.lane_of(composed)) == (shape, lane)
 
 
@@ -554,7 +555,7 @@ def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
 )
 def test_a_setting_that_is_wrong_or_has_no_effect_is_refused(words: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        config.compose(["scenario=bf16_clip", *words])
+        command_line.compose(["scenario=bf16_clip", *words])
 
 
 def test_settings_reach_sbatch(cache: Path) -> None:
@@ -565,7 +566,7 @@ def test_settings_reach_sbatch(cache: Path) -> None:
         "+on.extra.exclusive=true",
         "on.most=3",
     ]
-    chosen = config.compose(["scenario=bf16_clip", *words]).on
+    chosen = command_line.compose(["scenario=bf16_clip", *words]).on
     assert (chosen.partition, chosen.most) == ("gpu", 3)
     assert chosen.extra == {"qos": "debug", "exclusive": True}
 
@@ -583,7 +584,7 @@ def test_submitit_is_imported_only_to_submit() -> None:
     commands = sorted(path.stem for path in (ROOT / "harness" / "commands").glob("[a-z]*.py"))
     script = (
         f"import importlib, sys\nfor name in {commands}:\n"
-        "    importlib.import_module(f'harness.commands.{name}')\n"
+        "    importlib.import_module(f'harness.cli.{name}')\n"
         "print([name for name in sys.modules if 'submitit' in name or 'slurm' in name])"
     )
     found = subprocess.run(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.config import compose, quoted
-from harness.errors import UserError
-from harness.run_config import LANES, LaunchConfig, RunConfig
+from harness.config.command_line import compose, quoted
+from harness.config.run_config import LANES, LaunchConfig, RunConfig
+from harness.system.errors import UserError
 from scenarios.deepspeed.bf16_clip.scenario import Params
 
 Capture = pytest.CaptureFixture[str]

@@ -12,12 +12,12 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.errors import ExitCode
-from harness.nightly import steps
-from harness.sweep import affected, confirmations, older_code
+from harness.nightly import confirmations, older_code, steps
+from harness.nightly.confirmations import Confirmation, Recorded
+from harness.nightly.history import reading
+from harness.ranges import affected
 from harness.sweep.cell import Cell, Status
-from harness.sweep.confirmations import Confirmation, Recorded
-from harness.sweep.history import reading
+from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 
 __all__ = ["world"]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.machine import cache_folder
-from harness.spec import Defect
-from harness.upstream import defect, overlay, pins, resolution
-from harness.upstream.defect import DefectError
+from harness.api.spec import Defect
+from harness.overlays import defect, overlay
+from harness.overlays.defect import DefectError
+from harness.system.machine import cache_folder
+from harness.upstream import pins, resolution
 from scenarios.deepspeed.bf16_clip.scenario import DEFECT
 
 pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")

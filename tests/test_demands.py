@@ -11,10 +11,10 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import _demands
-from harness.commands._demands import DEMANDS, Missing, checked
-from harness.files import ROOT
-from harness.spec import Outcome, Variant
+from harness.api.spec import Outcome, Variant
+from harness.cli import _demands
+from harness.cli._demands import DEMANDS, Missing, checked
+from harness.system.files import ROOT
 
 NAME = "sampler_shards"
 

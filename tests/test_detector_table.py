@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.commands import detector_table
-from harness.commands.detector_table import DETECTORS
-from harness.files import ROOT
+from harness.cli import detector_table
+from harness.cli.detector_table import DETECTORS
+from harness.system.files import ROOT
 from tests.recording import recorded
 
 

@@ -20,12 +20,14 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import catalog, machine
+from harness import catalog
 from harness.__main__ import INTERRUPTED, main
-from harness.errors import ExitCode
-from harness.files import sha256
-from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
-from harness.upstream import overlay, overlay_cache
+from harness.launch.exits import EXIT_FILE
+from harness.overlays import overlay, overlay_cache
+from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.system import machine
+from harness.system.errors import ExitCode
+from harness.system.files import sha256
 from tests.overlays import copy, lent
 from tests.sandbox import (
     PATIENCE,
@@ -57,9 +59,9 @@ def fail(rank):
 def rank_is_set(event, arguments):
     if event == "os.putenv" and arguments[0] == b"RANK":
         fail(arguments[1].decode())
-if "harness.trial.rank" in sys.orig_argv:
+if "harness.runs.rank" in sys.orig_argv:
     fail(os.environ["RANK"])
-if "harness.trial.forkserver" in sys.orig_argv:
+if "harness.launch.forkserver" in sys.orig_argv:
     sys.addaudithook(rank_is_set)
 """
 """In an overlay's site-packages, this makes a rank fail before the harness's code runs: in a cold
@@ -160,7 +162,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sa
     assert outcome(sandbox)[1].startswith("ended at its deadline after 2")
     assert "reproduced" not in done.out
     stacks = [(sandbox.folder() / "buggy" / f"stack_rank_{n}.txt").read_text() for n in (0, 1)]
-    assert "harness/trial/rank.py" in stacks[0]
+    assert "harness/runs/rank.py" in stacks[0]
     assert "sleep_forever" in stacks[1]
     sandbox.assert_nothing_left()
 

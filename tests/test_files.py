@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.errors import Inconclusive
-from harness.files import link, locked, new_folder_beside, write_all, write_whole, writing
+from harness.system.errors import Inconclusive
+from harness.system.files import link, locked, new_folder_beside, write_all, write_whole, writing
 from tests.another_user import as_nobody, needs_root
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import spec
+from harness.api import spec
 from scenarios.deepspeed.fp16_overflow import loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
 from scenarios.deepspeed.fp16_overflow.loss_scale import expected_skips, overflowed

@@ -9,13 +9,14 @@ from unittest.mock import Mock
 import pytest
 
 from harness import catalog
-from harness.errors import Inconclusive
-from harness.results import TrialResult
-from harness.spec import Finding, Outcome, Verdict
-from harness.trial import run_schema
-from harness.trial.grade import grade, judge
-from harness.trial.recorder import HARNESS_KINDS
-from harness.trial.records import RUN_FILE, read_json
+from harness.api.spec import Finding, Outcome, Verdict
+from harness.launch.exits import read_json
+from harness.runs import run_schema
+from harness.runs.grade import grade, judge
+from harness.runs.recorder import HARNESS_KINDS
+from harness.runs.records import RUN_FILE
+from harness.runs.results import TrialResult
+from harness.system.errors import Inconclusive
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.tampering.changes import recorded_trial

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import Inconclusive, UserError
-from harness.results import RunResult
-from harness.spec import Verdict
-from harness.sweep.history import History, reading, writing
-from harness.sweep.history_rows import Change, Kind, Nightly, newest
+from harness.api.spec import Verdict
+from harness.nightly.history import History, reading, writing
+from harness.nightly.history_rows import Change, Kind, Nightly, newest
+from harness.runs.results import RunResult
+from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
@@ -121,8 +121,8 @@ def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from harness.sweep.history import writing
-from harness.sweep.history_rows import Kind
+from harness.nightly.history import writing
+from harness.nightly.history_rows import Kind
 from tests.nightly_world import YES, result
 with writing(Path(sys.argv[1])) as history:
     night = history.start(Kind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
+from harness.launch.server_pool import Pool
 from harness.nightly import hunt, hunt_report
 from harness.nightly.hunt import Finding, Hunted, Hunter, Probed, first_with, related
 from harness.nightly.hunted import STACKS, Choice, Stack, flags
 from harness.probe import loops
 from harness.probe.prober import Loop
 from harness.probe.signatures import Recorded, Shown
-from harness.trial.server_pool import Pool
+from harness.system.errors import UserError
 
 SUMMED = Shown("ranks", "gradient", 2.0, "ranks", 1)
 TIMES_K = Shown("accumulation", "gradient", 3.0, "k", 1)
@@ -142,7 +142,7 @@ def test_a_choice_of_a_resume_sets_where_it_stops() -> None:
 
 
 def test_an_unknown_stack_is_one_line() -> None:
-    from harness.commands.watch import main
+    from harness.cli.watch import main
 
     with pytest.raises(UserError, match="no stack 'Trainr': did you mean Trainer"):
         main(["--hunt", "stack=Trainr"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.errors import Fault
+from harness.system.errors import Fault
 from harness.upstream import index
 from harness.upstream.index import Release
 from tests.index import Handler, file, no_network, page, served

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import commands, installation, machine
+from harness import cli
 from harness.__main__ import main
-from harness.errors import Fault
-from harness.upstream import index, overlay, pins
+from harness.overlays import overlay
+from harness.system import installation, machine
+from harness.system.errors import Fault
+from harness.upstream import index, pins
 
 Capture = pytest.CaptureFixture[str]
 MonkeyPatch = pytest.MonkeyPatch
@@ -123,7 +125,7 @@ def test_the_script_is_named_where_it_was_started(
     monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(installation, "PROGRAM", installation.SCRIPT)
-    monkeypatch.setattr(commands, "PROGRAM", installation.SCRIPT)
+    monkeypatch.setattr(cli, "PROGRAM", installation.SCRIPT)
     assert main(["--help"]) == 0
     assert main(["check", "--help"]) == 0
     assert main(["grade"]) == 2

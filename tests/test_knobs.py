@@ -10,7 +10,7 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.knobs import Knobs, knob, knobs, meaning
+from harness.api.knobs import Knobs, knob, knobs, meaning
 
 
 @dataclass
@@ -76,7 +76,7 @@ def test_every_parameter_of_a_scenario_says_what_it_is(name: str) -> None:
 def test_show_and_help_print_the_knobs(
     words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.show._print_upstream", lambda *_: None)
+    monkeypatch.setattr("harness.cli.show._print_upstream", lambda *_: None)
     with suppress(SystemExit):  # Hydra's --help
         assert main(words) == 0
     lr = next(k for k in knobs(catalog.load("bf16_clip").Params) if k.name == "lr")

@@ -18,11 +18,11 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-import harness.trial.launch as launching
-from harness.errors import Inconclusive
-from harness.trial.records import EXIT_FILE, Identity
-from harness.trial.server_pool import Pool
-from harness.trial.servers import OverlayServer
+import harness.launch.launch as launching
+from harness.launch.exits import EXIT_FILE, Identity
+from harness.launch.server_pool import Pool
+from harness.launch.servers import OverlayServer
+from harness.system.errors import Inconclusive
 from tests.sandbox import PATIENCE
 from tests.stand_in import settings, wanted
 from tests.stand_in import stand_in as make_stand_in

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.files import sha256
-from harness.upstream import bytecode, loaded, overlay
+from harness.overlays import bytecode, loaded, overlay
+from harness.system.files import sha256
 
 ROOT = Path(__file__).parent.parent
 PROBE = """
@@ -24,7 +24,7 @@ for name in names:
     __import__(name)
 before = set(sys.modules)
 from pathlib import Path
-from harness.upstream import loaded
+from harness.overlays import loaded
 found = loaded.files(Path(site))
 print(json.dumps(found))
 """
@@ -154,7 +154,7 @@ KEEPS = """
 import sys
 sys.path[:0] = [{site!r}, {elsewhere!r}, {root!r}]
 from pathlib import Path
-from harness.upstream import bytecode
+from harness.overlays import bytecode
 bytecode.keep(Path({site!r}))
 bytecode.keep(Path({site!r}))
 import inside, outside, of_an_overlay

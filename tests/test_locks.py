@@ -9,8 +9,8 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import lock
-from harness.errors import Inconclusive, Unsupported
+from harness.cli import lock
+from harness.system.errors import Inconclusive, Unsupported
 from harness.upstream import locks, pins, release_days, resolution
 from harness.upstream.pins import Stack
 

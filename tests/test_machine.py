@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog, machine
-from harness.errors import Inconclusive, Unsupported
-from harness.machine import Gpu, choose_lane, visible
-from harness.spec import Lane, Outcome, Variant
+from harness import catalog
+from harness.api.spec import Lane, Outcome, Variant
+from harness.launch.lanes import choose_lane
+from harness.system import machine
+from harness.system.errors import Inconclusive, Unsupported
+from harness.system.machine import Gpu, visible
 from tests.another_user import NOBODY, as_nobody, needs_root
 
 BF16_CLIP = catalog.scenario("bf16_clip")  # two ranks, either lane

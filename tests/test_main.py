@@ -14,13 +14,13 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import commands, pages
-from harness.files import ROOT
-from harness.results import RunResult
-from harness.run_config import RunConfig
-from harness.spec import Verdict
+from harness.api.spec import Verdict
+from harness.cli import commands, pages
+from harness.config.run_config import RunConfig
+from harness.runs.results import RunResult
 from harness.sweep import suite
-from harness.text import CONTROL
+from harness.system.files import ROOT
+from harness.system.text import CONTROL
 from tests.made_up import scenario_module
 from tests.recording import RECORDED, Recording, stored_verdict
 

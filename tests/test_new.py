@@ -15,10 +15,10 @@ import pytest
 import scenarios
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import new, pages
-from harness.errors import UserError
-from harness.files import ROOT
-from harness.spec import Records, Verdict
+from harness.api.spec import Records, Verdict
+from harness.cli import new, pages
+from harness.system.errors import UserError
+from harness.system.files import ROOT
 from harness.upstream import release_days
 
 Capture = pytest.CaptureFixture[str]

@@ -22,14 +22,15 @@ from typing import Any
 import psutil
 import pytest
 
-import harness.trial.launch as launching
-from harness import catalog, machine
+import harness.launch.launch as launching
+from harness import catalog
 from harness.__main__ import main
-from harness.errors import ExitCode, Inconclusive, Unsupported
-from harness.spec import Lane, Outcome
-from harness.trial import nodes
-from harness.trial.processes import end_all, members
-from harness.trial.records import EXIT_FILE, Identity
+from harness.api.spec import Lane, Outcome
+from harness.launch import lanes, nodes
+from harness.launch.exits import EXIT_FILE, Identity
+from harness.launch.processes import end_all, members
+from harness.system import machine
+from harness.system.errors import ExitCode, Inconclusive, Unsupported
 from tests import slurm_cluster
 from tests.recording import Recording
 from tests.sandbox import PATIENCE, ROOT, Sandbox, ended, mid_run, outcome, within
@@ -84,7 +85,7 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
 
 
 def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> None:
-    program = launching.Program("harness.trial.rank", (str(tmp_path), "buggy", ""))
+    program = launching.Program("harness.runs.rank", (str(tmp_path), "buggy", ""))
     assert launching.torchrun_arguments(tmp_path / "buggy", 4, program) == [
         "--standalone",
         "--local-addr=127.0.0.1",
@@ -94,7 +95,7 @@ def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> N
         "--monitor-interval=0.02",
         "--redirects=3",
         "-m",
-        "harness.trial.rank",
+        "harness.runs.rank",
         str(tmp_path),
         "buggy",
         "",
@@ -102,7 +103,7 @@ def test_one_node_is_launched_by_the_same_command_as_before(tmp_path: Path) -> N
 
 
 def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
-    program = launching.Program("harness.trial.rank", ())
+    program = launching.Program("harness.runs.rank", ())
     arguments = launching.torchrun_arguments(tmp_path / "buggy", 4, program, 2)
     assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= set(arguments)
     assert not {"--standalone", "--local-addr=127.0.0.1"} & set(arguments)
@@ -174,10 +175,10 @@ def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     two = (machine.Gpu("0", "GPU-a", "H100"), machine.Gpu("1", "GPU-b", "H100"))
     monkeypatch.setattr(machine, "gpus", lambda: two)
     four_ranks = catalog.scenario("tied_embedding_order")
-    assert machine.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
-    assert machine.choose_lane(four_ranks, 4, "auto") is Lane.CPU
+    assert lanes.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
+    assert lanes.choose_lane(four_ranks, 4, "auto") is Lane.CPU
     with pytest.raises(Unsupported, match="needs 4 GPUs, and this machine has 2"):
-        machine.choose_lane(four_ranks, 4, "gpu")
+        lanes.choose_lane(four_ranks, 4, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,7 @@ def test_killing_srun_ends_both_nodes(two_nodes: TwoNodes) -> None:
 HARNESS = """
 import sys
 from pathlib import Path
-import harness.trial.launch as launching
+import harness.launch.launch as launching
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from tests.slurm_cluster import cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.facts.numbers import finite, named, near
+from harness.api.numbers import finite, named, near
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None, "1", True, [1.0]])

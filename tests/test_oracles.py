@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.spec import Exercise, Records
+from harness.api.spec import Exercise, Records
 from scenarios.accelerate.sampler_shards import coverage
 from scenarios.common import agree, applied, copies, usual_checks
 from scenarios.datasets.streaming_map_resume import stream

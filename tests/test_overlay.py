@@ -18,20 +18,12 @@ from typing import Any
 
 import pytest
 
-from harness.errors import Inconclusive
-from harness.files import locked, sha256
-from harness.spec import Defect
-from harness.upstream import (
-    bytecode,
-    contents,
-    overlay,
-    overlay_cache,
-    pins,
-    quirks,
-    resolution,
-    stage,
-)
-from harness.upstream.overlay import DamagedOverlay, Overlay, borrowed
+from harness.api.spec import Defect
+from harness.overlays import bytecode, contents, overlay, overlay_cache, stage
+from harness.overlays.overlay import DamagedOverlay, Overlay, borrowed
+from harness.system.errors import Inconclusive
+from harness.system.files import locked, sha256
+from harness.upstream import pins, quirks, resolution
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
 

@@ -9,10 +9,12 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import _alive_page, _ranges_page, pages
-from harness.spec import HARMS
-from harness.sweep.alive_bugs import alive_bugs
-from harness.sweep.periods import alive
+from harness.api.spec import HARMS
+from harness.cli import pages
+from harness.publish import alive_page as _alive_page
+from harness.publish import ranges_page as _ranges_page
+from harness.ranges.alive_bugs import alive_bugs
+from harness.ranges.periods import alive
 
 
 @pytest.fixture

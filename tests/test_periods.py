@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.sweep import affected
+from harness.ranges import affected
+from harness.ranges.lookup import lookup
+from harness.ranges.periods import alive, periods
 from harness.sweep.cell import Status
-from harness.sweep.lookup import lookup
-from harness.sweep.periods import alive, periods
 
 YES, NO, UNCLEAR = "affected", "not affected", "inconclusive"
 PAIR = "trainer_gas_twice"

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from harness import catalog
-from harness.pictures import Bars, Grid, Lines, Picture
-from harness.spec import BUGGY, FIXED, Records
-from harness.trial.grade import graded
+from harness.api.pictures import Bars, Grid, Lines, Picture
+from harness.api.spec import BUGGY, FIXED, Records
+from harness.runs.grade import graded
 from tests.recording import recorded
 
 RECORDED = recorded()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.errors import Fault, Inconclusive, Unsupported, UserError
-from harness.spec import Companion
+from harness.api.spec import Companion
+from harness.system.errors import Fault, Inconclusive, Unsupported, UserError
 from harness.upstream import index, pins, release_days, resolution, uv
 from harness.upstream.pins import Stack
 from tests.made_up import published

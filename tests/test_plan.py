@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.facts.plan import BrokenPlan, Checklist, Kind, Plan, check_alike, each
-from harness.facts.shapes import NUMBER, TEXT, alike, exactly, optional
+from harness.api.plan import BrokenPlan, Checklist, Kind, Plan, check_alike, each
+from harness.api.shapes import NUMBER, TEXT, alike, exactly, optional
 
 PLAN = {
     "setup": Kind({}),

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from harness.facts.projection import projection
+from harness.api.projection import projection
 
 
 @pytest.mark.parametrize("make", [numpy.array, lambda of: torch.tensor(of, dtype=torch.float64)])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.files import sha256
-from harness.trial import rank
+from harness.runs import rank
+from harness.system.files import sha256
 
 
 @pytest.mark.parametrize(

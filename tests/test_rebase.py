@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.files import sha256
+from harness.system.files import sha256
 from tests.sandbox import ROOT
 
 PROBE = """
@@ -18,7 +18,7 @@ import sys
 sys.path[:0] = [{site!r}, {root!r}]
 import json, os
 from pathlib import Path
-from harness.upstream import loaded, rebase
+from harness.overlays import loaded, rebase
 listener = rebase.listen()
 import up.inner
 try:

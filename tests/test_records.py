@@ -8,24 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.errors import Inconclusive
-from harness.facts.plan import BrokenPlan, Kind, each
-from harness.facts.shapes import NUMBER
-from harness.spec import Records
-from harness.trial.recorder import HARNESS_KINDS, Recorder
-from harness.trial.records import (
-    RUN_FILE,
-    Exit,
-    Identity,
-    create_run_folder,
-    digest,
-    last_record,
-    read_exit,
-    read_json,
-    read_records,
-    write_exit,
-)
-from harness.trial.validation import merged
+from harness.api.plan import BrokenPlan, Kind, each
+from harness.api.shapes import NUMBER
+from harness.api.spec import Records
+from harness.launch.exits import Exit, Identity, digest, read_exit, read_json, write_exit
+from harness.runs.recorder import HARNESS_KINDS, Recorder
+from harness.runs.records import RUN_FILE, create_run_folder, last_record, read_records
+from harness.runs.validation import merged
+from harness.system.errors import Inconclusive
 
 OF = Identity("run", "bf16_clip", "buggy", "", 2)
 RUN: dict[str, Any] = {

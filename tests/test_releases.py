@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.errors import Inconclusive, UserError
+from harness.system.errors import Inconclusive, UserError
 from harness.upstream import releases
 from tests.index import Handler, file, no_network, page, served
 

@@ -14,21 +14,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.report import (
+from harness.api.spec import Finding, Outcome, Verdict
+from harness.runs.report import (
     LOG_LINES,
-    Progress,
-    Terminal,
     last_lines,
     print_failure,
     print_header,
     print_trial,
     print_verdict,
     releases,
-    table,
-    terminal,
 )
-from harness.results import RunResult, TrialResult
-from harness.spec import Finding, Outcome, Verdict
+from harness.runs.results import RunResult, TrialResult
+from harness.system.terminal import Progress, Terminal, table, terminal
 from tests.another_user import needs_root
 from tests.recording import Recording
 

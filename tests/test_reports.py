@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from harness import catalog, machine
-from harness.commands._demands import LONGEST_SCRIPT
-from harness.files import ROOT
-from harness.spec import BUGGY, FIXED, RELEASED, Lane
-from harness.sweep import affected
-from harness.sweep.periods import alive
-from harness.upstream import pins, shims
-from harness.upstream.overlay import Overlay
+from harness import catalog
+from harness.api.spec import BUGGY, FIXED, RELEASED, Lane
+from harness.cli._demands import LONGEST_SCRIPT
+from harness.overlays import shims
+from harness.overlays.overlay import Overlay
+from harness.ranges import affected
+from harness.ranges.periods import alive
+from harness.system import machine
+from harness.system.files import ROOT
+from harness.upstream import pins
 from harness.upstream.pins import TORCH
 from tests.overlays import lent, lent_release
 

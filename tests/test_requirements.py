@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.errors import Inconclusive, UserError
-from harness.stacks import requirements
-from harness.stacks.installed import Installed
-from harness.stacks.source import read_file
-from harness.text import warn_once
+from harness.check import requirements
+from harness.check.installed import Installed
+from harness.check.source import read_file
+from harness.system.errors import Inconclusive, UserError
+from harness.system.text import warn_once
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 

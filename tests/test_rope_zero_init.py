@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from harness.api.spec import Lane, Records
 from harness.detectors.buffers import difference
-from harness.spec import Lane, Records
 from scenarios.transformers.rope_zero_init import buffers
 from scenarios.transformers.rope_zero_init import scenario as rope_zero_init
 from scenarios.transformers.rope_zero_init.scenario import DOCUMENTED

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog, config, machine
-from harness.errors import Inconclusive
-from harness.files import sha256
-from harness.report import Progress, terminal
-from harness.results import TrialResult
-from harness.spec import Lane, Outcome
-from harness.trial import trials
-from harness.trial.job import Job
-from harness.trial.server_pool import Pool
-from harness.upstream.overlay import Overlay
+from harness import catalog
+from harness.api.spec import Lane, Outcome
+from harness.config import command_line
+from harness.launch.server_pool import Pool
+from harness.overlays.overlay import Overlay
+from harness.runs import trials
+from harness.runs.job import Job
+from harness.runs.results import TrialResult
+from harness.system import machine
+from harness.system.errors import Inconclusive
+from harness.system.files import sha256
+from harness.system.terminal import Progress, terminal
 
 
 def test_only_the_released_variant_may_lack_a_file_with_the_bug(tmp_path: Path) -> None:
@@ -62,7 +64,9 @@ def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(machine, "gpus", lambda: GPUS)
     clean = partial(TrialResult, outcome=Outcome.CLEAN, expected=None, reason="because")
     monkeypatch.setattr(trials, "grade_trial", lambda _, __, variant: (clean(variant), None))
-    composed = config.compose(["scenario=bf16_clip", "variant=[buggy,fixed]", f"runs={tmp_path}"])
+    composed = command_line.compose(
+        ["scenario=bf16_clip", "variant=[buggy,fixed]", f"runs={tmp_path}"]
+    )
     console = terminal(io.StringIO())
     with ExitStack() as resources, Pool() as pool:
         progress, scenario = Progress(console), catalog.scenario("bf16_clip")

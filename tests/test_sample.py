@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine import cache_folder
+from harness.system.machine import cache_folder
 from tests.overlays import lent
 from tests.sandbox import Sandbox
 

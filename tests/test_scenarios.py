@@ -12,12 +12,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from harness import catalog, config
-from harness.report import last_lines
-from harness.results import TrialResult
-from harness.spec import Outcome, Verdict
+from harness import catalog
+from harness.api.spec import Outcome, Verdict
+from harness.config import command_line
+from harness.launch.exits import read_json
+from harness.runs.records import RUN_FILE
+from harness.runs.report import last_lines
+from harness.runs.results import TrialResult
 from harness.sweep.suite import Done, started
-from harness.trial.records import RUN_FILE, read_json
 
 pytestmark = pytest.mark.scenario
 
@@ -37,7 +39,7 @@ def runs(
     folder = option("--runs") or tmp_path_factory.mktemp("runs")
     options = [f"launch={option('--lane')}", f"runs={folder}", f"jobs={option('--jobs') or 'null'}"]
     configs = [
-        config.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *options])
+        command_line.compose([f"scenario={name}", f"variant=[{','.join(variants)}]", *options])
         for name, variants in selected(request.session.items).items()
     ]
     with started(configs) as running:

@@ -6,10 +6,11 @@ import datetime
 
 import pytest
 
-from harness import catalog, config
+from harness import catalog
+from harness.config import command_line
 from harness.nightly import selection
-from harness.sweep.baseline import about
-from harness.sweep.history_rows import Kind, Nightly, ReleaseResult
+from harness.nightly.baseline import about
+from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
 from harness.upstream import pins, release_days
 from harness.upstream.index import Release
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -131,7 +132,7 @@ def test_a_young_release_of_a_replay_is_resolved_as_of_the_day(
     version: str, day: str, as_of: str | None, date: str | None
 ) -> None:
     test = selection.ReleaseTest(SCENARIO, release(version, day))
-    run = selection.config(config.compose([f"scenario={SCENARIO}"]), test, as_of)
+    run = selection.config(command_line.compose([f"scenario={SCENARIO}"]), test, as_of)
     assert (run.date, run.pins, run.variants) == (date, {PACKAGE: version}, ("released",))
     command = f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed={version}"
     assert run.command == command + (f" date={date}" if date else "")

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.trial.processes import TOKEN, end_all, handling, members, new_token, set_token
-from harness.trial.server_pool import Pool
-from harness.trial.servers import ForkedLaunch, Wanted
+from harness.launch.processes import TOKEN, end_all, handling, members, new_token, set_token
+from harness.launch.server_pool import Pool
+from harness.launch.servers import ForkedLaunch, Wanted
 from tests.sandbox import PATIENCE, within
 from tests.stand_in import compiled, stand_in, wanted
 
@@ -227,7 +227,7 @@ def test_a_pool_keeps_a_server_whose_launch_runs(site: Path, tmp_path: Path) -> 
 def test_a_rank_that_disappears_is_noticed(
     pool: Pool, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("harness.trial.servers.LOST_AFTER", 0.5)
+    monkeypatch.setattr("harness.launch.servers.LOST_AFTER", 0.5)
     one = "import os, time\nif not os.fork():\n    time.sleep(1e6)\n"
     ran = sleeping(pool, site, tmp_path / "trial", one)
     ran.poll()

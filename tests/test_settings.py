@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from harness.api.settings import Setting, above, by_code, trigger
 from harness.check import settings_files
-from harness.errors import UserError
-from harness.settings import Setting, above, by_code, trigger
+from harness.system.errors import UserError
 
 
 def given(**values: Any) -> dict[str, Setting]:

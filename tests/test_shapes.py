@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.facts.shapes import (
+from harness.api.shapes import (
     COUNT,
     FLAG,
     LINE,

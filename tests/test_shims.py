@@ -19,10 +19,11 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from harness import apex, catalog
-from harness.spec import Lane
-from harness.upstream import shims
-from harness.upstream.shims import megatron, stand_ins
+from harness import catalog
+from harness.api.spec import Lane
+from harness.overlays import shims
+from harness.overlays.shims import megatron, stand_ins
+from harness.system import apex
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
 OFFLINE = "huggingface_hub.offline"

@@ -10,9 +10,10 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.commands import show
-from harness.spec import Defect
-from harness.upstream import overlay, pins, release_days
+from harness.api.spec import Defect
+from harness.cli import show
+from harness.overlays import overlay
+from harness.upstream import pins, release_days
 
 FILE = "accelerate/data_loader.py"
 

@@ -19,22 +19,23 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from harness import catalog, output
+from harness import catalog
 from harness.__main__ import main
-from harness.commands.site import SITE
-from harness.files import ROOT
-from harness.installation import install
-from harness.pictures import Bars, Grid, Lines, Picture
-from harness.results import RunResult
-from harness.site import statuses
-from harness.site.charts import chart
-from harness.site.inputs import collect
-from harness.site.timelines import strip
-from harness.spec import Verdict
-from harness.sweep import advisories
-from harness.sweep.alive_bugs import alive_bugs
-from harness.sweep.history import writing
-from harness.sweep.history_rows import Kind
+from harness.api.pictures import Bars, Grid, Lines, Picture
+from harness.api.spec import Verdict
+from harness.cli.site import SITE
+from harness.nightly.history import writing
+from harness.nightly.history_rows import Kind
+from harness.publish import statuses
+from harness.publish.charts import chart
+from harness.publish.inputs import collect
+from harness.publish.timelines import strip
+from harness.ranges import advisories
+from harness.ranges.alive_bugs import alive_bugs
+from harness.runs.results import RunResult
+from harness.system import output
+from harness.system.files import ROOT
+from harness.system.installation import install
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
 from tests.recording import RECORDED, Recording, recorded
 

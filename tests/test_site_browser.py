@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.files import ROOT
+from harness.system.files import ROOT
 from tests.chromium import MISSING, executable
 from tests.made_site import a_bare_site, a_site
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import Fault, UserError
-from harness.files import ROOT
 from harness.sweep import array, batch, slurm
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.slurm import Shape
+from harness.system.errors import Fault, UserError
+from harness.system.files import ROOT
 from tests import slurm_cluster, slurm_tasks
 from tests.sandbox import hear_signals
 from tests.slurm_cluster import Cluster, cluster

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import Inconclusive, UserError
-from harness.stacks import environment
-from harness.stacks.environment import Installed
+from harness.check import environment
+from harness.check.environment import Installed
+from harness.system.errors import Inconclusive, UserError
 from tests.index import Handler, no_network, served
 
 __all__ = ["no_network", "served"]

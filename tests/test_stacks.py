@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.errors import Inconclusive, UserError
-from harness.stacks import environment, interpreter
-from harness.stacks.environment import Installed
+from harness.check import environment, interpreter
+from harness.check.environment import Installed
+from harness.system.errors import Inconclusive, UserError
 
 NAMES = ["Up", "second_one"]
 GIT = {"url": "https://host/up", "vcs_info": {"vcs": "git", "commit_id": "a5"}}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.spec import Records
+from harness.api.spec import Records
 from scenarios.common import stepped
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from harness import catalog
-from harness.commands import _story_pages
-from harness.spec import Story
-from harness.sweep import stories
+from harness.api.spec import Story
+from harness.publish import story_pages as _story_pages
+from harness.ranges import stories
 from harness.sweep.cell import Status
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness import catalog, config, machine
-from harness.errors import Inconclusive
-from harness.machine import Gpu, leased
-from harness.results import RunResult, TrialResult
-from harness.run_config import RunConfig
-from harness.spec import Lane, Outcome, Verdict
-from harness.sweep import suite
-from harness.trial import prefetch
-from harness.trial.records import RUN_FILE, write_json
-from harness.trial.server_pool import Pool
+from harness import catalog
+from harness.api.spec import Lane, Outcome, Verdict
+from harness.config import command_line
+from harness.config.run_config import RunConfig
+from harness.launch.exits import write_json
+from harness.launch.server_pool import Pool
+from harness.runs.records import RUN_FILE
+from harness.runs.results import RunResult, TrialResult
+from harness.sweep import prefetch, suite
+from harness.system import machine
+from harness.system.errors import Inconclusive
+from harness.system.machine import Gpu, leased
 
 Capture = pytest.CaptureFixture[str]
 
@@ -56,7 +58,7 @@ def several(
     monkeypatch: pytest.MonkeyPatch, widths: dict[str, int], **changes: Any
 ) -> list[RunConfig]:
     """Configs of made-up scenarios with these numbers of ranks."""
-    base = config.compose(["scenario=bf16_clip", "variant=buggy"])
+    base = command_line.compose(["scenario=bf16_clip", "variant=buggy"])
     scenario = lambda name: SimpleNamespace(ranks_of=lambda _: widths[name])  # noqa: E731
     monkeypatch.setattr(catalog, "scenario", scenario)
     return [replace(base, scenario=name, **changes) for name in widths]
@@ -81,7 +83,7 @@ def pretend(
 
 def test_all_means_every_scenario_with_its_own_params() -> None:
     chosen: list[RunConfig] = []
-    config.run(["scenario=all", "seed=4"], chosen.extend)
+    command_line.run(["scenario=all", "seed=4"], chosen.extend)
     assert [c.scenario for c in chosen] == list(catalog.names())
     assert all(isinstance(c.params, catalog.load(c.scenario).Params) for c in chosen)
     assert f"scenario={chosen[0].scenario} seed=4" in chosen[0].command

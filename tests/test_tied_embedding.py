@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Records
+from harness.api.spec import Records
 from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
 from scenarios.megatron_core.tied_embedding_order import scenario as tied_embedding_order
 from scenarios.megatron_core.tied_embedding_order.scenario import embedding_first

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from harness import catalog, config
-from harness.errors import Inconclusive, Unsupported
-from harness.files import sha256
+from harness import catalog
+from harness.api.spec import Defect
+from harness.config import command_line
 from harness.nightly import steps
-from harness.report import terminal
-from harness.spec import Defect
-from harness.upstream import defect, index, overlay, pins, torches
+from harness.overlays import defect, overlay
+from harness.overlays.overlay import Overlay
+from harness.system.errors import Inconclusive, Unsupported
+from harness.system.files import sha256
+from harness.system.terminal import terminal
+from harness.upstream import index, pins, torches
 from harness.upstream.index import Release
-from harness.upstream.overlay import Overlay
 from harness.upstream.pins import Stack, Torch
 
 FUNCTION = "def rate():\n    return 1\n"
@@ -163,7 +165,7 @@ def test_a_nightly_tests_the_torch_that_is_installed(
         monkeypatch.setenv(torches.INDEX, index_of_torch)
     else:
         monkeypatch.delenv(torches.INDEX, raising=False)
-    configs = [config.compose(["scenario=loss_parallel_identity"])]
+    configs = [command_line.compose(["scenario=loss_parallel_identity"])]
     found = steps.read_index(configs, terminal(io.StringIO()))["torch"]
     assert isinstance(found, list)
     assert [one.version for one in found] == (expected or [one.version for one in known])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.spec import Records
+from harness.api.spec import Records
 from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
 TWO = trainer_gas_twice.Params(accumulation=2)

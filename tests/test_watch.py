@@ -12,13 +12,14 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from harness.__main__ import main
-from harness.errors import Fault, UserError
-from harness.spec import Verdict
-from harness.sweep import affected, cells
-from harness.sweep import changes as compared
+from harness.api.spec import Verdict
+from harness.nightly import changes as compared
+from harness.nightly.history import History, reading, writing
+from harness.nightly.history_rows import Kind
+from harness.ranges import affected
+from harness.sweep import cells
 from harness.sweep.cell import Cell, Status
-from harness.sweep.history import History, reading, writing
-from harness.sweep.history_rows import Kind
+from harness.system.errors import Fault, UserError
 from tests.made_up import scenario_module
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 

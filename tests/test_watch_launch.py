@@ -10,10 +10,11 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import INTERRUPTED
-from harness.machine import cache_folder
-from harness.sweep.history import reading
-from harness.sweep.history_rows import Kind
-from harness.upstream import overlay, resolution
+from harness.nightly.history import reading
+from harness.nightly.history_rows import Kind
+from harness.overlays import overlay
+from harness.system.machine import cache_folder
+from harness.upstream import resolution
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES
 from tests.overlays import lent

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from harness import catalog
 from harness.__main__ import EXTRAS
-from harness.files import ROOT
+from harness.system.files import ROOT
 from harness.upstream import uv
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.errors import UserError
-from harness.text import complaint
+from harness.system.errors import UserError
+from harness.system.text import complaint
 
 if sys.version_info >= (3, 11):
     import tomllib

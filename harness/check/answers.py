@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from harness import catalog
+from harness.api.settings import Setting, trigger
+from harness.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.check.accepted import Acceptance
-from harness.settings import Setting, trigger
-from harness.spec import HARMS, RELEASED, VISIBILITIES, Scenario
-from harness.stacks.environment import Environment
-from harness.sweep import remedies
-from harness.sweep.lookup import lookup
-from harness.sweep.periods import Period, periods
-from harness.sweep.remedies import Advice
+from harness.check.environment import Environment
+from harness.ranges import remedies
+from harness.ranges.lookup import lookup
+from harness.ranges.periods import Period, periods
+from harness.ranges.remedies import Advice
 from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"

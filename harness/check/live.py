@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from harness import catalog, config
+from harness import catalog
+from harness.api.spec import RELEASED
 from harness.check.answers import RAN, Answer, Checked
-from harness.errors import HarnessError, Unsupported, UserError
-from harness.machine import cache_folder, release_of
-from harness.report import Progress, terminal
-from harness.run_config import SLURM, RunConfig
-from harness.spec import RELEASED
-from harness.stacks.environment import Environment
+from harness.check.environment import Environment
+from harness.config import command_line
+from harness.config.run_config import SLURM, RunConfig
+from harness.launch.server_pool import Pool
+from harness.overlays import overlay
+from harness.runs.run import run
 from harness.sweep.cell import STATUSES, Status
 from harness.sweep.cells import find, room
-from harness.text import warn
-from harness.trial.run import run
-from harness.trial.server_pool import Pool
-from harness.upstream import overlay, uv
+from harness.system.errors import HarnessError, Unsupported, UserError
+from harness.system.machine import cache_folder, release_of
+from harness.system.terminal import Progress, terminal
+from harness.system.text import warn
+from harness.upstream import uv
 from harness.upstream.interpreter import Interpreter
 
 LEAST_AT_ONCE = 2
@@ -53,7 +55,9 @@ def asked(
     if own is None:
         _mention_torch(environment)
     with tempfile.TemporaryDirectory() as folder:
-        composed = config.compose_each(names, [f"variant={RELEASED}", f"runs={folder}", *words])
+        composed = command_line.compose_each(
+            names, [f"variant={RELEASED}", f"runs={folder}", *words]
+        )
         together = _together(names, own)
         if composed[0].on.where == SLURM:
             raise UserError("check --run tests the packages of this machine: leave on=slurm out")

@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 
 from harness import catalog
+from harness.api.settings import Setting
 from harness.check.answers import RAN, THERE, Answer, Checked, advice
-from harness.installation import as_typed
-from harness.report import count
-from harness.settings import Setting
-from harness.stacks.environment import Environment
-from harness.text import short
+from harness.check.environment import Environment
+from harness.system.installation import as_typed
+from harness.system.terminal import count
+from harness.system.text import short
 
 SCHEMA = 1
 """The version of the JSON, see docs/check.md; it grows when a field changes or goes."""

@@ -1,4 +1,4 @@
-"""Files with settings of a training run: what they decide of ``harness.settings.SETTINGS``.
+"""Files with settings of a training run: what they decide of ``harness.api.settings.SETTINGS``.
 
 A file may leave a setting open: with a value of ``auto``, or because the script chooses it.
 """
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
-from harness.settings import Setting
-from harness.text import warn
+from harness.api.settings import Setting
+from harness.system.errors import UserError
+from harness.system.text import warn
 
 Values = dict[str, Setting]
 

@@ -18,19 +18,20 @@ from typing import Any
 from packaging.version import Version
 
 from harness import catalog
-from harness.errors import HarnessError
-from harness.files import write_whole, writing
-from harness.machine import cache_folder
+from harness.api.spec import BUGGY
+from harness.launch.server_pool import Pool
 from harness.nightly.hunted import Stack
+from harness.overlays import overlay, overlay_cache
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
 from harness.probe.signatures import Recorded, Shown
-from harness.spec import BUGGY
-from harness.sweep import affected
+from harness.ranges import affected
+from harness.ranges.lookup import lookup
 from harness.sweep.cell import Status
-from harness.sweep.lookup import lookup
-from harness.trial.server_pool import Pool
-from harness.upstream import index, overlay, overlay_cache, pins, release_days
+from harness.system.errors import HarnessError
+from harness.system.files import write_whole, writing
+from harness.system.machine import cache_folder
+from harness.upstream import index, pins, release_days
 
 CODE = ("harness.probe.questions", "harness.probe.rank", "harness.probe.agent")
 """The modules that results depend on, with all that they import."""

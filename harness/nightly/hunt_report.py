@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.errors import ExitCode
 from harness.nightly.hunt import Finding, Hunted
 from harness.probe.signatures import Shown
-from harness.text import markdown, markdown_table
+from harness.system.errors import ExitCode
+from harness.system.text import markdown, markdown_table
 
 
 def exit_code(found: Sequence[Hunted]) -> int:

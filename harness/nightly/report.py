@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
-from harness.errors import ExitCode
-from harness.files import write_whole, writing
+from harness.api.spec import Verdict
+from harness.nightly import changes
+from harness.nightly.history_rows import Change, Kind, ReleaseResult, ScenarioResult
 from harness.nightly.steps import Summary, to_json
-from harness.report import count, table
-from harness.spec import Verdict
-from harness.sweep import changes
-from harness.sweep.history_rows import Change, Kind, ReleaseResult, ScenarioResult
-from harness.text import markdown_table, plain, short
+from harness.system.errors import ExitCode
+from harness.system.files import write_whole, writing
+from harness.system.terminal import count, table
+from harness.system.text import markdown_table, plain, short
 
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]

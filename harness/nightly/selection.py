@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from packaging.version import Version
 
 from harness import catalog
-from harness.run_config import RunConfig
-from harness.spec import RELEASED, Scenario
-from harness.sweep.history_rows import Kind, Nightly, ReleaseResult
+from harness.api.spec import RELEASED, Scenario
+from harness.config.run_config import RunConfig
+from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
 from harness.upstream import pins, release_days
 from harness.upstream.index import Release
 

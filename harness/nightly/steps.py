@@ -17,21 +17,21 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import catalog, machine
-from harness.errors import ExitCode, Fault, Inconclusive, UserError
-from harness.nightly import selection
+from harness import catalog
+from harness.api.spec import Verdict
+from harness.config.run_config import SLURM, RunConfig
+from harness.nightly import baseline, changes, confirmations, confirming, selection
+from harness.nightly.changes import Releases
+from harness.nightly.confirmations import Recorded
+from harness.nightly.history import History
+from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.nightly.selection import ReleaseTest
-from harness.report import Progress, terminal
-from harness.results import RunResult
-from harness.run_config import SLURM, RunConfig
-from harness.spec import Verdict
-from harness.sweep import baseline, changes, confirmations, confirming
+from harness.runs.results import RunResult
 from harness.sweep.cells import environment, find_all, room
-from harness.sweep.changes import Releases
-from harness.sweep.confirmations import Recorded
-from harness.sweep.history import History
-from harness.sweep.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.sweep.suite import Done, side_by_side
+from harness.system import machine
+from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
+from harness.system.terminal import Progress, terminal
 from harness.upstream import index, torches
 from harness.upstream.index import Release
 from harness.upstream.pins import TORCH

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness.trial import supervisor
+from harness.launch import supervisor
 
 RANK = Path(__file__).with_name("rank.py")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.errors import Inconclusive
-from harness.facts.numbers import finite
+from harness.api.numbers import finite
 from harness.probe import numbers
 from harness.probe.layouts import Layout
 from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
 from harness.probe.runs import Run, Step
+from harness.system.errors import Inconclusive
 
 LOG_LINES = 12
 """How much of the log of a failed rank is shown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
+from harness.api.numbers import near
 from harness.probe.ratios import meaning, times
 from harness.probe.relations import Broken
 from harness.probe.runs import Run

@@ -12,7 +12,7 @@ from harness.probe.signatures import Shown, Signature
 from harness.upstream.pins import import_name
 
 Affected = Callable[[str, Mapping[str, str]], str]
-"""What says that releases, by package, have a bug; empty if nothing does. ``harness.sweep.lookup``
+"""What says that releases, by package, have a bug; empty if nothing does. ``harness.ranges.lookup``
 answers, which must not be imported here."""
 
 

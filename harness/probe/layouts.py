@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from harness.errors import UserError
+from harness.system.errors import UserError
 
 RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
 RANKS_RESUME = "ranks-resume"

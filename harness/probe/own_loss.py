@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from harness.facts.numbers import near
+from harness.api.numbers import near
 from harness.probe.numbers import Share, share
 
 LABELS, LOGITS = "labels", "logits"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.facts.numbers import near
+from harness.api.numbers import near
 from harness.probe.numbers import Named, norm, share
 from harness.probe.runs import Step
 

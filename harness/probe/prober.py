@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine import cache_folder, own_folder
+from harness.launch.server_pool import Pool
 from harness.probe import loops
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
 from harness.probe.runs import Runner
 from harness.probe.target import Target
-from harness.trial.server_pool import Pool
+from harness.system.machine import cache_folder, own_folder
 
 TIMEOUT = 120.0
 """Seconds for one layout."""

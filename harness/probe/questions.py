@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from harness.api.spec import Lane
 from harness.probe import own_loss, own_steps, slope
 from harness.probe.comparison import Compared, compare, refuse_unusable
 from harness.probe.epochs import epoch
@@ -26,7 +27,6 @@ from harness.probe.layouts import (
 from harness.probe.reference import Reference
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
-from harness.spec import Lane
 
 SAMPLES, ORDER = "samples", "order of samples"
 

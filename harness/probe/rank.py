@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from harness.launch import supervisor
 from harness.probe import packing
 from harness.probe.assignment import Assignment
 from harness.probe.watch import Watch
-from harness.trial import supervisor
 
 PEER_GRACE = 20
 """Seconds that a rank which has taken its steps waits for the others to take theirs."""

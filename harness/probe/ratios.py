@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.facts.numbers import near
+from harness.api.numbers import near
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from that of a mistake."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.facts.numbers import finite
+from harness.api.numbers import finite
 from harness.probe import numbers
 from harness.probe.layouts import Layout
 from harness.probe.numbers import Spread

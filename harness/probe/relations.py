@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.facts.numbers import near
+from harness.api.numbers import near
 from harness.probe import numbers
 from harness.probe.numbers import Named, Share
 from harness.probe.parts import made_of

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from harness.errors import ExitCode
-from harness.facts.numbers import named
+from harness.api.numbers import named
 from harness.probe import evaluation
 from harness.probe.comparison import LOG_LINES, Compared
 from harness.probe.questions import Answers
+from harness.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from harness.probe.known import Known

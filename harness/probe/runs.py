@@ -17,18 +17,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.files import ROOT, write_whole, writing
-from harness.machine import cores
+from harness.api.spec import Lane
+from harness.launch.exits import Exit
+from harness.launch.launch import RankSettings, rank_environment, supervise
+from harness.launch.server_pool import Pool
+from harness.launch.servers import OverlayServer, Wanted
 from harness.probe import packing
 from harness.probe.assignment import Assignment
 from harness.probe.layouts import Layout, Settings
 from harness.probe.shims import SHIMMED
 from harness.probe.target import Target
-from harness.spec import Lane
-from harness.trial.launch import RankSettings, rank_environment, supervise
-from harness.trial.records import Exit
-from harness.trial.server_pool import Pool
-from harness.trial.servers import OverlayServer, Wanted
+from harness.system.files import ROOT, write_whole, writing
+from harness.system.machine import cores
 
 AGENT = "harness.probe.agent"
 MOST_AT_ONCE = 4

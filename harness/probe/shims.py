@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from harness.spec import Lane
-from harness.upstream import shims
+from harness.api.spec import Lane
+from harness.overlays import shims
 
 SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
 """The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""

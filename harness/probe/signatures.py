@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_whole
 from harness.probe import evaluation, own_loss, own_steps, slope
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.probe.ratios import term
 from harness.probe.report import status
+from harness.system.files import write_whole
 
 FILE = "probe.json"
 """In the folder of a scenario."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.facts.numbers import finite, near
+from harness.api.numbers import finite, near
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.numbers import SAFE, Named, norm
 from harness.probe.reference import Reference

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.system.errors import UserError
 
 PLACEHOLDERS = ("rows", "k", "ranks", "micro_batches", "dir", "at")
 

@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.errors import Fault, UserError
-from harness.files import locked, write_whole, writing
-from harness.machine import cache_folder
 from harness.sweep import slurm
+from harness.system.errors import Fault, UserError
+from harness.system.files import locked, write_whole, writing
+from harness.system.machine import cache_folder
 
 NOTE, OWNER, USERS = "note.json", "owner.lock", "users.lock"
 KEPT = 7 * 24 * 3600.0

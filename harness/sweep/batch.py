@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import Fault, UserError
-from harness.report import count
-from harness.run_config import OnConfig
+from harness.config.run_config import OnConfig
 from harness.sweep import array as arrays
 from harness.sweep import slurm
 from harness.sweep.array import Array
 from harness.sweep.slurm import End, Shape, Waiting
-from harness.text import short, warn
+from harness.system.errors import Fault, UserError
+from harness.system.terminal import count
+from harness.system.text import short, warn
 
 TRIES = 2
 """How often a task is submitted that Slurm loses."""

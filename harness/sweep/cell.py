@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from harness.spec import Outcome
+from harness.api.spec import Outcome
 
 
 class Status(str, Enum):

@@ -15,14 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import catalog, machine
-from harness.errors import Unsupported
-from harness.files import write_whole, writing
-from harness.run_config import SLURM, RunConfig
-from harness.spec import Lane
+from harness import catalog
+from harness.api.spec import Lane
+from harness.config.run_config import SLURM, RunConfig
+from harness.launch import lanes
+from harness.overlays import overlay
 from harness.sweep.cell import Cell
-from harness.text import warn_once
-from harness.upstream import overlay, pins
+from harness.system import machine
+from harness.system.errors import Unsupported
+from harness.system.files import write_whole, writing
+from harness.system.text import warn_once
+from harness.upstream import pins
 
 FORMAT = 4
 """Increase it when older cells must not be used any more."""
@@ -58,7 +61,7 @@ def lane_of(config: RunConfig) -> Lane | None:
         return lane if lane in scenario.lanes else None
     try:
         launch, ranks = config.launch, scenario.ranks_of("released")
-        return machine.choose_lane(scenario, ranks, launch.lane, launch.nodes)
+        return lanes.choose_lane(scenario, ranks, launch.lane, launch.nodes)
     except Unsupported:
         return None
 
@@ -67,10 +70,10 @@ def lane_of(config: RunConfig) -> Lane | None:
 def code(scenario: str) -> str:
     """A digest of our own code that the status of a scenario's cells depends on."""
     ours = (
-        "harness.trial.rank",
-        "harness.trial.launch",
-        "harness.trial.grade",
-        "harness.trial.forkserver",
+        "harness.runs.rank",
+        "harness.launch.launch",
+        "harness.runs.grade",
+        "harness.launch.forkserver",
     )
     return catalog.digest(catalog.places()[scenario], *ours)
 

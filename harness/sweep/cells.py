@@ -12,23 +12,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness import catalog, machine
-from harness.errors import ExitCode, Fault, HarnessError, UserError
-from harness.installation import refuse_without_torch
-from harness.machine import cache_folder
-from harness.report import last_lines, terminal
-from harness.results import RunResult
-from harness.run_config import SLURM, RunConfig
-from harness.spec import RELEASED, Lane, Outcome
+from harness import catalog
+from harness.api.spec import RELEASED, Lane, Outcome
+from harness.config.run_config import SLURM, RunConfig
+from harness.launch import lanes
+from harness.launch.exits import Exit, read_json
+from harness.launch.server_pool import Pool
+from harness.overlays import overlay
+from harness.runs.job import chosen_pins, stack_of
+from harness.runs.records import RUN_FILE
+from harness.runs.report import last_lines
+from harness.runs.results import RunResult
+from harness.runs.run import run
 from harness.sweep import cell, cell_store
 from harness.sweep.cell import STATUSES, Cell, Status
 from harness.sweep.cell_store import inputs_of, lane_of
-from harness.trial.job import chosen_pins, stack_of
-from harness.trial.prefetch import ahead
-from harness.trial.records import RUN_FILE, Exit, read_json
-from harness.trial.run import run
-from harness.trial.server_pool import Pool
-from harness.upstream import overlay, uv
+from harness.sweep.prefetch import ahead
+from harness.system import machine
+from harness.system.errors import ExitCode, Fault, HarnessError, UserError
+from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
+from harness.system.terminal import terminal
+from harness.upstream import uv
 
 AHEAD = 2
 """For how many cells after the running ones the imports are done: these take longer than most
@@ -114,7 +119,7 @@ def room(config: RunConfig) -> int:
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
     if config.launch.nodes > 1:
         return 1
-    return machine.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
+    return lanes.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
 
 
 @contextmanager

@@ -15,21 +15,22 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from harness import catalog, machine
-from harness.errors import Fault, HarnessError, UserError
-from harness.machine import cache_folder
-from harness.report import Progress
-from harness.run_config import HERE, JOB, RunConfig
-from harness.spec import RELEASED, Lane
+from harness import catalog
+from harness.api.spec import RELEASED, Lane
+from harness.config.run_config import HERE, JOB, RunConfig
+from harness.launch.exits import digest
+from harness.overlays import overlay
+from harness.runs.job import stack_of
+from harness.runs.run import make_overlay
 from harness.sweep import cell_store, cells, suite
 from harness.sweep.batch import Batch, Say, Work
 from harness.sweep.cell import Cell
 from harness.sweep.slurm import Shape
 from harness.sweep.suite import Done
-from harness.trial.job import stack_of
-from harness.trial.records import digest
-from harness.trial.run import make_overlay
-from harness.upstream import overlay
+from harness.system import machine
+from harness.system.errors import Fault, HarnessError, UserError
+from harness.system.machine import cache_folder
+from harness.system.terminal import Progress
 
 
 def find_all(

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import Inconclusive, Unsupported, UserError
-from harness.files import ROOT, writing
-from harness.installation import install
-from harness.machine import cache_folder
-from harness.run_config import OnConfig
-from harness.text import short
+from harness.config.run_config import OnConfig
+from harness.system.errors import Inconclusive, Unsupported, UserError
+from harness.system.files import ROOT, writing
+from harness.system.installation import install
+from harness.system.machine import cache_folder
+from harness.system.text import short
 
 SOON, LATER = 2.0, 15.0
 """Seconds between two looks at the queue, at first and after minutes: results are files, so a look

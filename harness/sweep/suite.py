@@ -22,21 +22,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness import catalog, machine
-from harness.errors import ExitCode, HarnessError, Unsupported, UserError
-from harness.files import writing
-from harness.installation import refuse_without_torch
-from harness.report import count, summary, summary_row, terminal
-from harness.results import RunResult
-from harness.run_config import SLURM, RunConfig
-from harness.spec import Lane, Verdict
-from harness.text import complaint
-from harness.trial.job import locked
-from harness.trial.prefetch import ahead, overlays_ahead
-from harness.trial.records import RUN_FILE, read_json
-from harness.trial.run import run
-from harness.trial.server_pool import SERVERS_A_RUN, Pool
-from harness.trial.servers import TORCH_IMPORTS
+from harness import catalog
+from harness.api.spec import Lane, Verdict
+from harness.config.run_config import SLURM, RunConfig
+from harness.launch.exits import read_json
+from harness.launch.server_pool import SERVERS_A_RUN, Pool
+from harness.launch.servers import TORCH_IMPORTS
+from harness.runs.job import locked
+from harness.runs.records import RUN_FILE
+from harness.runs.report import summary, summary_row
+from harness.runs.results import RunResult
+from harness.runs.run import run
+from harness.sweep.prefetch import ahead, overlays_ahead
+from harness.system import machine
+from harness.system.errors import ExitCode, HarnessError, Unsupported, UserError
+from harness.system.files import writing
+from harness.system.installation import refuse_without_torch
+from harness.system.terminal import count, terminal
+from harness.system.text import complaint
 
 NOTES = "HARNESS_EXIT_CODES"
 """The environment variable with the folder where each job of a command writes its exit code: a

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import Fault
-from harness.text import warn
+from harness.system.errors import Fault
+from harness.system.text import warn
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple

@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from harness.errors import Inconclusive
+from harness.system.errors import Inconclusive
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """The Pythons that lock files are made for."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import UserError
-from harness.spec import Scenario
+from harness.api.spec import Scenario
+from harness.system.errors import UserError
 
 TORCH = "torch"
 """The package that overlays copy from an environment instead of installing it (see ``torches``)."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from pathlib import Path
 
-from harness.errors import Inconclusive, UserError
-from harness.files import write_whole, writing
-from harness.spec import Scenario
-from harness.text import warn_once
+from harness.api.spec import Scenario
+from harness.system.errors import Inconclusive, UserError
+from harness.system.files import write_whole, writing
+from harness.system.text import warn_once
 from harness.upstream import index, locks, quirks, uv
 from harness.upstream.pins import Stack, here
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import Fault, Inconclusive, UserError
+from harness.system.errors import Fault, Inconclusive, UserError
 from harness.upstream import index, pins, torches
 
 MINOR = "minor"

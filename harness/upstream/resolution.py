@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness.spec import Scenario
+from harness.api.spec import Scenario
 from harness.upstream import locks, quirks, release_days, torches, uv
 from harness.upstream.pins import TORCH, Stack, here
 

@@ -18,8 +18,8 @@ from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.errors import Inconclusive, Unsupported
-from harness.files import locked, new_folder_beside, sha256, writing
+from harness.system.errors import Inconclusive, Unsupported
+from harness.system.files import locked, new_folder_beside, sha256, writing
 from harness.upstream import uv
 from harness.upstream.pins import TORCH, Torch, as_pinned, here
 

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
 from harness.upstream.pins import Stack, here
 from harness.upstream.quirks import SOURCE_ONLY
 
-_BUILD_SHIMS = Path(__file__).parent / "shims" / "build"
+_BUILD_SHIMS = Path(__file__).with_name("build_shims")
 
 _running: dict[subprocess.Popen[str], int] = {}
 """The processes of uv, each with the identifier of the thread that waits for it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.facts.numbers import near
-from harness.spec import FIXED, Records
+from harness.api.numbers import near
+from harness.api.spec import FIXED, Records
 
 REFERENCE = "reference"
 

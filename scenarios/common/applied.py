@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.numbers import near
-from harness.facts.projection import projection
-from harness.facts.shapes import NUMBER, SIZE, Facts, many
-from harness.pictures import Bars, Lines, Picture, by_step
-from harness.spec import Finding, Record, Records, Trials
+from harness.api.numbers import near
+from harness.api.pictures import Bars, Lines, Picture, by_step
+from harness.api.projection import projection
+from harness.api.shapes import NUMBER, SIZE, Facts, many
+from harness.api.spec import Finding, Record, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor

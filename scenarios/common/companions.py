@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.spec import Companion
+from harness.api.spec import Companion
 
 OLD_ACCELERATE = Companion(
     "transformers<4.48",

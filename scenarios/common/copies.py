@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.numbers import near
-from harness.facts.shapes import (
+from harness.api.numbers import near
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.shapes import (
     FLAG,
     NUMBER,
     SIZE,
@@ -24,8 +25,7 @@ from harness.facts.shapes import (
     maybe,
     optional,
 )
-from harness.pictures import Lines, Picture, by_step
-from harness.spec import Exercise, Finding, Position, Record, Records, Trials
+from harness.api.spec import Exercise, Finding, Position, Record, Records, Trials
 from scenarios.common import stepped
 
 UNIT = "between the copies of a weight"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.spec import Edits
+from harness.api.spec import Edits
 
 
 def calls(function: Any, name: str) -> list[Any]:

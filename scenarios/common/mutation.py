@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.spec import Defect, Edits, Scenario, Variant
+from harness.api.spec import Defect, Edits, Scenario, Variant
 
 
 @dataclass(frozen=True)

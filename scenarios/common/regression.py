@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.numbers import near
-from harness.facts.projection import projection
-from harness.facts.shapes import LINE, NUMBER, SIZE, Facts, by_name, many
-from harness.spec import Finding, Record, Records
+from harness.api.numbers import near
+from harness.api.projection import projection
+from harness.api.shapes import LINE, NUMBER, SIZE, Facts, by_name, many
+from harness.api.spec import Finding, Record, Records
 
 if TYPE_CHECKING:
     from torch import Tensor

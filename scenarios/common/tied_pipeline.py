@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
-from harness.errors import Inconclusive
+from harness.system.errors import Inconclusive
 from scenarios.common import bf16, copies, stepped
 
 if TYPE_CHECKING:
-    from harness.spec import Context
+    from harness.api.spec import Context
 
 
 @dataclass(frozen=True)

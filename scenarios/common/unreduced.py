@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.plan import Kind, each
-from harness.facts.shapes import FLAG, SIZE, alike, held
-from harness.pictures import Lines, Picture, by_step
-from harness.spec import Context, Exercise, Finding, Position, Records, Trials
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.plan import Kind, each
+from harness.api.shapes import FLAG, SIZE, alike, held
+from harness.api.spec import Context, Exercise, Finding, Position, Records, Trials
 from scenarios.common import applied, usual_checks
 
 if TYPE_CHECKING:

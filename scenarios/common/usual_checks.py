@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.facts.numbers import near
-from harness.spec import Records
+from harness.api.numbers import near
+from harness.api.spec import Records
 
 
 def norm(records: Records) -> dict[str, bool]:

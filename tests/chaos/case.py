@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from harness.trial.records import EXIT_FILE, RUN_FILE, VERDICT_FILE
+from harness.launch.exits import EXIT_FILE
+from harness.runs.records import RUN_FILE, VERDICT_FILE
 from tests.sandbox import ROOT, Sandbox
 
 PATIENCE = 300

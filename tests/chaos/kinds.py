@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.machine import cache_folder
-from harness.upstream import overlay
+from harness.overlays import overlay
+from harness.system.machine import cache_folder
 from tests.chaos.case import Case
 from tests.overlays import copy, lent
 from tests.sandbox import fill

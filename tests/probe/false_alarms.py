@@ -22,19 +22,20 @@ from datetime import date
 from itertools import islice
 from pathlib import Path
 
-from harness.errors import HarnessError
-from harness.files import ROOT, write_whole
-from harness.machine import cache_folder
+from harness.launch.server_pool import Pool
 from harness.nightly.hunt import newest
+from harness.overlays import overlay
 from harness.probe import own_loss, own_steps
 from harness.probe.crossing import crossed
 from harness.probe.numbers import SAFE
 from harness.probe.prober import Loop, Prober
 from harness.probe.report import status
 from harness.probe.signatures import SUSPECT
-from harness.text import markdown_table
-from harness.trial.server_pool import Pool
-from harness.upstream import overlay, pins
+from harness.system.errors import HarnessError
+from harness.system.files import ROOT, write_whole
+from harness.system.machine import cache_folder
+from harness.system.text import markdown_table
+from harness.upstream import pins
 
 BEGIN, END = "<!-- spreads: generated -->", "<!-- end of the spreads -->"
 PAGE = ROOT / "docs" / "probe.md"

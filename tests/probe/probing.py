@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from harness.machine import cache_folder, own_folder
+from harness.launch.server_pool import Pool
 from harness.probe import loops
 from harness.probe.comparison import Compared
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
 from harness.probe.runs import Runner
 from harness.probe.target import target
-from harness.trial.server_pool import Pool
+from harness.system.machine import cache_folder, own_folder
 
 SCRIPTS = loops.FOLDER
 SAVE, RESUMED = "--save {dir} --save-at {at}", "--resume {dir}"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.errors import UserError
+from harness.launch.server_pool import Pool
 from harness.probe.layouts import RANKS_RESUME, SEED, Settings
-from harness.trial.server_pool import Pool
+from harness.system.errors import UserError
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 GIVEN = "--batch-size {rows} --accum {k}"

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from harness import machine
 from harness.__main__ import main
-from harness.commands import probe
+from harness.cli import probe
+from harness.system import machine
 from tests.probe.probing import SCRIPTS
 
 pytestmark = pytest.mark.launch
@@ -97,6 +97,6 @@ def test_a_machine_with_too_few_gpus_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine.Gpu("0", "GPU-1", "H200")
-    monkeypatch.setattr("harness.commands.probe.gpus", lambda: (one,))
+    monkeypatch.setattr("harness.cli.probe.gpus", lambda: (one,))
     assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
     assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.probe.report import exit_code
-from harness.trial.server_pool import Pool
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

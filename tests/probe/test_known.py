@@ -6,7 +6,7 @@ import pytest
 
 from harness.probe.known import with_signature
 from harness.probe.signatures import Shown
-from harness.sweep.lookup import why_affected
+from harness.ranges.lookup import why_affected
 
 ALL = {"ranks", "accumulation", "both", "resume"}
 TWICE = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.files import ROOT
 from harness.probe.made import micro_batches
+from harness.system.files import ROOT
 
 
 def example() -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness import catalog
+from harness.launch.server_pool import Pool
 from harness.probe import signatures
 from harness.probe.prober import Prober
 from harness.probe.signatures import Signature
-from harness.trial.server_pool import Pool
 from tests.overlays import lent
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]

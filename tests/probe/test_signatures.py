@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness import catalog
-from harness.commands import _probe_table
-from harness.files import ROOT
 from harness.probe import loops, signatures
 from harness.probe.comparison import Compared
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
@@ -18,6 +16,8 @@ from harness.probe.questions import Answers
 from harness.probe.ratios import MISTAKES, meaning, term
 from harness.probe.relations import Broken
 from harness.probe.signatures import Recorded, Shown, Signature
+from harness.publish import probe_table as _probe_table
+from harness.system.files import ROOT
 
 KNOWN = [
     (name, found) for name in catalog.sound() if (found := signatures.read(catalog.folder(name)))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
-from harness.trial.server_pool import Pool
 from tests.overlays import lent, lent_packages, lent_release
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 

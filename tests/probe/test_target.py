@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
 from harness.probe.layouts import Settings
 from harness.probe.target import Target, target
+from harness.system.errors import UserError
 
 VALUES = {"rows": 4, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2}
 

@@ -8,6 +8,6 @@ import sys
 
 sys.path.append(os.environ["HARNESS"])
 
-from harness.upstream import shims
+from harness.overlays import shims
 
 shims.install(os.environ["SHIMS"].split())

@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import Inconclusive
-from harness.spec import Outcome, Records
-from harness.trial import run_schema
-from harness.trial.grade import run_of
-from harness.trial.records import RUN_FILE, read_json, read_records
-from harness.trial.validation import merged
+from harness.api.spec import Outcome, Records
+from harness.launch.exits import read_json
+from harness.runs import run_schema
+from harness.runs.grade import run_of
+from harness.runs.records import RUN_FILE, read_records
+from harness.runs.validation import merged
+from harness.system.errors import Inconclusive
 from tests.recording import Recording, changing, recorded
 
 Change = Callable[[Any], Any]

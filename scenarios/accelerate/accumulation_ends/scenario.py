@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, exactly
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import NUMBER, exactly
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -12,7 +12,7 @@ from accelerate.utils.fsdp_utils import load_fsdp_model, save_fsdp_model
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.accelerate.fsdp2_upcast_lost import sharded
 
 FEATURES, RANK, ROWS = 8, 4, 16

@@ -18,12 +18,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, FLAG, NUMBER, alike, by_name, many
-from harness.knobs import Knobs, knob
-from harness.pictures import Grid, Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.settings import above, by_code
+from harness.api.shapes import COUNT, FLAG, NUMBER, alike, by_name, many
+from harness.api.spec import (
     Companion,
     Context,
     Exercise,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.accelerate.fsdp2_upcast_lost import sharded
 from scenarios.common import applied, linear
 

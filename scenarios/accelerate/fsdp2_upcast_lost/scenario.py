@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, alike, one_of
-from harness.knobs import Knobs, knob
-from harness.pictures import Lines, Picture, by_step
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT, NUMBER, SIZE, alike, one_of
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from harness.errors import Inconclusive
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
+from harness.system.errors import Inconclusive
 
 
 def accelerator(ctx: Context, precision: str, **plugin: Any) -> Accelerator:

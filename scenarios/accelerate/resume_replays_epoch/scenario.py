@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.knobs import Knobs, knob
-from harness.pictures import Grid, Picture
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Grid, Picture
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

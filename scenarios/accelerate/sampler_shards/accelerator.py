@@ -6,8 +6,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from harness.errors import Inconclusive
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
+from harness.system.errors import Inconclusive
 
 
 def accelerator(ctx: Context, **loading: Any) -> Accelerator:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, WHOLE, many
-from harness.pictures import Grid, Picture
-from harness.spec import Context, Exercise, Finding, Record, Records, Trials
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import COUNT, WHOLE, many
+from harness.api.spec import Context, Exercise, Finding, Record, Records, Trials
 
 UNIT = "of all samples seen by nobody"
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, exactly
-from harness.knobs import Knobs, knob
-from harness.pictures import Lines, Picture, by_step
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import NUMBER, exactly
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

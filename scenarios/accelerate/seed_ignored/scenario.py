@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, WHOLE, alike, many
-from harness.knobs import Knobs, knob
-from harness.pictures import Grid, Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import COUNT, WHOLE, alike, many
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import FLAG, LINE, NUMBER, SIZE, alike, by_name, many
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import FLAG, LINE, NUMBER, SIZE, alike, by_name, many
+from harness.api.spec import (
     Companion,
     Context,
     Exercise,

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.errors import Inconclusive
-from harness.facts.projection import projection
-from harness.spec import Context, Lane
+from harness.api.projection import projection
+from harness.api.spec import Context, Lane
+from harness.system.errors import Inconclusive
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.plan import Plan
-from harness.knobs import Knobs, knob
-from harness.settings import above, by_code
-from harness.spec import Context, Position, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Plan
+from harness.api.settings import above, by_code
+from harness.api.spec import Context, Position, Scenario, expect_clean, expect_symptom
 from scenarios.datasets.split_then_skip import splits
 
 

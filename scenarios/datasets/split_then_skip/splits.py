@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, alike, many
-from harness.pictures import Grid, Picture
-from harness.spec import Context, Exercise, Finding, Records, Trials
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import COUNT, alike, many
+from harness.api.spec import Context, Exercise, Finding, Records, Trials
 
 FIRST, LAST = "first", "last"
 """When the stream is split: before or after the operation."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, many
-from harness.pictures import Grid, Picture
-from harness.spec import Exercise, Finding, Record, Records, Trials
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import COUNT, many
+from harness.api.spec import Exercise, Finding, Record, Records, Trials
 
 BATCH = 4
 """Rows of a batch in a batched map()."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness import apex
-from harness.spec import Lane
+from harness.api.spec import Lane
+from harness.system import apex
 
 
 def layer_norm(lane: Lane) -> type[nn.Module]:

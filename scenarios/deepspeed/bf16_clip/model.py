@@ -28,9 +28,9 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
+from harness.api.spec import Context, Lane
 from harness.detectors.replicas import replicated_parameters
-from harness.errors import Inconclusive
-from harness.spec import Context, Lane
+from harness.system.errors import Inconclusive
 from scenarios.common import bf16
 from scenarios.common.stepped import Plain
 from scenarios.deepspeed.bf16_clip.fused import layer_norm

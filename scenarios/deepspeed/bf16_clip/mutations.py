@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.spec import Edits
+from harness.api.spec import Edits
 from scenarios.common.edits import calling, guarded, left_out, repeated
 from scenarios.common.mutation import mutation
 

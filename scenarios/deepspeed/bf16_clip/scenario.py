@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above
+from harness.api.shapes import (
     COUNT,
     LINE,
     NUMBER,
@@ -37,9 +39,7 @@ from harness.facts.shapes import (
     many,
     matching,
 )
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import (
+from harness.api.spec import (
     Companion,
     Context,
     Defect,

@@ -15,8 +15,8 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
-from harness.errors import Inconclusive
-from harness.spec import Context
+from harness.api.spec import Context
+from harness.system.errors import Inconclusive
 from scenarios.common import applied, linear, regression
 from scenarios.common.applied import Plain
 

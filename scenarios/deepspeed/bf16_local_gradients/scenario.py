@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import FLAG, NUMBER, alike, held
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan
+from harness.api.settings import above
+from harness.api.shapes import FLAG, NUMBER, alike, held
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common import linear, regression
 from scenarios.common.linear import Rows
 

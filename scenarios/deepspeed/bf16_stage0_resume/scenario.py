@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, alike, held
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import COUNT, NUMBER, SIZE, alike, held
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, alike, held
-from harness.knobs import Knobs, knob
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import NUMBER, alike, held
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import Knobs, knob
+from harness.api.settings import above
+from harness.api.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.spec import Context
+from harness.api.spec import Context
 
 Observe = Callable[[str, Tensor], None]
 """Gets the name and the value of each tensor that enters a softmax, before any mask."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.spec import Context
+from harness.api.spec import Context
 
 SIZE = 4_000_000
 """Bytes of text at most."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.numbers import finite, named, near
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import MAY_OVERFLOW, SIZE, alike
-from harness.spec import Record, Records
+from harness.api.numbers import finite, named, near
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import MAY_OVERFLOW, SIZE, alike
+from harness.api.spec import Record, Records
 from scenarios.common import stepped
 
 if TYPE_CHECKING:

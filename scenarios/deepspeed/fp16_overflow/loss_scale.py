@@ -14,9 +14,10 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from harness.facts.numbers import named, near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import (
+from harness.api.numbers import named, near
+from harness.api.pictures import Lines, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import (
     COUNT,
     FLAG,
     MAY_OVERFLOW,
@@ -28,8 +29,7 @@ from harness.facts.shapes import (
     matching,
     maybe,
 )
-from harness.pictures import Lines, Picture
-from harness.spec import Context, Exercise, Finding, Record, Records, Trials
+from harness.api.spec import Context, Exercise, Finding, Record, Records, Trials
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 LIMIT = 65504

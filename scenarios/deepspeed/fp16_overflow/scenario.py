@@ -28,10 +28,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.facts.plan import Plan
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import Context, Finding, Position, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Plan
+from harness.api.settings import by_code
+from harness.api.spec import (
+    Context,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 from scenarios.deepspeed.fp16_overflow import loss_scale
 

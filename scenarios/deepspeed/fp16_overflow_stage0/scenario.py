@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.knobs import knob
-from harness.settings import by_code
-from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import knob
+from harness.api.settings import by_code
+from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.deepspeed.fp16_overflow import loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
 

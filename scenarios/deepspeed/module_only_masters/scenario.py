@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, alike
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT, NUMBER, SIZE, alike
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

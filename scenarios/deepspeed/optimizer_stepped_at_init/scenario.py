@@ -17,13 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, alike
-from harness.knobs import Knobs, knob
-from harness.pictures import Lines, Picture, by_step
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT, NUMBER, SIZE, alike
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

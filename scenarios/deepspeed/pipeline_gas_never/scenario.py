@@ -14,8 +14,8 @@ but the last; right again from 0.19.3 on.
 
 from __future__ import annotations
 
-from harness.settings import above
-from harness.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from harness.api.settings import above
+from harness.api.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.deepspeed.pipeline_gas_twice import scenario as twice
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, alike, exactly
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above
+from harness.api.shapes import NUMBER, alike, exactly
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

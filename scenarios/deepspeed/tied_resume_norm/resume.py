@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import Inconclusive
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, held, many, matching
-from harness.pictures import Bars, Picture
-from harness.spec import Context, Exercise, Finding, Position, Record, Records, Trials
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, held, many, matching
+from harness.api.spec import Context, Exercise, Finding, Position, Record, Records, Trials
+from harness.system.errors import Inconclusive
 from scenarios.common import copies, stepped
 
 LAUNCHES = ("train", "resume")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.spec import Edits
+from harness.api.spec import Edits
 from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed.clip_max_for_min.mutations import not_reduced

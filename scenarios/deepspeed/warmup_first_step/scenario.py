@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, exactly
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import NUMBER, exactly
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

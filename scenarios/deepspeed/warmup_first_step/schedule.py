@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.shapes import SIZE, alike, many
-from harness.pictures import Lines, Picture, by_step
-from harness.spec import Finding, Records, Trials
+from harness.api.numbers import near
+from harness.api.pictures import Lines, Picture, by_step
+from harness.api.shapes import SIZE, alike, many
+from harness.api.spec import Finding, Records, Trials
 from scenarios.common import applied
 
 TOLERANCE = 1e-6

@@ -15,9 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.knobs import Knobs, knob
-from harness.settings import above, by_code
-from harness.spec import Context, Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import Knobs, knob
+from harness.api.settings import above, by_code
+from harness.api.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
 from scenarios.megatron_core.moe_aux_tensor_parallel import shares
 from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
 

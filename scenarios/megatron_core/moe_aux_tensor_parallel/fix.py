@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.spec import Defect, Edits
+from harness.api.spec import Defect, Edits
 
 
 def _multiplied(function: Any) -> Edits:

@@ -18,7 +18,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.megatron_core.moe_aux_tensor_parallel import training
 from scenarios.megatron_core.moe_aux_tensor_parallel.shares import EXPERTS, HIDDEN
 

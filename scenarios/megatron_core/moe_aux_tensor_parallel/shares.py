@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import FLAG, NUMBER, alike, many
-from harness.pictures import Bars, Picture
-from harness.spec import Exercise, Finding, Position, Record, Records, Trials
+from harness.api.numbers import near
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import FLAG, NUMBER, alike, many
+from harness.api.spec import Exercise, Finding, Position, Record, Records, Trials
 
 EXPERTS, HIDDEN = 4, 8
 

@@ -15,7 +15,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.megatron_core.moe_aux_tensor_parallel import training
 
 HIDDEN, HEADS, LENGTH, ROWS = 16, 4, 8, 2

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import Inconclusive
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, by_name, held, many, one_of
-from harness.pictures import Grid, Picture
-from harness.spec import BUGGY, FIXED, Context, Exercise, Finding, Records, Trials
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, by_name, held, many, one_of
+from harness.api.spec import BUGGY, FIXED, Context, Exercise, Finding, Records, Trials
+from harness.system.errors import Inconclusive
 
 if TYPE_CHECKING:
     from torch import Tensor

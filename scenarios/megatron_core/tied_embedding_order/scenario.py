@@ -30,10 +30,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from harness.facts.plan import Plan
-from harness.knobs import Knobs, knob
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Plan
+from harness.api.settings import above, by_code
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

@@ -29,9 +29,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import Tensor, nn
 
+from harness.api.spec import Context, Lane
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_differences
-from harness.spec import Context, Lane
 
 STAGES = 2
 

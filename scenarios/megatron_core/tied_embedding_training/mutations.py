@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.spec import Edits
+from harness.api.spec import Edits
 from scenarios.common.edits import without_call, wrapped
 from scenarios.common.mutation import mutation
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.numbers import near
-from harness.facts.shapes import SIZE, Facts, held
-from harness.spec import Finding, Record, Records
+from harness.api.numbers import near
+from harness.api.shapes import SIZE, Facts, held
+from harness.api.spec import Finding, Record, Records
 from scenarios.megatron_core.tied_embedding_order.grad_buffer import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:

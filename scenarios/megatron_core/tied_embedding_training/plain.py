@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
 from scenarios.megatron_core.tied_embedding_order import stages as tied
 from scenarios.megatron_core.tied_embedding_training import owners

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import LINE, SIZE, many
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.settings import by_code
+from harness.api.shapes import LINE, SIZE, many
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

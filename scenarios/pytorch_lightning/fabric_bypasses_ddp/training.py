@@ -16,7 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
 from scenarios.common import applied, linear, unreduced
 from scenarios.common.linear import Rows
 

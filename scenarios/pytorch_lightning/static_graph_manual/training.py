@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import NUMBER, SIZE, alike
-from harness.knobs import Knobs, knob
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import NUMBER, SIZE, alike
+from harness.api.spec import (
     Companion,
     Context,
     Exercise,

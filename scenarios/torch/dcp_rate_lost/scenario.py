@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, SIZE, alike
-from harness.knobs import Knobs, knob
-from harness.pictures import Lines, Picture
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.pictures import Lines, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT, SIZE, alike
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

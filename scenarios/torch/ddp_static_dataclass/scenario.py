@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import FLAG, exactly
-from harness.knobs import Knobs, knob
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan
+from harness.api.settings import above, by_code
+from harness.api.shapes import FLAG, exactly
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

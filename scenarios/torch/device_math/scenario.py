@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import NUMBER, Shape, exactly, held, many, matching
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import NUMBER, Shape, exactly, held, many, matching
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, SIZE, alike, held
-from harness.knobs import Knobs, knob
-from harness.pictures import Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import COUNT, SIZE, alike, held
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

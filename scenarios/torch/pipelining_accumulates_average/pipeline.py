@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common import linear
 
 FEATURES = 8

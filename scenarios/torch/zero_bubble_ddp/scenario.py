@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, FLAG, SIZE, exactly, held
-from harness.knobs import Knobs, knob
-from harness.pictures import Lines, Picture
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Lines, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above, by_code
+from harness.api.shapes import COUNT, FLAG, SIZE, exactly, held
+from harness.api.spec import (
     Context,
     Defect,
     Edits,

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import COUNT, many
-from harness.knobs import Knobs, knob
-from harness.pictures import Bars, Picture
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.pictures import Bars, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT, many
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common.hf_trainer import VOCABULARY, Loss, Rows, llama, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common.hf_trainer import arguments, llama
 
 BATCH = 4

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
-from harness.spec import Context
+from harness.api.spec import Context
 from scenarios.common import applied
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, Watch, sgd
 

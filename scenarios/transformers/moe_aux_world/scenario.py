@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import COUNT
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

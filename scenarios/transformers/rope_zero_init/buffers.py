@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.facts.numbers import named, near
-from harness.facts.plan import Kind, Plan
-from harness.facts.shapes import (
+from harness.api.numbers import named, near
+from harness.api.pictures import Lines, Picture
+from harness.api.plan import Kind, Plan
+from harness.api.shapes import (
     COUNT,
     LINE,
     MAY_OVERFLOW,
@@ -35,8 +36,7 @@ from harness.facts.shapes import (
     maybe,
     one_of,
 )
-from harness.pictures import Lines, Picture
-from harness.spec import Exercise, Finding, Lane, Position, Record, Records, Trials
+from harness.api.spec import Exercise, Finding, Lane, Position, Record, Records, Trials
 
 if TYPE_CHECKING:
     from torch import Tensor

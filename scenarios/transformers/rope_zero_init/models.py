@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # type: ignore[import-not-found]
 
+from harness.api.spec import Context
 from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
-from harness.spec import Context
 from scenarios.transformers.rope_zero_init import buffers, plain_llama
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}

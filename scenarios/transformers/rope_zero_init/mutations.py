@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.spec import Edits
+from harness.api.spec import Edits
 from scenarios.common.edits import calls
 from scenarios.common.mutation import mutation
 from scenarios.transformers.rope_zero_init_v5.mutations import doubled, reflected

@@ -26,10 +26,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.facts.plan import Plan
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Plan
+from harness.api.settings import by_code
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

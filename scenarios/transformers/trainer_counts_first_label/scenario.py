@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.knobs import knob
-from harness.settings import by_code
-from harness.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import knob
+from harness.api.settings import by_code
+from harness.api.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers.gpt2_counts_first_label import scenario as sibling

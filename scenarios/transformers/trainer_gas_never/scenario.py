@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.knobs import knob
-from harness.settings import above, by_code
-from harness.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from harness.api.knobs import knob
+from harness.api.settings import above, by_code
+from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers.trainer_gas_twice import scenario as sibling

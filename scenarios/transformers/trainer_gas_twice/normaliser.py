@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.facts.numbers import near
-from harness.spec import Record
+from harness.api.numbers import near
+from harness.api.spec import Record
 from scenarios.common import applied
 
 Losses = Sequence[float]

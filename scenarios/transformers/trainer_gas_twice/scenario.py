@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, SIZE, WHOLE, many
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above
+from harness.api.shapes import COUNT, NUMBER, SIZE, WHOLE, many
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

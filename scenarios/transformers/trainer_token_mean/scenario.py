@@ -17,10 +17,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.knobs import knob
-from harness.settings import above, by_code
-from harness.spec import (
+from harness.api.knobs import knob
+from harness.api.numbers import near
+from harness.api.settings import above, by_code
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 from trl import DPOConfig, DPOTrainer
 
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import VOCABULARY, llama
 

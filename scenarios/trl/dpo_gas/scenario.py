@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, many
-from harness.knobs import Knobs, knob
-from harness.settings import above
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import above
+from harness.api.shapes import COUNT, NUMBER, many
+from harness.api.spec import (
     Companion,
     Context,
     Exercise,

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import exactly, held
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.numbers import near
+from harness.api.plan import Kind, Plan, each
+from harness.api.settings import by_code
+from harness.api.shapes import exactly, held
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

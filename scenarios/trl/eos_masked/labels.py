@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.facts.numbers import near
-from harness.facts.plan import Kind, Plan, each
-from harness.facts.shapes import COUNT, NUMBER, WHOLE, exactly, many
-from harness.pictures import Grid, Picture
-from harness.spec import Exercise, Records, Trials
+from harness.api.numbers import near
+from harness.api.pictures import Grid, Picture
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import COUNT, NUMBER, WHOLE, exactly, many
+from harness.api.spec import Exercise, Records, Trials
 
 IGNORED = -100
 """The label of a token that does not count."""

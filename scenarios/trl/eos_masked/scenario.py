@@ -15,10 +15,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from harness.facts.plan import Plan
-from harness.knobs import Knobs, knob
-from harness.settings import by_code
-from harness.spec import (
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Plan
+from harness.api.settings import by_code
+from harness.api.spec import (
     Context,
     Exercise,
     Finding,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from trl import GRPOConfig, GRPOTrainer
 
-from harness.spec import Context, Lane
+from harness.api.spec import Context, Lane
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import VOCABULARY, llama
 

@@ -1,0 +1,1 @@
+"""All that a scenario imports. Standard library only."""

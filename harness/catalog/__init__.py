@@ -1,0 +1,234 @@
+"""Finds and loads the scenarios. Imports no torch, no Hydra and no upstream, so listing is quick.
+
+Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
+scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
+``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md. A
+module that cannot be used affects its own scenario and no other.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import scenarios
+from harness.api.spec import Scenario
+from harness.system.errors import HarnessError, UserError
+from harness.system.files import ROOT
+from harness.system.text import complaint
+
+PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
+COMMON = "common"
+"""The folder with models and oracles that three or more scenarios share."""
+MODULE = "scenario"
+REPORT, REPORT_SCRIPT = "report.md", "report.py"
+"""The text for the maintainers of a bug that they do not know, and the script that shows it."""
+
+
+class BrokenScenario(HarnessError):
+    """A scenario's module cannot be used; the message names the file, the line and the error."""
+
+
+@cache
+def places() -> dict[str, str]:
+    """The module of each scenario, by name: ``scenarios.deepspeed.bf16_clip.scenario``. Sorted."""
+    return {
+        name: f"scenarios.{found[0].parent.name}.{name}.{MODULE}"
+        for name, found in _found().items()
+    }
+
+
+@cache
+def _found() -> dict[str, list[Path]]:
+    """The folders of each name. More than one folder for a name is a mistake."""
+    found: dict[str, list[Path]] = {}
+    for upstream in _packages(map(Path, scenarios.__path__)):
+        if upstream.name != COMMON:
+            for folder in _packages([upstream]):
+                found.setdefault(folder.name, []).append(folder)
+    return dict(sorted(found.items()))
+
+
+def _packages(folders: Iterable[Path]) -> list[Path]:
+    """The public packages in some folders."""
+    return [
+        folder / module.name
+        for folder in folders
+        for module in pkgutil.iter_modules([str(folder)])
+        if module.ispkg and not module.name.startswith("_")
+    ]
+
+
+def forget() -> None:
+    """Look for the scenarios again, after modules were added or removed."""
+    places.cache_clear()
+    _found.cache_clear()
+    _broken.clear()
+
+
+_broken: dict[str, str] = {}
+"""Why scenarios cannot be used, by name, as far as is known."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of all scenarios, sorted; also of broken ones."""
+    return tuple(places())
+
+
+def sound() -> tuple[str, ...]:
+    """The names of all scenarios that can be used, sorted."""
+    unusable = broken()
+    return tuple(name for name in names() if name not in unusable)
+
+
+def broken() -> dict[str, str]:
+    """Why scenarios cannot be used, by name."""
+    found = {}
+    for name in names():
+        try:
+            load(name)
+        except BrokenScenario as error:
+            found[name] = str(error)
+    return found
+
+
+def load(name: str) -> ModuleType:
+    """The module of one scenario. Raises UserError, with the choices, if there is none, and
+    BrokenScenario if it cannot be used."""
+    if name not in places():
+        raise UserError(unknown("scenario", name, names()))
+    if name not in _broken:
+        try:
+            module = importlib.import_module(places()[name])
+            if not (why := _unfit(name, module)):
+                return module
+            mark_broken(name, why)
+        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
+            mark_broken(name, f"{_line_of(error)}: {complaint(error)}".removeprefix(": "))
+    raise BrokenScenario(_broken[name])
+
+
+def _unfit(name: str, module: ModuleType) -> str:
+    """Why an imported module is not a scenario; empty if it is one."""
+    missing = [part for part in PARTS if not hasattr(module, part)]
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
+        return "SCENARIO must be a Scenario, and Params a dataclass"
+    if len(_found()[name]) > 1:
+        upstreams = [folder.parent.name for folder in _found()[name]]
+        return f"{' and '.join(upstreams)} both have a scenario of this name"
+    return ""
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line under ``scenarios/`` in the traceback of an exception, for example
+    ``scenarios/deepspeed/bf16_clip/scenario.py, line 7``; empty if there is none."""
+    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((error.filename, error.lineno))
+    ours = [
+        f"scenarios/{Path(path).relative_to(root)}, line {line}"
+        for path, line in lines
+        for root in scenarios.__path__
+        if Path(path).is_relative_to(root)
+    ]
+    return ours[-1] if ours else ""
+
+
+def mark_broken(name: str, why: str) -> None:
+    """Count a scenario as broken, also for a mistake that shows only when it is used."""
+    own = file(name)
+    _broken[name] = why if why.startswith(own) else f"{own}: {why}"
+
+
+def folder(name: str) -> Path:
+    """The folder with everything about one scenario: ``scenarios/deepspeed/bf16_clip``."""
+    return _found()[name][0]
+
+
+def file(name: str) -> str:
+    """A scenario's module in the project: ``scenarios/deepspeed/bf16_clip/scenario.py``."""
+    return f"{places()[name].replace('.', '/')}.py"
+
+
+def scenario(name: str) -> Scenario:
+    """The metadata of one scenario."""
+    found: Scenario = load(name).SCENARIO
+    title = story(name).partition("\n")[0].rstrip(".")
+    return replace(found, title=title, locks=folder(name) / "locks")
+
+
+def story(name: str) -> str:
+    """The docstring of a scenario's module: what goes wrong, for whom, and why."""
+    return (load(name).__doc__ or "").strip()
+
+
+def upstreams() -> list[str]:
+    """Every package that a scenario pins, sorted, without broken scenarios."""
+    return sorted({pin for name in sound() for pin in scenario(name).pins})
+
+
+def sources(*modules: str) -> list[Path]:
+    """The files of modules, such as ``harness.runs.rank``, and of all our modules that they
+    import."""
+    waiting, seen, files = list(modules), set(), set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        place = ROOT / module.replace(".", "/")
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                files.add(path)
+                waiting += _imports(path)
+    return sorted(files)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """What a file imports, at its top or inside a function; perhaps also names within modules."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def digest(*modules: str) -> str:
+    """A digest of the code of modules and of all our modules that they import, without comments,
+    docstrings and pictures."""
+    made = hashlib.sha256()
+    for path in sources(*modules):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                node.body = [line for line in node.body if not _has_no_effect(line)]
+        made.update(f"{path.relative_to(ROOT)}\n{ast.dump(tree)}\n".encode())
+    return made.hexdigest()
+
+
+def _has_no_effect(line: ast.stmt) -> bool:
+    """Whether this statement is a docstring or a picture."""
+    if isinstance(line, ast.FunctionDef):
+        return line.name == "picture"
+    if isinstance(line, ast.Assign):
+        return [ast.unparse(target) for target in line.targets] == ["picture"]
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+def unknown(what: str, given: str, choices: Iterable[str]) -> str:
+    """One line that names what was not found, a guess, and the choices."""
+    choices = list(choices)
+    guess = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    hint = f": did you mean {guess[0]}?" if guess else "."
+    return f"no {what} '{given}'{hint} Choices: {', '.join(choices) or 'none'}."

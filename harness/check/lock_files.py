@@ -1,0 +1,159 @@
+"""The lock files of uv and Poetry, and pylock.toml: every package that a project installs.
+
+A project may install a package only with an extra or a dependency group, and only its user knows
+which are installed. So a package of any extra or group counts as installed.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from packaging.markers import Marker
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
+from harness.check.source import Source
+from harness.system.errors import Inconclusive, UserError
+from harness.system.text import complaint
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+UV = 1
+"""The version of uv.lock that is read; later revisions of it only add to it."""
+POETRY = (1, 2)
+"""The versions of poetry.lock that are read, without minor versions."""
+PYLOCK = 1
+
+CHOICE = re.compile(
+    r"""extra\s*[!=]=\s*(?:"[^"]*"|'[^']*')"""
+    r"""|(?:"[^"]*"|'[^']*')\s+(?:not\s+)?in\s+(?:extras|dependency_groups)"""
+)
+"""A condition on what the user chose to install: ``extra == 'train'``."""
+ALWAYS = "python_version >= '3'"
+
+UV_ORIGINS = {
+    "git": GIT,
+    "url": WEB,
+    "path": FILE,
+    "directory": FOLDER,
+    "editable": EDITABLE,
+    "registry": "",
+}
+POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "legacy": ""}
+
+
+def entries(source: Source) -> list[Listed]:
+    """The packages in a lock file, those for another platform or Python left out.
+
+    Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
+    """
+    document = _document(source)
+    try:
+        return list(_entries(document, source.name))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{source.name} is not what uv and Poetry write: {complaint(error)}"
+        ) from None
+
+
+def _document(source: Source) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source.name} is not valid TOML: {error}") from None
+
+
+def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
+    if "lock-version" in document:
+        _known(file, "pylock", _major(document["lock-version"]), PYLOCK)
+        return _pylock(document)
+    if "lock-version" in document.get("metadata", {}):
+        _known(file, "poetry.lock", _major(document["metadata"]["lock-version"]), *POETRY)
+        return _poetry(document)
+    if isinstance(document.get("version"), int):
+        _known(file, "uv.lock", document["version"], UV)
+        return _uv(document)
+    raise UserError(f"{file} is no lock file: it is none of uv.lock, poetry.lock and pylock.toml")
+
+
+def _major(version: str) -> int:
+    return Version(version).major
+
+
+def _known(file: str, kind: str, version: int, *known: int) -> None:
+    if version not in known:
+        names = " and ".join(map(str, known))
+        raise Inconclusive(f"{file} has version {version} of {kind}; only {names} can be read")
+
+
+def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
+    ours = _is_for_us(document.get("requires-python", ""))
+    for package in document.get("package", []):
+        name, source = canonicalize_name(package["name"]), package["source"]
+        if "virtual" in source or (ours and not _applies(package.get("resolution-markers", []))):
+            continue  # virtual: the project itself, which is not installed
+        (origin,) = (text for key, text in UV_ORIGINS.items() if key in source)
+        yield Listed(name, package.get("version", ""), origin)
+
+
+def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
+    ours = _is_for_us(document["metadata"].get("python-versions", ""))
+    for package in document.get("package", []):
+        markers = package.get("markers", [])
+        if isinstance(markers, Mapping):  # by dependency group
+            markers = list(markers.values())
+        elif isinstance(markers, str):
+            markers = [markers]
+        if ours and not _applies(markers):
+            continue
+        source = package.get("source", {"type": "legacy"})
+        origin = EDITABLE if package.get("develop") else POETRY_ORIGINS[source["type"]]
+        yield Listed(canonicalize_name(package["name"]), package["version"], origin)
+
+
+def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
+    from packaging.pylock import Pylock, PylockValidationError
+
+    try:
+        lock = Pylock.from_dict(document)
+    except PylockValidationError as error:
+        raise ValueError(str(error)) from None
+    ours = _is_for_us(str(lock.requires_python or ""))
+    for package in lock.packages:
+        if ours and not _applies([str(package.marker)] if package.marker else []):
+            continue
+        version, origin = str(package.version or ""), ""
+        if package.vcs:
+            origin = f"installed from {package.vcs.type}"
+        elif package.directory:
+            origin = EDITABLE if package.directory.editable else FOLDER
+        elif package.archive:
+            _, found = at_address(package.archive.url or str(package.archive.path))
+            version, origin = version or found.version, found.origin
+        yield Listed(package.name, version, origin)
+
+
+def _is_for_us(pythons: str) -> bool:
+    """Whether this Python is one of those that a file is for.
+
+    Its markers are otherwise meaningless: they only distinguish the Pythons that it is for.
+    """
+    try:
+        return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
+    except InvalidSpecifier:  # Poetry's own: ^3.10
+        return True
+
+
+def _applies(markers: Iterable[str]) -> bool:
+    """Whether one of these markers holds here, with some choice of extras and groups."""
+    chosen = [CHOICE.sub(ALWAYS, marker) for marker in markers]
+    return not chosen or any(Marker(marker).evaluate() for marker in chosen)

@@ -1,0 +1,319 @@
+"""Requirements files and the output of ``pip freeze``, read without running any code.
+
+Nothing is built or installed: a source distribution would run its own code. A package from a path
+or an address therefore has a version only if the name of a file contains it.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
+from harness.check.source import Source, read_file
+from harness.system.errors import Fault, UserError
+from harness.system.text import warn_once
+from harness.upstream import index
+
+NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
+MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
+WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
+"""Options that say where to look up versions."""
+EDIT = ("-e", "--editable")
+IDLE = (
+    "--pre",
+    "--prefer-binary",
+    "--require-hashes",
+    "--no-binary",
+    "--only-binary",
+    "--trusted-host",
+    "--use-feature",
+)
+"""Options for installing, which have no effect here."""
+
+DEEPEST = 50
+"""How deeply files may include other files."""
+
+FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
+"""The comment in which ``pip freeze`` names an editable install that has no address."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The content of one or several requirements files."""
+
+    versions: Mapping[str, SpecifierSet]
+    """By the package's canonical name: ``megatron-core``."""
+    direct: Mapping[str, Installed]
+    """The packages that come from a path or an address."""
+    places: Mapping[str, Mapping[str, str]]
+    """Of each package, its specifiers and where they are: ``requirements.txt, line 3``."""
+    indices: Sequence[str | None] = ()
+    """The addresses of the indices that it names; None stands for the user's own."""
+    no_index: bool = False
+    """Whether it forbids the use of an index."""
+    links: bool = False
+    """Whether it names folders or pages of files, which are not read."""
+    frozen: bool = False
+    """Whether every line has the form that ``pip freeze`` writes."""
+
+
+@dataclass
+class _Named:
+    """The packages that requirements, or constraints, name."""
+
+    places: dict[str, dict[str, str]] = field(default_factory=dict)
+    direct: dict[str, Installed] = field(default_factory=dict)
+
+    def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
+        self.places.setdefault(name, {}).update(dict.fromkeys(specifiers, where))
+
+    def add_direct(self, name: str, package: Installed, where: str) -> None:
+        """Add a package from an address. The line before an editable one may have its version."""
+        self.add(name, [f"=={package.version}"] if package.version else [], where)
+        if not (name in self.direct and self.direct[name].origin == package.origin):
+            self.direct[name] = package
+
+
+@dataclass
+class _Reading:
+    """The state while files and the files that they include are read."""
+
+    root: Path = Path()
+    required: _Named = field(default_factory=_Named)
+    constraints: _Named = field(default_factory=_Named)
+    main: str | None = None
+    more: list[str] = field(default_factory=list)
+    no_index: bool = False
+    links: bool = False
+    frozen: bool = True
+    seen: set[tuple[Path, bool]] = field(default_factory=set)
+    depth: int = 0
+
+    def read(self, source: Source, *, constraint: bool = False) -> None:
+        file = source.path.resolve()
+        if (file, constraint) in self.seen:
+            return
+        self.seen.add((file, constraint))
+        if self.depth == DEEPEST:
+            raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
+        if not self.depth:
+            self.root = file.parent
+        self.depth += 1
+        for number, line in _lines(source.text):
+            where = f"{source.name}, line {number}"
+            try:
+                self._take(line, file, where, constraint)
+            except ValueError as why:
+                first = str(why).partition("\n")[0]  # packaging draws where the mistake is
+                raise UserError(f"{where}: '{line}' is refused: {first}") from None
+        self.depth -= 1
+
+    def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        found = self.constraints if constraint else self.required
+        if comment := FROZEN_EDITABLE.match(line):
+            name, version = canonicalize_name(comment[1]), comment[2]
+            found.add_direct(name, described(name, version, EDITABLE), where)
+        elif line.startswith("-"):
+            self._option(line, file, where, constraint)
+        elif requirement := _requirement(line):
+            self._note(requirement, found, where)
+        else:
+            self.frozen = False
+            self._note_address(line, file, where, found)
+
+    def _note(self, requirement: Requirement, found: _Named, where: str) -> None:
+        """Note a requirement with a name."""
+        if requirement.marker or not (requirement.url or _exact(requirement.specifier)):
+            self.frozen = False
+        if requirement.marker and not requirement.marker.evaluate():
+            return
+        name = canonicalize_name(requirement.name)
+        if requirement.url:
+            _, package = at_address(requirement.url)
+            found.add_direct(name, package, where)
+        else:
+            found.add(name, map(str, requirement.specifier), where)
+
+    def _note_address(
+        self, line: str, file: Path, where: str, found: _Named, *, editable: bool = False
+    ) -> None:
+        """Note a path or an address; the folder of the file is the user's own project."""
+        address, marker = _without_extras(line)
+        if marker and not marker.evaluate():
+            return
+        if not re.match(r"[a-z+]+:", address):
+            address = os.path.normpath(file.parent / address)
+        if address != str(file.parent):
+            found.add_direct(*at_address(address, editable=editable), where)
+
+    def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
+        option, _, value = re.sub(r"^(-[a-z]|--[a-z-]+)[=\s]*", r"\1\0", line).partition("\0")
+        if option in EDIT:
+            found = self.constraints if constraint else self.required
+            self._note_address(value, file, where, found, editable=True)
+            return
+        self.frozen = False
+        if option in NESTED:
+            inside = self._inside(file, value)
+            self.read(read_file(inside), constraint=constraint or NESTED[option] == "-c")
+        elif option in WHERE:
+            self._note_index(option, shlex.split(value), file, where, constraint)
+        elif option not in IDLE:
+            raise ValueError(
+                "nothing is built or installed here; name releases, such as transformers==4.36.2"
+            )
+
+    def _note_index(
+        self, option: str, words: list[str], file: Path, where: str, constraint: bool
+    ) -> None:
+        """Note where to look up versions; a line may contain several such options."""
+        if option == NO_INDEX:
+            self.no_index = True
+        elif not words:
+            raise ValueError("it names no address")
+        elif option == MORE:
+            self.more.append(words.pop(0))
+        elif option in LINKS:
+            words.pop(0)
+            self.links = True
+        else:
+            self.main = words.pop(0)
+        if words:
+            self._option(shlex.join(words), file, where, constraint)
+
+    def _inside(self, file: Path, name: str) -> Path:
+        """An included file; it must be in the folder of the first file, or below."""
+        named = (file.parent / name).resolve()
+        if self.root not in named.parents:
+            raise ValueError(f"it is outside of {self.root}")
+        if not named.is_file():
+            raise ValueError("there is no such file")
+        return named
+
+
+def selected(name: str, content: Requirements) -> Installed | None:
+    """The one release that requirements name, otherwise the newest that they allow.
+
+    None if they do not name the package. Raises UserError for requirements that no release can
+    meet, and Fault if the index cannot list the releases of a range.
+    """
+    if name not in content.versions:
+        return None
+    versions = content.versions[name]
+    exact = _exact(versions)
+    fits = [one for one in exact if versions.contains(one, prereleases=True)]
+    if exact and not fits:
+        raise UserError(_contradiction(name, content.places[name]))
+    if name in content.direct:
+        return content.direct[name]
+    if exact:
+        return described(name, min(fits))
+    return Installed(_newest(name, versions, content), newest_of=f"{name}{versions}")
+
+
+def _exact(versions: SpecifierSet) -> list[str]:
+    """The versions that are required exactly, such as ``==1.0`` and not ``==1.*``."""
+    equal = [one.version for one in versions if one.operator in ("==", "===")]
+    return [version for version in equal if not version.endswith(".*")]
+
+
+def _contradiction(name: str, places: Mapping[str, str]) -> str:
+    parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
+    return f"{' and '.join(parts)} contradict each other"
+
+
+def _newest(name: str, versions: SpecifierSet, content: Requirements) -> str:
+    """The newest release in the package index that a requirement allows."""
+    if content.no_index:
+        raise UserError(
+            f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
+        )
+    if content.links:
+        warn_once("--find-links is ignored: a range selects the index's newest release")
+    known = [
+        release.version
+        for release in index.releases(name, content.indices)
+        if release.final and release.installable and not release.yanked
+    ]
+    if not known:
+        raise Fault(f"the package index has no release of {name} for this Python")
+    found = list(versions.filter(known))
+    if not found:
+        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
+    return found[-1]
+
+
+def read(sources: Iterable[Source]) -> Requirements:
+    """The content of files and of the files that they include, as pip reads several.
+
+    Raises UserError, with the line, for a line that names neither a package nor where one is.
+    """
+    reading = _Reading()
+    for source in sources:
+        reading.read(source)
+    required, bounds = reading.required, reading.constraints
+    places = {
+        name: {**specifiers, **bounds.places.get(name, {})}
+        for name, specifiers in required.places.items()
+    }
+    return Requirements(
+        versions={name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()},
+        direct={**bounds.direct, **required.direct},
+        places=places,
+        indices=(reading.main, *reading.more) if reading.main or reading.more else (),
+        no_index=reading.no_index,
+        links=reading.links,
+        frozen=reading.frozen and bool(places),
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """The logical lines of a text with their numbers, without comments and hashes.
+
+    Only the comments in which ``pip freeze`` names editable installs are kept.
+    """
+    parts: list[str] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not parts and FROZEN_EDITABLE.match(line):
+            yield number, line
+            continue
+        parts.append(re.sub(r"(^|\s)#.*", "", line))
+        if parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            if number < len(lines):
+                continue
+        joined = "".join(parts)
+        parts.clear()
+        option = r"\s--(hash|config-settings?|global-option)[=\s]\S+"
+        if text_ := re.sub(option, "", joined).strip():
+            yield number, text_
+
+
+def _requirement(line: str) -> Requirement | None:
+    """A requirement with a name; None for a path or an address."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        requirement = None
+    if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
+        return requirement
+    if not (requirement or "/" in line or line.startswith(".")):
+        raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
+    return None
+
+
+def _without_extras(line: str) -> tuple[str, Marker | None]:
+    """A path or an address without the extras to install, and the marker after it."""
+    address, _, marker = line.partition(";")
+    return re.sub(r"\[[^\]]*\]$", "", address.strip()), Marker(marker) if marker.strip() else None

@@ -1,0 +1,74 @@
+"""A file that names packages, as text; its format is not known yet."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.system.errors import UserError
+
+STDIN = "standard input"
+
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+)
+"""Byte order marks; UTF-32 comes first, as its mark may begin with that of UTF-16."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or standard input, with its text."""
+
+    name: str
+    """For messages: as the user wrote it."""
+    path: Path
+    """Absolute; relative paths in the text start at its folder."""
+    text: str
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is JSON, and not a TOML file that begins with a table."""
+        start = r"\s*(\{|\[(?!\[?[\w.-]+\]))"
+        return self.path.suffix == ".json" or bool(re.match(start, self.text))
+
+    @property
+    def is_toml(self) -> bool:
+        """Whether it is TOML, as the lock files of uv and Poetry are."""
+        named = self.path.suffix == ".toml" or self.path.name in ("uv.lock", "poetry.lock")
+        return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
+
+
+def read(name: str) -> Source:
+    """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
+    if name != "-":
+        return read_file(Path(name))
+    source = Source(STDIN, Path.cwd() / "-", _text(STDIN, sys.stdin.buffer.read))
+    if not source.text.strip():
+        raise UserError(f"{STDIN} is empty")
+    return source
+
+
+def read_file(path: Path) -> Source:
+    return Source(str(path), path.absolute(), _text(str(path), path.read_bytes))
+
+
+def _text(name: str, content: Callable[[], bytes]) -> str:
+    """A text in the encoding of its byte order mark, as pip reads it; otherwise in UTF-8."""
+    try:
+        read = content()
+        mark, encoding = next((m for m in MARKS if read.startswith(m[0])), (b"", "utf-8"))
+        return read[len(mark) :].decode(encoding)
+    except FileNotFoundError:
+        raise UserError(f"no file {name}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
+    except ValueError as error:  # not in this encoding, or a null byte in the name
+        raise UserError(f"cannot read {name}: {error}") from None

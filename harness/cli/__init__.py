@@ -1,0 +1,70 @@
+"""The commands, a module each; ``main(arguments)`` returns the exit code.
+
+A module's docstring is the command's help, and its first line stands in the list of all commands.
+Modules that take long to import are imported by the commands that need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import pkgutil
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from harness.system.errors import UserError
+from harness.system.installation import PROGRAM, as_typed
+
+USERS = (
+    "run",
+    "list",
+    "show",
+    "check",
+    "probe",
+    "matrix",
+    "bisect",
+    "watch",
+    "site",
+    "advisories",
+    "grade",
+)
+"""The commands that people use who only want to know about bugs; the others are for maintainers."""
+
+IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
+"""The commands that write into the checkout, or need what only a checkout has."""
+
+
+@cache
+def commands() -> dict[str, str]:
+    """Every command and what it does, in one line. Reads the files and imports none of them."""
+    names = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return {name: _summary(name) for name in names}
+
+
+def _summary(command: str) -> str:
+    source = Path(__path__[0], f"{command}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+class Arguments(argparse.ArgumentParser):
+    """A command's arguments, described by its module's docstring; an error is one line."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            prog=f"{PROGRAM} {module.rpartition('.')[2]}",
+            description=as_typed(sys.modules[module].__doc__ or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:
+    """A package and its version from one word; raises UserError where it is none."""
+    name, found, version = word.removeprefix("pins.").partition(sign)
+    if not (found and name and version):
+        raise UserError(f"'{word}' is no pin: write one like {like}")
+    return name, version

@@ -1,0 +1,221 @@
+"""test whether a scenario may join the catalogue
+
+    python -m harness admit scenario=bf16_clip
+
+First its folder must meet the demands of CONTRIBUTING.md. Then it is run: it must give the same
+result three times and with another seed, its controls must be clean, and no detector may fire where
+nothing is wrong. A scenario whose results differ is reported as flaky; nothing is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+
+from harness import catalog
+from harness.api.spec import BUGGY, FIXED, Outcome, Verdict
+from harness.cli import Arguments
+from harness.cli._demands import checked
+from harness.config import command_line
+from harness.config.run_config import SLURM, RunConfig
+from harness.launch.server_pool import Pool
+from harness.runs.grade import grade_trial, run_of
+from harness.runs.records import read_records
+from harness.runs.results import RunResult, TrialResult
+from harness.runs.run import run
+from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
+from harness.system.terminal import count, table, terminal
+
+REPEATS = 3
+ITS_OWN = ("run", "run_json", "pid", "seconds", "ended", "loaded")
+"""Facts that differ between any two runs. Forked ranks also load what torch imports for its first
+optimizer."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One condition, and whether it holds."""
+
+    name: str
+    passed: bool
+    why: str
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    return admit(parser.parse_intermixed_args(arguments).overrides)
+
+
+def admit(words: Sequence[str]) -> int:
+    """Check a scenario's folder, run it, and print each gate; 0 if it is admitted."""
+    first, console = _config(words), terminal()
+    demands = [Gate(*demand) for demand in checked(first.scenario)]
+    unmet = [demand for demand in demands if not demand.passed]
+    if unmet:
+        _report(console, first.scenario, unmet)
+        return ExitCode.NOT_AS_EXPECTED
+    other_seed = _narrow(replace(first, seed=first.seed + 1))
+    *runs, (other, _) = _runs([*_repeats(first), other_seed], console)
+    repeats = [result for result, _ in runs]
+    if repeats[0].verdict is Verdict.UNSUPPORTED:
+        console.print(f"{first.scenario}: cannot run on this machine")
+        return ExitCode.UNSUPPORTED
+    folders = [folder for _, folder in runs]
+    found = [Gate("its folder meets every demand", not unmet, count(len(demands), "demand"))]
+    found += [*gates(repeats, other), claimed(folders[0]), recorded_alike(folders)]
+    _report(console, first.scenario, found)
+    passed = all(gate.passed for gate in found)
+    return ExitCode.AS_EXPECTED if passed else ExitCode.NOT_AS_EXPECTED
+
+
+def _config(words: Sequence[str]) -> RunConfig:
+    for word in words:
+        if word.startswith("variant="):
+            raise UserError(f"admit runs all variants: remove {word}")
+    composed = command_line.compose([*words, "variant=all"])
+    missing = {BUGGY, FIXED} - set(composed.variants)
+    if missing:
+        raise UserError(f"{composed.scenario} has no variant {' and '.join(sorted(missing))}")
+    return composed
+
+
+def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResult, Path]]:
+    """The result and the folder of each run."""
+    if configs[0].on.where != SLURM:
+        with Pool() as pool:
+            return [run(each, console, pool=pool) for each in configs]
+    from harness.sweep import cluster
+
+    ended = dict(cluster.run_all(configs, console))
+    folders = [(ended[index].result, ended[index].folder) for index in range(len(configs))]
+    missing = next((result for result, folder in folders if folder is None), None)
+    if missing:
+        raise Inconclusive("; ".join(missing.reasons))
+    return [(result, folder) for result, folder in folders if folder]
+
+
+def _repeats(first: RunConfig) -> Iterator[RunConfig]:
+    """All variants once, then only buggy and fixed; the last time with cold launches."""
+    yield first
+    for _ in range(REPEATS - 2):
+        yield _narrow(first)
+    yield replace(_narrow(first), launch=replace(first.launch, warm=False))
+
+
+def _narrow(asked: RunConfig) -> RunConfig:
+    return replace(asked, variants=(BUGGY, FIXED))
+
+
+def gates(repeats: Sequence[RunResult], other: RunResult) -> Iterator[Gate]:
+    """The conditions on the repeated runs, and on the run with another seed."""
+    yield _same(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
+    yield _same(FIXED, Outcome.CLEAN, "is clean, and the trigger occurred", repeats)
+    others = [t for t in repeats[0].trials if t.variant not in (BUGGY, FIXED)]
+    wrong = [f"{t.variant} {t.outcome}, expected {t.expected}" for t in others if not t.as_expected]
+    outcomes = ", ".join(f"{t.variant} {t.outcome}" for t in others)
+    yield Gate("the other variants are as expected", not wrong, "; ".join(wrong) or outcomes)
+    yield Gate("the verdict is the same with another seed", *_verdict(other))
+    yield _quiet([*repeats, other])
+    disagreements = {reason for result in [*repeats, other] for reason in result.reasons}
+    yield Gate("its variants agree where they must", not disagreements, "; ".join(disagreements))
+
+
+def claimed(folder: Path) -> Gate:
+    """The result of ``exercised`` for the records of buggy, if ``detect`` finds nothing.
+
+    The trigger occurred there, so ``exercised`` must hold, and its text must not mention the
+    symptom."""
+    run_json = run_of(folder)
+    module = catalog.load(run_json["scenario"])
+    silent = ModuleType(module.__name__)
+    vars(silent).update(vars(module))
+    vars(silent)["detect"] = lambda records: None
+    result, _ = grade_trial(run_json, folder, BUGGY, silent)
+    name = "with detect silenced, buggy is clean: its trigger occurred"
+    return Gate(name, result.outcome is Outcome.CLEAN, result.reason)
+
+
+def recorded_alike(folders: Sequence[Path]) -> Gate:
+    """Whether the cold launch, the last run, recorded the same as the forked launches before it.
+
+    Times and the names of processes and runs are ignored. If the forked launches differ among
+    themselves, a comparison is not possible, and the gate passes.
+    """
+    name = "a cold launch records the same as a forked one, bit by bit"
+    try:
+        first, *others, cold = map(_facts, folders)
+    except HarnessError as error:
+        return Gate(name, False, str(error))
+    if any(other != first for other in others):
+        return Gate(name, True, "not comparable: two forked launches recorded different facts")
+    differ = [pair for pair in zip_longest(first, cold) if pair[0] != pair[1]]
+    if differ:
+        ours, theirs = differ[0]
+        return Gate(name, False, f"{len(differ)} records differ; forked {ours}, cold {theirs}")
+    return Gate(name, True, f"{len(cold)} records")
+
+
+def _facts(folder: Path) -> list[dict[str, Any]]:
+    """The facts of buggy and fixed that must be the same in every run."""
+    trials = run_of(folder)["trials"]
+    found = []
+    for variant in (BUGGY, FIXED):
+        trial = trials[variant]
+        for launch in trial["launches"]:
+            records = read_records(folder / variant / launch, trial["ranks"])
+            written = (record for rank in records.ranks for record in records.by_rank[rank])
+            found += [{k: v for k, v in record.items() if k not in ITS_OWN} for record in written]
+    return found
+
+
+def _same(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
+    """Whether a variant had the expected outcome every time; flaky if only sometimes."""
+    outcomes = [trial.outcome for trial in _trials(repeats, variant)]
+    name = f"{variant} {about}, {REPEATS} times"
+    listed = ", ".join(map(str, outcomes))
+    if set(outcomes) == {expected}:
+        return Gate(name, True, listed + _steps(repeats, variant))
+    return Gate(name, False, listed if len(set(outcomes)) == 1 else f"flaky: {listed}")
+
+
+def _steps(repeats: Sequence[RunResult], variant: str) -> str:
+    """The steps of the symptom, if they differ between runs."""
+    seen = [t.finding.step for t in _trials(repeats, variant) if t.finding]
+    return f" (at steps {', '.join(map(str, seen))})" if len(set(seen)) > 1 else ""
+
+
+def _trials(results: Sequence[RunResult], variant: str) -> list[TrialResult]:
+    return [trial for result in results for trial in result.trials if trial.variant == variant]
+
+
+def _verdict(result: RunResult) -> tuple[bool, str]:
+    reasons = "; ".join(result.reasons)
+    return (
+        result.verdict is Verdict.REPRODUCED,
+        f"{result.verdict}{': ' if reasons else ''}{reasons}",
+    )
+
+
+def _quiet(results: Sequence[RunResult]) -> Gate:
+    clean = [t for r in results for t in r.trials if t.expected is Outcome.CLEAN]
+    alarms = [f"{t.variant}: {t.finding.message.splitlines()[0]}" for t in clean if t.finding]
+    why = "; ".join(alarms) or f"0 false alarms in {len(clean)} trials"
+    return Gate("no detector fires where nothing is wrong", not alarms, why)
+
+
+def _report(console: Console, scenario: str, found: Sequence[Gate]) -> None:
+    rows = [["passed" if g.passed else "FAILED", g.name, g.why] for g in found]
+    console.print()
+    console.print(table("", ["", "gate", ""], rows))
+    passed = all(gate.passed for gate in found)
+    console.print(
+        f"{scenario}: {'admitted' if passed else 'not admitted'}",
+        style="bold green" if passed else "bold red",
+    )

@@ -1,0 +1,48 @@
+"""write each bug as an OSV record, for other tools
+
+    python -m harness advisories --out build/advisories
+
+The records come from recorded runs alone. Bugs that no tested release has get no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness import catalog
+from harness.cli import Arguments
+from harness.ranges import advisories
+from harness.system.errors import ExitCode
+from harness.system.output import Output, put
+from harness.system.terminal import count, terminal
+
+ADVISORIES = Output(
+    "a set of advisories", mark="advisories.list", maker="python -m harness advisories"
+)
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a new or empty folder, or a set of advisories to replace",
+    )
+    out, console = parser.parse_args(arguments).out, terminal()
+    made = advisories.files()
+    put(out.resolve(), made, ADVISORIES)
+    console.print(f"{count(len(made), 'record')}: {out}")
+    if missing := advisories.without():
+        console.print(f"no record for {count(len(missing), 'bug')}: {_reasons(missing)}")
+    for name, why in catalog.broken().items():
+        console.print(f"not that of {name}: {why}")
+    return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
+
+
+def _reasons(missing: Mapping[str, str]) -> str:
+    """Each reason once, with the bugs that it is for."""
+    bugs = {why: [name for name in missing if missing[name] == why] for why in missing.values()}
+    return "; ".join(f"{why} ({', '.join(names)})" for why, names in bugs.items())

@@ -1,0 +1,255 @@
+"""find the releases between which a bug appeared or disappeared, with few tests
+
+    python -m harness bisect scenario=rope_zero_init pins.transformers=4.31:5.23
+
+First every n-th release is tested, so that a bug that was fixed and came back is found. Then each
+interval whose ends differ is halved until its ends are neighbours. If the status of a release is
+not certain, its neighbours are tested instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from harness.cli import Arguments, pages
+from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
+from harness.config.run_config import SLURM, RunConfig
+from harness.ranges import affected
+from harness.ranges.streak import FAULTS, Streak
+from harness.sweep.cell import Cell, Status
+from harness.sweep.cells import find, find_all, overlays_made
+from harness.system.errors import ExitCode, Fault, UserError
+from harness.system.installation import refuse_without_checkout
+from harness.system.machine import cache_folder
+from harness.system.terminal import Progress, count, terminal
+
+StatusOf = Callable[[int], Status]
+"""The status of the release with this index."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Two releases, by index, whose statuses differ; none between them has a certain one."""
+
+    before: int
+    after: int
+
+    @property
+    def adjacent(self) -> bool:
+        return self.after == self.before + 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search."""
+
+    flips: tuple[Flip, ...]
+    gap: int
+    """The longest row of untested releases between two with the same status: a bug that came and
+    went within it is not found."""
+
+
+class Search:
+    """Finds the flips among ``count`` releases, which have indices from 0."""
+
+    def __init__(self, count: int, status_of: StatusOf, apart: int) -> None:
+        self.count, self.apart = count, apart
+        self.status_of = status_of
+        self.statuses: dict[int, Status] = {}
+
+    @property
+    def first(self) -> list[int]:
+        """The releases that are always tested: every ``apart``-th one, and the last."""
+        return [*range(0, self.count - 1, self.apart), self.count - 1]
+
+    def run(self) -> Found:
+        """Test every ``apart``-th release and the last, then halve between those that differ."""
+        for index in self.first:
+            self._certain_near(index, -1, self.count)
+        flips = []
+        for before, after in self._pairs():
+            if self.statuses[before] is not self.statuses[after]:
+                flips += self._narrowed(before, after)
+        return Found(
+            tuple(flips), max((self._untested(*pair) for pair in self._pairs()), default=0)
+        )
+
+    def _narrowed(self, before: int, after: int) -> list[Flip]:
+        """The flip between two releases that differ."""
+        middle = self._certain_near((before + after) // 2, before, after)
+        if middle is None:
+            return [Flip(before, after)]
+        if self.statuses[middle] is self.statuses[before]:
+            return self._narrowed(middle, after)
+        return self._narrowed(before, middle)
+
+    def _certain_near(self, index: int, low: int, high: int) -> int | None:
+        """The release nearest to ``index``, between ``low`` and ``high``, with a certain status."""
+        between = sorted(range(low + 1, high), key=lambda other: abs(other - index))
+        return next((other for other in between if self._status(other).certain), None)
+
+    def _status(self, index: int) -> Status:
+        if index not in self.statuses:
+            self.statuses[index] = self.status_of(index)
+        return self.statuses[index]
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Neighbours among the releases with a certain status."""
+        certain = sorted(index for index, status in self.statuses.items() if status.certain)
+        return list(itertools.pairwise(certain))
+
+    def _untested(self, before: int, after: int) -> int:
+        if self.statuses[before] is not self.statuses[after]:
+            return 0
+        return sum(index not in self.statuses for index in range(before + 1, after))
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument("--again", action="store_true", help="test stored releases again")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the results in the scenario's affected.json"
+    )
+    parser.add_argument(
+        "--apart",
+        type=int,
+        metavar="N",
+        help="first test every N-th release (default: about the square root of their number)",
+    )
+    options = parser.parse_intermixed_args(arguments)
+    return bisect(
+        options.overrides, again=options.again, apart=options.apart, record=options.record
+    )
+
+
+def bisect(
+    words: Sequence[str], *, again: bool = False, apart: int | None = None, record: bool = False
+) -> int:
+    """Find where a scenario's status flips along one range of releases; returns the exit code.
+
+    With ``record`` the results are written to the scenario's ``affected.json``.
+    """
+    if record:
+        refuse_without_checkout("--record")
+    sweep, console = sweep_of("bisect", words), terminal()
+    if len(sweep.axes) != 1 or len(sweep.configs) < 2:
+        raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
+    ((name, releases),) = sweep.axes.items()
+    apart = math.isqrt(len(releases) - 1) + 1 if apart is None else apart
+    if apart < 1:
+        raise UserError("--apart must be at least 1")
+    console.print(
+        f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} releases; "
+        f"{'all are' if apart == 1 else f'first every {apart}th is'} tested",
+        style="bold",
+    )
+    cells: dict[int, Cell] = {}
+    with Progress(console) as progress:
+        status_of = _tester(sweep, cells, console, progress, again)
+        search = Search(len(releases), status_of, apart)
+        with _ahead(sweep, search.first, cells, progress, again):
+            found = search.run()
+    _report(console, name, releases, cells, found)
+    if record:
+        affected.record(cells.values())
+        pages.write([sweep.scenario])
+    certain = any(cell.status.certain for cell in cells.values())
+    return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
+
+
+@contextmanager
+def _ahead(
+    sweep: Sweep, first: Sequence[int], cells: dict[int, Cell], progress: Progress, again: bool
+) -> Iterator[None]:
+    """Prepare the releases that are tested in any case: their overlays, or on Slurm their cells."""
+    configs = [sweep.configs[index] for index in first]
+    if configs[0].on.where == SLURM:
+        for at, cell in find_all(configs, again=again, say=progress.tally):
+            cells[first[at]] = cell
+        yield
+        return
+    with overlays_made(configs, again=again):
+        yield
+
+
+def _tester(
+    sweep: Sweep, cells: dict[int, Cell], console: Console, progress: Progress, again: bool
+) -> StatusOf:
+    (name,) = sweep.axes
+    streak = Streak()
+
+    def found(config: RunConfig) -> Cell:
+        if config.on.where == SLURM:
+            ((_, cell),) = find_all([config], again=again, say=progress.tally)
+            return cell
+        return find(config, cache_folder(), again=again)
+
+    def status_of(index: int) -> Status:
+        config: RunConfig = sweep.configs[index]
+        release = sweep.axes[name][index]
+        if console.is_terminal:
+            progress.say(f"testing {name} {release}")
+        cell = cells[index] if index in cells else found(config)
+        cells[index] = cell
+        console.print(f"  {name} {release}: {describe(cell)}", style=STYLES[cell.status])
+        if hint := streak.hint(cell):
+            if FAULTS.search(cell.reason):
+                raise Fault(hint)
+            console.print(f"  {hint}")
+        return cell.status
+
+    return status_of
+
+
+def _report(
+    console: Console, name: str, releases: Sequence[str], cells: dict[int, Cell], found: Found
+) -> None:
+    console.print()
+    certain = sorted(index for index, cell in cells.items() if cell.status.certain)
+    if not certain:
+        console.print("no release has a certain status")
+    starts = [certain[0], *(flip.after for flip in found.flips)] if certain else []
+    ends = [*(flip.before for flip in found.flips), certain[-1]] if certain else []
+    for start, end in zip(starts, ends, strict=True):
+        status = cells[start].status
+        others = sorted(n for n in cells if start < n < end and not cells[n].status.certain)
+        names = ", ".join(releases[n] for n in others)
+        note = f" (not certain: {names})" if others else ""
+        console.print(
+            f"{name} {releases[start]} to {releases[end]}: {status}{note}", style=STYLES[status]
+        )
+    for flip in found.flips:
+        between = releases[flip.before + 1 : flip.after]
+        unclear = f"not certain between: {', '.join(between)}"
+        where = "neighbours" if flip.adjacent else unclear
+        console.print(
+            f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
+            f"{releases[flip.before]} and {releases[flip.after]} ({where})"
+        )
+    console.print(
+        f"tried {len(cells)} of {count(len(releases), 'release')}: {_how(cells.values())}"
+    )
+    if found.gap:
+        console.print(
+            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} "
+            "not tested: a bug that came and went there is not found (--apart 1 tests all)"
+        )
+
+
+def _how(cells: Collection[Cell]) -> str:
+    """How the cells were found: ``7 ran, 28 did not start``."""
+    stored = sum(cell.stored for cell in cells)
+    run = sum(cell.started for cell in cells) - stored
+    counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
+    return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"

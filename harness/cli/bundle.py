@@ -1,0 +1,326 @@
+"""make a folder with everything that a machine without a network needs to run scenarios
+
+    BUNDLE/activate          source this there, as for a virtual environment
+    BUNDLE/site.tar.xz       the harness and its dependencies, for that machine's Python; not torch
+    BUNDLE/overlays.tar.xz   the overlays of all variants
+    BUNDLE/bundle.json       its content and its commit
+
+The machine provides Python and torch. The overlays are unpacked there once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.api.spec import RELEASED, Defect, Scenario
+from harness.cli import Arguments, pin
+from harness.overlays import archive, overlay
+from harness.overlays.defect import DefectError
+from harness.overlays.overlay import Overlay
+from harness.system import machine
+from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
+from harness.system.files import ROOT, new_folder_beside, write_whole, writing
+from harness.system.machine import cache_folder
+from harness.system.terminal import terminal
+from harness.upstream import pins, resolution
+
+FORMAT = 2
+"""The format of bundles; others are refused."""
+
+ARCHIVE = "overlays.tar.xz"
+SITE = "site.tar.xz"
+OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
+NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
+"""What a run needs. Making overlays needs more: uv and LibCST."""
+
+FOR_TORCH = ("libcst",)
+"""What a scenario of torch needs: its overlays are made on the other machine, from its torch."""
+
+ACTIVATE = """\
+# Source this on the other machine: . BUNDLE/activate
+BUNDLE=$(cd "$(dirname "${BASH_SOURCE:-$0}")" && pwd)
+PLACE=$BUNDLE
+if [ ! -d "$PLACE/site" ] && [ ! -w "$PLACE" ]; then  # read-only: unpack beside our cache
+    PLACE=${XDG_CACHE_HOME:-$HOME/.cache}/distributed-bugs/bundles/$(cksum < "$BUNDLE/bundle.json" |
+        tr ' ' -)
+fi
+[ -d "$PLACE/site" ] || python3 -W ignore - "$BUNDLE/site.tar.xz" "$PLACE" << 'END'
+import os, shutil, sys, tarfile
+archive, place = sys.argv[1:]
+aside = os.path.join(place, f".unpacked.{os.uname().nodename}.{os.getpid()}")
+os.makedirs(aside)
+try:
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(aside, filter="data")
+        else:
+            print("this Python's tarfile has no filters: paths in the bundle are not checked")
+            tar.extractall(aside)
+    os.rename(os.path.join(aside, "site"), os.path.join(place, "site"))
+except OSError:
+    if not os.path.isdir(os.path.join(place, "site")):  # otherwise another process unpacked it
+        raise
+finally:
+    shutil.rmtree(aside, ignore_errors=True)
+END
+export PYTHONPATH="$PLACE/site${PYTHONPATH:+:$PYTHONPATH}"
+export HARNESS_CACHE="${HARNESS_CACHE:-$PLACE/cache}"
+python3 -W ignore -m harness.cli.bundle "$BUNDLE"
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("scenario", nargs="+")
+    parser.add_argument("--out", type=Path, required=True, help="the new folder")
+    parser.add_argument(
+        "--python", metavar="3.12", help="the Python of that machine (default: this one)"
+    )
+    parser.add_argument(
+        "--platform",
+        default="x86_64-manylinux_2_28",
+        help="the platform of that machine, as uv names it",
+    )
+    parser.add_argument(
+        "--pins",
+        action="append",
+        default=[],
+        metavar="NAME=VERSION[,VERSION...]",
+        help="further releases to include; repeatable",
+    )
+    options = parser.parse_args(arguments)
+    releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
+    make(options.scenario, options.out, options.python, options.platform, releases)
+    return ExitCode.AS_EXPECTED
+
+
+def make(
+    scenarios: Sequence[str],
+    out: Path,
+    python: str | None,
+    platform: str,
+    releases: Mapping[str, Sequence[str]],
+) -> None:
+    """Make the folder ``out``, completely or not at all, and print the line that uses it.
+
+    ``python`` is like ``3.12``, ``platform`` like ``x86_64-manylinux_2_28``. ``releases`` has
+    further releases of pinned packages; each is combined with the scenario's other pins."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty: name a new folder")
+    python = python or pins.here()[0]
+    source = machine.source()  # before this creates files
+    _check_releases(scenarios, releases)
+    cache = cache_folder()
+    with ExitStack() as kept:
+        borrowed = {}
+        for stack, defects in _wanted(scenarios, releases, cache, python, platform):
+            try:
+                found = kept.enter_context(overlay.borrowed(stack, defects, cache))
+            except DefectError as error:
+                if not _is_extra(stack, releases):
+                    raise
+                terminal().print(f"not included, a release of --pins: {error}")
+                continue
+            borrowed[found.key] = (stack, found)
+        contents = {
+            "format": FORMAT,
+            "source": source,
+            "scenarios": list(scenarios),
+            "python": python,
+            "platform": platform,
+            "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
+        }
+        with writing(out, "--out"):
+            _make_folder(out, cache, borrowed, contents)
+    _summarize(out, borrowed, python)
+
+
+def _make_folder(
+    out: Path,
+    cache: Path,
+    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
+    contents: Mapping[str, Any],
+) -> None:
+    aside = new_folder_beside(out)
+    try:
+        _fill(aside, cache, borrowed, contents)
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
+    known = {pin for name in scenarios for pin in catalog.scenario(name).pins}
+    for name in releases:
+        if name not in known:
+            raise UserError(catalog.unknown("pin of these scenarios", name, sorted(known)))
+    wanted = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
+    for name, versions in releases.items():
+        for version in versions:
+            if not any(given.get(name) == version for given in wanted):
+                about = (catalog.scenario(scenario).releases for scenario in scenarios)
+                raise UserError(f"{name} {version}: these scenarios test {', '.join(about)} only")
+
+
+def _is_extra(stack: pins.Stack, releases: Mapping[str, Sequence[str]]) -> bool:
+    return any(stack.pins.get(name) in versions for name, versions in releases.items())
+
+
+def _wanted(
+    scenarios: Sequence[str],
+    releases: Mapping[str, Sequence[str]],
+    cache: Path,
+    python: str,
+    platform: str,
+) -> Iterator[tuple[pins.Stack, tuple[Defect, ...]]]:
+    """The stack and the defects of every variant of the scenarios, including ``released``."""
+    tag = pins.platform_tag(platform)
+    for name in scenarios:
+        scenario = catalog.scenario(name)
+        for given in _choices(scenario, releases):
+            for variant in (*scenario.variants, RELEASED):
+                chosen = pins.complete(scenario, {**given, **scenario.pins_of(variant)})
+                if pins.TORCH in chosen:
+                    continue  # that machine makes it, from its own torch
+                stack = resolution.stack(scenario, chosen, cache, python=python, platform=tag)
+                yield stack, scenario.variant(variant).defects
+
+
+def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """No pins, and each combination of ``releases`` that the scenario can test."""
+    named = {name: versions for name, versions in releases.items() if name in scenario.pins}
+    yield {}
+    for each in product(*named.values()) if named else ():
+        given = dict(zip(named, each, strict=True))
+        if pins.covers(scenario, {**scenario.pins, **given}):
+            yield given
+
+
+def _fill(
+    folder: Path,
+    cache: Path,
+    borrowed: Mapping[str, tuple[pins.Stack, Overlay]],
+    contents: Mapping[str, Any],
+) -> None:
+    site = folder / "site"
+    of_torch = any(pins.TORCH in catalog.scenario(name).pins for name in contents["scenarios"])
+    needed = (*NEEDED, *(FOR_TORCH if of_torch else ()))
+    _install_needed(needed, site, contents["python"], contents["platform"])
+    for name in OURS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(
+                source, site / name, ignore=shutil.ignore_patterns("__pycache__", "evidence")
+            )
+        elif source.exists():
+            shutil.copy2(source, site / name)
+    write_whole(site / "bundle.json", json.dumps(contents, indent=2) + "\n")
+    shutil.copy2(site / "bundle.json", folder / "bundle.json")
+    write_whole(folder / "activate", ACTIVATE)
+    files = sorted(
+        _files(site), key=lambda path: (path.suffix, path)
+    )  # similar files together compress better
+    archive.pack(folder / SITE, ((f"site/{path.relative_to(site)}", path) for path in files))
+    shutil.rmtree(site)
+    archive.write(folder / ARCHIVE, borrowed, cache)
+
+
+def _install_needed(needed: Sequence[str], site: Path, python: str, platform: str) -> None:
+    from uv import find_uv_bin
+
+    done = subprocess.run(
+        [
+            find_uv_bin(),
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            str(site),
+            "--python",
+            sys.executable,
+            "--python-version",
+            python,
+            "--python-platform",
+            platform,
+            "--only-binary",
+            ":all:",
+            "--no-binary",
+            "antlr4-python3-runtime",
+            *needed,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Inconclusive(
+            f"cannot download the harness's dependencies: {' '.join(done.stderr.split())}"
+        )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def _summarize(out: Path, borrowed: Mapping[str, tuple[pins.Stack, Overlay]], python: str) -> None:
+    console = terminal()
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    console.print(f"{out}: {len(borrowed)} overlays for Python {python}, {size / 1e6:.0f} MB")
+    for stack in dict.fromkeys(str(stack) for stack, _ in borrowed.values() if stack.pins):
+        console.print(f"  {stack}")
+    console.print(
+        f"on the other machine:  . {out.name}/activate && "
+        "python3 -m harness run scenario=NAME launch=gpu"
+    )
+
+
+def unpack(bundle: Path, cache: Path) -> None:
+    """Unpack the overlays of a bundle into the cache and compile them; existing ones are kept.
+
+    Raises UserError if ``bundle`` is not a bundle, and Inconclusive if its content is refused.
+    """
+    keys = _keys(bundle)
+    if all((cache / "overlays" / key).exists() for key in keys):
+        return  # the cache may be read-only
+    try:
+        with writing(cache, "HARNESS_CACHE"):
+            archive.unpack(bundle / ARCHIVE, keys, cache)
+    except archive.Refused as refusal:
+        raise Inconclusive(f"{bundle} is refused: {refusal}; make it again") from None
+
+
+def _keys(bundle: Path) -> list[str]:
+    try:
+        contents = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
+        form, keys = contents.get("format"), list(contents["overlays"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{bundle} is not a bundle: it has no valid bundle.json") from None
+    if form != FORMAT:
+        raise UserError(f"{bundle} is a bundle of another version: make it again")
+    if not all(re.fullmatch(r"[0-9a-f]{20}", key) for key in keys):
+        raise UserError(
+            f"{bundle} is not a bundle: its bundle.json names something that is not an overlay"
+        )
+    return keys
+
+
+if __name__ == "__main__":
+    try:
+        unpack(Path(sys.argv[1]), cache_folder())
+    except HarnessError as refusal:
+        print(f"harness: {refusal}", file=sys.stderr)
+        sys.exit(refusal.exit_code)

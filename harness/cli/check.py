@@ -1,0 +1,193 @@
+"""list the bugs that the installed packages have, or those of a file
+
+    python -m harness check
+    python -m harness check --python .venv/bin/python
+    python -m harness check -r requirements.txt          # or uv.lock, poetry.lock, pylock.toml
+    pip freeze | python -m harness check -r -
+    python -m harness check --deepspeed ds_config.json   # only what these settings can set off
+    python -m harness check --run                        # runs each scenario instead
+
+The answers come from recorded runs; a release that was not tested has the status of its neighbours
+if they agree. docs/check.md explains the answers and the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import catalog
+from harness.api.settings import Setting
+from harness.check import environment as stacks
+from harness.check import output, settings_files
+from harness.check.accepted import read as read_accepted
+from harness.check.answers import Answer, Checked, by_severity, outdated, recorded, with_accepted
+from harness.check.environment import Environment
+from harness.cli import Arguments
+from harness.system.errors import ExitCode, UserError
+from harness.system.installation import as_typed
+from harness.system.terminal import Progress, terminal
+
+FORMATS = ("text", "json", "github")
+STANDARD_INPUT = "-"
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    names, overrides = _names(options.overrides)
+    if overrides and not options.run:
+        raise UserError(f"{overrides[0]} has an effect only with --run")
+    if options.unknown and not options.run:
+        raise UserError("--unknown has an effect only with --run")
+    settings, accepted = _settings(options), read_accepted(options.accepted)
+    environment = _environment(options, names)
+    _refuse_nothing(environment)
+    found = recorded(names, environment, settings)
+    if options.run:
+        found = _with_runs(found, environment, overrides, options)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    found = with_accepted(found, accepted, today)
+    notes = list(outdated(found, accepted, today))
+    broken = {} if _named(options.overrides) else catalog.broken()
+    _print(options, environment, found, broken, settings, notes)
+    return exit_code(found, strict=options.strict or bool(broken))
+
+
+def _parser() -> Arguments:
+    parser = Arguments(__name__)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="scenario=NAME; with --run as to run"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--python", type=Path, metavar="PATH", help="another Python or its folder")
+    source.add_argument(
+        "-r",
+        "--requirements",
+        action="append",
+        metavar="FILE",
+        help="a requirements file, uv.lock, poetry.lock, pylock.toml, the output of "
+        "conda list --json, or - for pip freeze on standard input; repeatable",
+    )
+    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
+    parser.add_argument(
+        "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
+    )
+    parser.add_argument("--accelerate", type=Path, metavar="FILE", help="accelerate's YAML")
+    parser.add_argument(
+        "--accepted",
+        type=Path,
+        metavar="FILE",
+        help="the bugs that you accept (default: distributed-bugs.toml or pyproject.toml here)",
+    )
+    parser.add_argument("--run", action="store_true", help="run the scenarios")
+    parser.add_argument(
+        "--unknown", action="store_true", help="with --run: only where records have no answer"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument(
+        "--json",
+        action="store_const",
+        const="json",
+        dest="format",
+        help="the same as --format json",
+    )
+    return parser
+
+
+def _named(words: Sequence[str]) -> list[str]:
+    """The scenarios that are named."""
+    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    return [name for name in named if name != "all"]
+
+
+def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The scenarios to check, and the other overrides."""
+    for word in words:
+        if word.startswith(("variant=", "pins.")) or "=" not in word:
+            raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
+    for name in _named(words):
+        catalog.scenario(name)  # raises if there is none
+    others = [word for word in words if not word.startswith("scenario=")]
+    return _named(words) or list(catalog.sound()), others
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Setting] | None:
+    files = (options.deepspeed, options.training_args, options.accelerate)
+    return settings_files.read(*files) if any(files) else None
+
+
+def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environment:
+    packages = sorted({pin for name in names for pin in catalog.scenario(name).pins} | {"torch"})
+    if options.python:
+        return stacks.of_interpreter(options.python, packages)
+    if options.requirements:
+        return stacks.of_files(options.requirements, packages)
+    return stacks.of_this_interpreter(packages)
+
+
+def _refuse_nothing(environment: Environment) -> None:
+    """Refuse an environment without any of the packages: that would look like an all-clear. Often
+    it is the one of this tool itself."""
+    if not environment.packages:
+        names = ", ".join(catalog.upstreams())
+        raise UserError(
+            f"{environment.where} has none of {names}: name another environment with --python, or "
+            "its requirements with -r"
+        )
+
+
+def _with_runs(
+    found: Sequence[Checked],
+    environment: Environment,
+    overrides: Sequence[str],
+    options: argparse.Namespace,
+) -> list[Checked]:
+    """The answers, replaced by those of runs; only the unknown ones with ``--unknown``."""
+    from harness.check import live  # imports what runs need
+
+    asked = (Answer.UNKNOWN,) if options.unknown else ASKED
+    wanted = [checked for checked in found if checked.answer in asked]
+    if not wanted:
+        return list(found)
+    console = terminal(None if options.format == "text" else sys.stderr)
+    with Progress(console) as progress:
+        fresh = live.asked(wanted, environment, overrides, progress)
+    by_name = {checked.scenario: checked for checked in fresh}
+    return by_severity(by_name.get(checked.scenario, checked) for checked in found)
+
+
+ASKED = (Answer.AFFECTED, Answer.POSSIBLY, Answer.UNKNOWN, Answer.NOT_AFFECTED)
+"""The answers that ``--run`` asks again by a run."""
+
+
+def _print(
+    options: argparse.Namespace,
+    environment: Environment,
+    found: Sequence[Checked],
+    broken: Mapping[str, str],
+    settings: Mapping[str, Setting] | None,
+    notes: Sequence[str],
+) -> None:
+    console = terminal()
+    if options.format == "json":
+        console.print(output.as_json(environment, found, broken, settings, notes))
+    elif options.format == "github":
+        files = [f for f in options.requirements or () if f != STANDARD_INPUT]
+        for line in output.for_github(found, files[0] if files else None, notes):
+            console.print(as_typed(line))
+    else:
+        output.print_text(console, environment, found, broken, settings, notes)
+
+
+def exit_code(found: Sequence[Checked], *, strict: bool) -> int:
+    """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown. Accepted ones do not
+    count."""
+    answers = {checked.answer for checked in found if checked.counts}
+    if answers & {Answer.AFFECTED, Answer.POSSIBLY}:
+        return ExitCode.NOT_AS_EXPECTED
+    unclear = strict and Answer.UNKNOWN in answers
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

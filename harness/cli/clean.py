@@ -1,0 +1,63 @@
+"""show what the cache contains, and free it"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.catalog import unknown
+from harness.cli import Arguments
+from harness.overlays import archive, overlay, overlay_cache
+from harness.system.errors import ExitCode, HarnessError, UserError
+from harness.system.files import writing
+from harness.system.machine import cache_folder
+from harness.system.terminal import table, terminal
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overlay", nargs="*", help="keys of the overlays to free (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="only show")
+    options = parser.parse_args(arguments)
+    clean(options.overlay, dry_run=options.dry_run)
+    return ExitCode.AS_EXPECTED
+
+
+def clean(keys: Sequence[str], *, dry_run: bool) -> None:
+    """Show the overlays that are named (default: all), and free those that are not in use."""
+    cache, console = cache_folder(), terminal()
+    found = {folder.name: folder for folder in overlay_cache.folders(cache)}
+    for key in keys:
+        if key not in found:
+            raise UserError(unknown("overlay", key, found))
+    chosen = list(keys or found)
+    own = {key: _megabytes(overlay_cache.own_use(found[key])) for key in chosen}
+    rows = [[key, own[key], _contents(found[key])] for key in chosen]
+    used = overlay_cache.disk_use(cache)
+    title = f"{cache}: {_megabytes(used)}"
+    console.print(table(title, ["overlay", "of its own", "contains"], rows))
+    if dry_run:
+        return
+    with writing(cache, "HARNESS_CACHE"):
+        overlay_cache.delete_unfinished(cache)
+        archive.sweep(cache)
+        freed = overlay_cache.delete(cache, *chosen)
+    size = _megabytes(used - overlay_cache.disk_use(cache))
+    console.print(f"freed {len(freed)} of {len(chosen)}: {size}")
+    for key in set(chosen) - set(freed):
+        console.print(f"{key} is in use")
+
+
+def _contents(folder: Path) -> str:
+    try:
+        manifest = overlay.read_manifest(folder)
+    except HarnessError:
+        return "damaged"
+    stack = manifest["stack"]
+    pins = ", ".join(f"{name} {version}" for name, version in stack["pins"].items())
+    defects = f" with {', '.join(manifest['defects'])}" if manifest["defects"] else ""
+    return f"{pins}{defects}; Python {stack['python']}, {stack['platform']}, {stack['date']}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

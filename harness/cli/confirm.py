@@ -1,0 +1,87 @@
+"""run recorded results again, and report those that differ
+
+    python -m harness confirm                        # the 20 that were confirmed longest ago
+    python -m harness confirm scenario=bf16_clip,sampler_shards --count 100
+    python -m harness confirm --all --record         # hours; keeps the day in affected.json
+
+A difference is *ours* if our code of the day of the record still gives the recorded result: then
+what we changed since then changed it. Otherwise it is *the record's*. Overrides are as for watch.
+The exit code is 1 if a result differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cli import Arguments, pages
+from harness.cli.watch import configs_of, day_of
+from harness.config.run_config import RunConfig
+from harness.nightly import confirmations
+from harness.nightly.confirming import Done, confirm
+from harness.nightly.steps import today
+from harness.ranges import affected
+from harness.sweep.cells import environment
+from harness.system.errors import ExitCode, Unsupported, UserError
+from harness.system.files import write_whole, writing
+from harness.system.installation import refuse_without_checkout, refuse_without_torch
+from harness.system.terminal import Progress, count, terminal
+
+COUNT = 20
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to watch")
+    parser.add_argument("--count", type=int, default=COUNT, help="how many (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--day", help="choose those that are due on this day (default: today)")
+    parser.add_argument("--record", action="store_true", help="keep the day in affected.json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    options = parser.parse_intermixed_args(arguments)
+    if options.count < 1:
+        raise UserError(f"--count {options.count}: choose 1 or more")
+    if options.json and not options.json.parent.is_dir():  # now, not after hours of runs
+        raise UserError(f"no folder {options.json.parent} for {options.json.name}")
+    if options.record:
+        refuse_without_checkout("--record")
+    configs = configs_of(options.overrides)
+    refuse_without_torch("confirm")
+    day = day_of(options.day).isoformat() if options.day else today()
+    done = _confirmed(configs, day, None if options.all else options.count)
+    if options.json:
+        with writing(options.json, "file"):
+            write_whole(options.json, json.dumps([one.to_json() for one in done], indent=1) + "\n")
+    if options.record:
+        affected.confirm(one.found for one in done if one.found and not one.difference)
+        pages.write(sorted({one.recorded.scenario for one in done}))
+    return ExitCode.worst(one.exit_code for one in done)
+
+
+def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Done]:
+    """Run the results that are due, and print each as it ends."""
+    console, here = terminal(), environment(configs[0])
+    known = confirmations.recorded([config.scenario for config in configs], here)
+    if not known:
+        lane, python, torch = here
+        raise Unsupported(
+            f"no result was recorded on {lane} with Python {python} and torch {torch}"
+        )
+    due = confirmations.due(known, day, most or len(known))
+    console.print(f"{len(due)} of {count(len(known), 'recorded result')}", style="bold")
+    done = []
+    with Progress(console) as progress:
+        for one in confirm({config.scenario: config for config in configs}, due, progress.tally):
+            done.append(one)
+            style = "red" if one.exit_code else ""
+            console.print(f"  [{len(done)}/{len(due)}] {one}", style=style)
+    differing = [one for one in done if one.difference]
+    whose = [one.whose for one in differing]
+    parts = ", ".join(f"{whose.count(name)} {name}" for name in dict.fromkeys(whose))
+    differ = f"{len(differing)} differ" + (f" ({parts})" if parts else "")
+    failed = sum(one.found is None for one in done)
+    same = len(done) - len(differing) - failed
+    tail = f", {failed} could not be run" if failed else ""
+    console.print(f"{same} as recorded, {differ}{tail}", style="bold")
+    return done

@@ -1,0 +1,48 @@
+"""compute the verdict of a stored run again, without a launch"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cli import Arguments
+from harness.launch.exits import read_json
+from harness.runs.grade import grade
+from harness.runs.records import RUN_FILE
+from harness.runs.report import print_header, print_trial
+from harness.system.errors import UserError
+from harness.system.terminal import terminal
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    options = parser.parse_args(arguments)
+    return print_grade(options.run, as_json=options.json)
+
+
+def print_grade(folder: Path, *, as_json: bool) -> int:
+    """Grade a stored run, print the result and return its exit code."""
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}{_recent(folder)}")
+    result = grade(folder)
+    if as_json:
+        terminal().print(json.dumps(result.to_json(), indent=2))
+        return result.exit_code
+    console = terminal()
+    print_header(console, read_json(folder / RUN_FILE))
+    for trial in result.trials:
+        print_trial(console, trial)
+    console.print(f"{result.scenario}: {result.verdict}")
+    for reason in result.reasons:
+        console.print(f"  {reason.splitlines()[0]}")
+    return result.exit_code
+
+
+def _recent(folder: Path, most: int = 5) -> str:
+    """The choices: the newest run folders near this one."""
+    near = folder if folder.is_dir() else folder.parent
+    runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:most]
+    return f". Choices: {', '.join(str(r.parent) for r in runs)}." if runs else ""

@@ -1,0 +1,124 @@
+"""list the scenarios
+
+    python -m harness list
+    python -m harness list --upstream transformers --alive
+    python -m harness list --harm "ruins training" --visibility silent --json
+
+A scenario is listed if it meets all conditions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from harness import catalog
+from harness.api.settings import in_words
+from harness.api.spec import HARMS, VISIBILITIES
+from harness.cli import Arguments
+from harness.ranges import remedies
+from harness.ranges.periods import Alive, alive
+from harness.system.errors import ExitCode, UserError
+from harness.system.terminal import table, terminal
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("--upstream", metavar="PACKAGE", help="bugs of this package")
+    parser.add_argument(
+        "--alive", action="store_true", help="bugs that the newest tested release still has"
+    )
+    parser.add_argument("--harm", metavar="HARM", help="; ".join(HARMS))
+    parser.add_argument("--visibility", metavar="VISIBILITY", help="; ".join(VISIBILITIES))
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    names = _chosen(options)
+    if options.json:
+        terminal().print(json.dumps([summary(name) for name in names], indent=2))
+    else:
+        columns = ["scenario", "variants", "lanes", "ranks", "pins", "the bug"]
+        terminal().print(table("", columns, [_row(name) for name in names]))
+    return ExitCode.AS_EXPECTED
+
+
+def _chosen(options: Any) -> list[str]:
+    """The scenarios that meet all conditions. A broken one is listed only without conditions."""
+    upstreams = sorted({_upstream(name) for name in catalog.sound()})
+    _check("upstream", options.upstream, upstreams)
+    _check("harm", options.harm, HARMS)
+    _check("visibility", options.visibility, VISIBILITIES)
+    asked = (options.upstream, options.harm, options.visibility, options.alive or None)
+    if not any(asked):
+        return list(catalog.names())
+    return [name for name in catalog.sound() if _meets(name, options)]
+
+
+def _check(what: str, given: str | None, choices: Iterable[str]) -> None:
+    if given is not None and given not in choices:
+        raise UserError(catalog.unknown(what, given, choices))
+
+
+def _meets(name: str, options: Any) -> bool:
+    scenario = catalog.scenario(name)
+    return (
+        options.upstream in (None, _upstream(name))
+        and options.harm in (None, scenario.harm)
+        and options.visibility in (None, scenario.visibility)
+        and (not options.alive or alive(name) is not None)
+    )
+
+
+def _upstream(name: str) -> str:
+    """The package that has the bug."""
+    return next(iter(catalog.scenario(name).pins), "torch")
+
+
+def _row(name: str) -> list[str]:
+    if name in catalog.broken():
+        return [name, "broken", "", "", "", catalog.broken()[name]]
+    scenario = catalog.scenario(name)
+    pins = ", ".join(f"{pin} {version}" for pin, version in scenario.pins.items())
+    lanes = " ".join(lane.value for lane in scenario.lanes)
+    variants, ranks = ", ".join(scenario.variants), str(scenario.ranks)
+    return [name, variants, lanes, ranks, pins, scenario.title]
+
+
+def summary(name: str) -> dict[str, Any]:
+    """A scenario's metadata as JSON values; for a broken one, the reason."""
+    if name in catalog.broken():
+        return {"name": name, "broken": catalog.broken()[name]}
+    scenario = catalog.scenario(name)
+    return {
+        "name": name,
+        "title": scenario.title,
+        "upstream": _upstream(name),
+        "harm": scenario.harm,
+        "visibility": scenario.visibility,
+        "alive": _alive(alive(name)),
+        "known_upstream": scenario.known_upstream,
+        "known_in_part": scenario.known_in_part,
+        "settings": in_words(scenario.settings),
+        "report": list(scenario.report),
+        "fix": scenario.fix,
+        "symptom": scenario.symptom,
+        "trigger": scenario.trigger,
+        "remedy": remedies.of(name),
+        "pins": dict(scenario.pins),
+        "ranks": scenario.ranks,
+        "lanes": [lane.value for lane in scenario.lanes],
+        "variants": {
+            name: {
+                "about": scenario.about(name),
+                "expect": variant.expect,
+                "ranks": scenario.ranks_of(name),
+                "pins": {**scenario.pins, **scenario.pins_of(name)},
+            }
+            for name, variant in scenario.variants.items()
+        },
+    }
+
+
+def _alive(found: Alive | None) -> dict[str, str] | None:
+    """The newest release with the bug, and the variant that shows it; null if it has not."""
+    return {"release": found.release, "variant": found.variant} if found else None

@@ -1,0 +1,259 @@
+"""test many releases for a bug, each as it was published
+
+    python -m harness matrix scenario=rope_zero_init pins.transformers=4.34:5.23:minor
+
+Releases: 4.34:5.23 (a range, both ends included), all, minor (the last patch of each minor one),
+4.34:5.23:minor, or a list of these; two packages make a grid.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import catalog
+from harness.api.spec import RELEASED, Scenario, Verdict
+from harness.cli import Arguments, pages
+from harness.config import command_line
+from harness.config.run_config import ALL, RunConfig
+from harness.ranges import affected
+from harness.ranges.streak import Streak
+from harness.runs.report import COLOURS
+from harness.sweep.cell import Cell, Status
+from harness.sweep.cells import exit_code, find_all
+from harness.system.errors import UserError
+from harness.system.files import write_whole, writing
+from harness.system.installation import refuse_without_checkout, refuse_without_torch
+from harness.system.terminal import Progress, count, table, terminal
+from harness.system.text import short
+from harness.upstream import releases
+from harness.upstream.pins import TORCH
+
+STYLES = {
+    Status.AFFECTED: "red",
+    Status.NOT_AFFECTED: "green",
+    Status.INCONCLUSIVE: COLOURS[Verdict.INCONCLUSIVE],
+    Status.UNSUPPORTED: COLOURS[Verdict.UNSUPPORTED],
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The cells to find: every combination of the releases on the axes."""
+
+    scenario: str
+    axes: Mapping[str, Sequence[str]]
+    """The releases, oldest first, of each package that has several."""
+    configs: Sequence[RunConfig]
+    """One for each combination; the last axis changes fastest."""
+
+
+def sweep_of(command: str, words: Sequence[str]) -> Sweep:
+    """The sweep of a command's overrides, with the releases to test in ``pins.NAME=...``.
+
+    Raises UserError for overrides that are not valid.
+    """
+    ranges, others = {}, []
+    for word in words:
+        key, sign, value = word.partition("=")
+        if (key.startswith("pins.") or key == TORCH) and sign:
+            ranges[key.removeprefix("pins.")] = value
+        elif key == "variant":
+            raise UserError(f"{command} tests releases as published: leave {word} out")
+        else:
+            others.append(word)
+    scenario = _scenario(command, others)
+    for name in ranges:
+        if name not in scenario.pins:
+            raise UserError(catalog.unknown("pin of this scenario", name, scenario.pins))
+    refuse_without_torch(command)
+    axes = {name: releases.chosen(name, value) for name, value in ranges.items()}
+    if not axes:
+        example = next(iter(scenario.pins), None)
+        hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
+        raise UserError(f"{command} needs the releases to test{hint}")
+    base = command_line.compose([*others, f"variant={RELEASED}"])
+    combinations = itertools.product(*axes.values())
+    configs = [_pinned(base, dict(zip(axes, each, strict=True))) for each in combinations]
+    several = {name: versions for name, versions in axes.items() if len(versions) > 1}
+    return Sweep(configs[0].scenario, several or axes, configs)
+
+
+def _scenario(command: str, words: Sequence[str]) -> Scenario:
+    named = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    if len(named) != 1 or named[0] == ALL:
+        choices = ", ".join(catalog.names())
+        raise UserError(f"{command} tests one scenario: scenario=NAME. Choices: {choices}.")
+    return catalog.scenario(named[0])
+
+
+def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
+    """The config of one cell; its command finds this cell alone."""
+    words = [f"pins.{name}={version}" for name, version in chosen.items()]
+    return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument("--again", action="store_true", help="test stored releases again")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the cells as CSV")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells as JSON")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the results in the scenario's affected.json"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    return matrix(
+        options.overrides,
+        again=options.again,
+        record=options.record,
+        csv_file=options.csv,
+        json_file=options.json,
+    )
+
+
+def matrix(
+    words: Sequence[str],
+    *,
+    again: bool = False,
+    record: bool = False,
+    csv_file: Path | None = None,
+    json_file: Path | None = None,
+) -> int:
+    """Test every combination of releases, print the table and write the files; the exit code.
+
+    With ``record`` the results are written to the scenario's ``affected.json``.
+    """
+    for file in filter(None, (csv_file, json_file)):
+        if not file.parent.is_dir():  # now, not after hours of tests
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    if record:
+        refuse_without_checkout("--record")
+    sweep, console = sweep_of("matrix", words), terminal()
+    cells = swept(sweep, console, again=again)
+    console.print()
+    console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
+    console.print(counted(cells))
+    if json_file:
+        with writing(json_file, "file"):
+            write_whole(json_file, json.dumps([c.to_json() for c in cells], indent=1) + "\n")
+    if csv_file:
+        _write_csv(csv_file, sweep, cells)
+    if record:
+        affected.record(cells)
+        pages.write([sweep.scenario])
+    return exit_code(cells)
+
+
+def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Cell]:
+    """The cells of a sweep in its order, each printed as soon as it is known."""
+    found: dict[int, Cell] = {}
+    clock = Clock(len(sweep.configs))
+    cells = count(len(sweep.configs), "cell")
+    console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
+    streak = Streak()
+    with Progress(console) as progress:
+        if console.is_terminal:
+            progress.say("testing", clock.left())
+        jobs = sweep.configs[0].jobs
+        for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
+            found[index] = cell
+            clock.tick(cell)
+            console.print(f"  {_line(sweep, cell)}  {clock.left()}", style=STYLES[cell.status])
+            if not cell.status.certain and cell.run and Path(cell.run).is_dir():
+                console.print(f"    {cell.run}")
+            if hint := streak.hint(cell):
+                console.print(f"  {hint}")
+    return [found[index] for index in sorted(found)]
+
+
+class Clock:
+    """Estimates how long the rest of a sweep takes, from the cells that were not stored."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells, self.done, self.run = cells, 0, 0
+        self.started = time.monotonic()
+
+    def tick(self, cell: Cell) -> None:
+        self.done += 1
+        self.run += not cell.stored
+
+    def left(self) -> str:
+        """``[3/48, 4 min left]``; stored cells cost no time, and are not counted."""
+        rest = self.cells - self.done
+        count = f"{self.done}/{self.cells}"
+        if not rest or not self.run:
+            return f"[{count}]"
+        seconds = (time.monotonic() - self.started) / self.run * rest
+        left = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+        return f"[{count}, {left} left]"
+
+
+def _line(sweep: Sweep, cell: Cell) -> str:
+    releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
+    return f"{releases_}: {describe(cell)}"
+
+
+def describe(cell: Cell) -> str:
+    """The status of a cell, how it was found, and the reason if it is not certain."""
+    how = "stored" if cell.stored else f"{cell.seconds:.1f} s" if cell.started else "not run"
+    return f"{cell.status}  [{how}]" + ("" if cell.status.certain else f"  {why(cell)}")
+
+
+def why(cell: Cell) -> str:
+    """The reason of a cell, without the releases, which its row names."""
+    return short(re.sub(r"^(\S+==\S+ )+(?=could not be installed)", "", cell.reason))
+
+
+def rows(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+    """A row for each cell."""
+    columns = [*sweep.axes, "status", "step", "seconds", "why"]
+    lines = [
+        [
+            *(cell.pins[name] for name in sweep.axes),
+            str(cell.status),
+            "" if cell.step is None else str(cell.step),
+            "stored" if cell.stored else f"{cell.seconds:.1f}" if cell.started else "not run",
+            why(cell),
+        ]
+        for cell in cells
+    ]
+    return table("", columns, lines)
+
+
+def grid(sweep: Sweep, cells: Sequence[Cell]) -> Table:
+    """The releases of one package in the rows, those of the other in the columns."""
+    (down, rows_), (across, columns) = sweep.axes.items()
+    status = {(cell.pins[down], cell.pins[across]): str(cell.status) for cell in cells}
+    lines = [[row, *(status[row, column] for column in columns)] for row in rows_]
+    return table("", [f"{down} \\ {across}", *columns], lines)
+
+
+def counted(cells: Sequence[Cell]) -> str:
+    """One line with the number of cells of each status."""
+    counts = {status: sum(cell.status is status for cell in cells) for status in Status}
+    parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    stored = sum(cell.stored for cell in cells)
+    return f"{count(len(cells), 'cell')}: {parts}" + (f" ({stored} stored)" if stored else "")
+
+
+def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Cell]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
+    writer.writerow([*sweep.axes, *facts])
+    for cell in cells:
+        fields = cell.to_json()
+        writer.writerow([*(cell.pins[name] for name in sweep.axes), *(fields[f] for f in facts)])
+    with writing(file, "file"):
+        write_whole(file, text.getvalue())

@@ -1,0 +1,276 @@
+"""start a new scenario in a folder of its own: it runs, and says that it is unfinished
+
+    python -m harness new my_bug --buggy accelerate==0.29.3 --fixed 0.30.0
+    python -m harness new my_bug --buggy deepspeed==0.15.2        # an edit will put the bug back
+    python -m harness new my_bug --buggy accelerate==0.30.1 --fixed 0.31.0 --like sampler_shards
+
+With --fixed, the files that differ between the two releases are listed for you to choose from. With
+--like, the code is that of a finished scenario.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+
+import scenarios
+from harness import catalog
+from harness.cli import Arguments, pages, pin
+from harness.cli._demands import UNFINISHED
+from harness.overlays import overlay
+from harness.system.errors import ExitCode, UserError
+from harness.system.files import write_whole
+from harness.system.machine import cache_folder
+from harness.system.terminal import terminal
+from harness.upstream import pins as upstream
+from harness.upstream import release_days
+from harness.upstream.pins import Stack
+
+MOST_FILES = 40
+"""Files that differ between two releases: more are not listed."""
+
+TEMPLATE = '''\
+"""UNFINISHED: the wrong behaviour in one sentence.
+
+UNFINISHED: who was hit, what it cost, and the root cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.api.knobs import Knobs, knob
+from harness.api.plan import Kind, Plan, each
+from harness.api.shapes import NUMBER
+from harness.api.spec import (
+    Context,
+    Exercise,
+    Finding,
+    Position,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
+
+
+@dataclass
+class Params(Knobs):
+    steps: int = knob(3, least=1, about="of training")
+
+
+SCENARIO = Scenario(
+    report=("UNFINISHED: links or citations of the report",),
+    fix="UNFINISHED: a link to the fix",
+    symptom="UNFINISHED: what the report says that users see",
+    trigger="UNFINISHED: what a run must do to meet the bug, after 'only with'",
+    remedy="UNFINISHED: a way around the bug, as an order; omit it if there is none",
+    harm="UNFINISHED",  # one of HARMS in harness/api/spec.py
+    visibility="UNFINISHED",  # one of VISIBILITIES
+    pins={pins},
+    files={files},
+    ranks=2,
+    variants={variants},
+)
+
+
+def plan(at: Position) -> Plan:
+    """UNFINISHED: the records that a rank is going to write, and the shape of each fact."""
+    return {{"step": Kind({{"sum": NUMBER}}, each(at.params.steps))}}
+
+
+def run(ctx: Context) -> None:
+    """UNFINISHED: drive the real library and record facts. Import torch and upstream in here."""
+    import torch
+    import torch.distributed as dist
+
+    with ctx.phase("init"):
+        dist.init_process_group(ctx.lane.backend)
+    with ctx.phase("steps"):
+        for step in range(1, ctx.params.steps + 1):
+            value = torch.full((1,), float(ctx.rank), device=ctx.device)
+            dist.all_reduce(value)
+            ctx.record("step", step, sum=float(value))
+
+
+def detect(records: Records) -> Finding | None:
+    """UNFINISHED: the documented symptom, or None. It does not know the variant."""
+    # Every trial is inconclusive until this function looks for the symptom.
+    return Finding("UNFINISHED: detect() does not look at the records", documented=False)
+
+
+def exercised(records: Records) -> Exercise:
+    """UNFINISHED: how the trigger occurred, or why it did not."""
+    return Exercise(False, "UNFINISHED: exercised() does not look at the records")
+'''
+
+PAIR = """{{
+        "buggy": expect_symptom(),
+        "fixed": expect_clean("{fixed}"),
+        # UNFINISHED: the same release, its trigger off, for example params={{"seeding": "common"}}.
+        "control": expect_clean(about="{buggy}, UNFINISHED", triggers=False),
+    }}"""
+EDIT = """{
+        # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
+        "buggy": expect_symptom(about="UNFINISHED: the bug"),
+        "fixed": expect_clean(about="UNFINISHED: without the bug"),
+        "control": expect_clean(about="UNFINISHED: the bug, its trigger off", triggers=False),
+    }"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("name", help="of the scenario, such as bf16_clip")
+    parser.add_argument(
+        "--buggy",
+        metavar="NAME==VERSION",
+        help="the package with the bug, and a release that has it",
+    )
+    parser.add_argument("--fixed", metavar="VERSION", help="a release of it without the bug")
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME==VERSION",
+        help="another package whose release matters; all others are chosen by date; repeatable",
+    )
+    parser.add_argument("--like", metavar="SCENARIO", help="the finished scenario to start from")
+    options = parser.parse_args(arguments)
+    if options.fixed and not options.buggy:
+        raise UserError("--fixed needs --buggy: name the package there, as in accelerate==0.29.3")
+    words = [*([options.buggy] if options.buggy else []), *options.pin]
+    chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in words)
+    new(options.name, chosen, options.fixed, options.like)
+    return ExitCode.AS_EXPECTED
+
+
+def new(
+    name: str, chosen: Mapping[str, str], fixed: str | None = None, like: str | None = None
+) -> None:
+    """Write the folder of a scenario, with its module and its page, complete or not at all.
+
+    ``chosen`` are the pins, the package with the bug first; ``fixed`` is another release of that.
+    Raises UserError for a name in use, and for a release that does not exist.
+    """
+    _refuse_name(name)
+    subject = next(iter(chosen), None)
+    for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
+        release_days.released(package, version, cache_folder())  # raises if there is none
+    source = _text(chosen, fixed) if like is None else _like(like, chosen, fixed)
+    parent = parent_folder() / folder(chosen)
+    _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
+    _make_package(parent / name)
+    write_whole(parent / name / f"{catalog.MODULE}.py", source)
+    catalog.forget()
+    pages.write([name])
+    terminal().print(
+        f"{catalog.file(name)} and its page README.md. It runs, and is unfinished:\n"
+        f"  python -m harness run scenario={name}\n"
+        f"  python -m harness admit scenario={name}    # lists what is missing\n"
+        "CONTRIBUTING.md goes through its parts."
+    )
+
+
+def _refuse_name(name: str) -> None:
+    plain = name.isidentifier() and name == name.lower() and not name.startswith("_")
+    if not plain or keyword.iskeyword(name):
+        raise UserError(f"'{name}' is no name for a scenario: write one like bf16_clip")
+    if name in catalog.names():
+        raise UserError(f"the scenario '{name}' exists already: choose another name")
+    if name == "all":
+        raise UserError("'all' means every scenario: choose another name")
+
+
+def parent_folder() -> Path:
+    """The folder that has a folder for each upstream."""
+    return Path(scenarios.__path__[0])
+
+
+def folder(pins: Mapping[str, str]) -> str:
+    """The folder of the scenarios of an upstream: that of the first pin, or torch's."""
+    return next(iter(pins), "torch").replace("-", "_")
+
+
+def _make_package(folder: Path, docstring: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    if not (folder / "__init__.py").exists():
+        write_whole(folder / "__init__.py", docstring)
+
+
+def _text(chosen: Mapping[str, str], fixed: str | None) -> str:
+    return TEMPLATE.format(
+        pins=_literal(chosen), files=_files(chosen, fixed), variants=_variants(chosen, fixed)
+    )
+
+
+def _literal(pins: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'"{name}": "{version}"' for name, version in pins.items()) + "}"
+
+
+def _variants(chosen: Mapping[str, str], fixed: str | None) -> str:
+    return PAIR.format(buggy=next(iter(chosen.values())), fixed=fixed) if fixed else EDIT
+
+
+def _files(chosen: Mapping[str, str], fixed: str | None) -> str:
+    """The field ``files``: empty, with the files that differ between two releases as comments."""
+    if not fixed:
+        return "()"
+    subject, buggy = next(iter(chosen.items()))
+    differing = list(changed_files(chosen, {**chosen, subject: fixed}))
+    lines = [f"# UNFINISHED: those with the bug, of the files that {fixed} changed since {buggy}:"]
+    lines += [f'# "{file}",' for file in differing[:MOST_FILES]]
+    lines += [f"# and {len(differing) - MOST_FILES} more"] * (len(differing) > MOST_FILES)
+    return "\n        ".join(["(", *lines]) + "\n    )"
+
+
+def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """The Python files of the first package that differ between two sets of pins, sorted."""
+    subject, cache = next(iter(before)), cache_folder()
+    python, platform = upstream.here()
+    stacks = []
+    for chosen in (before, after):
+        day = release_days.released(subject, chosen[subject], cache)
+        stacks.append(Stack(dict(chosen), release_days.settled(day, python), python, platform))
+    with (
+        overlay.borrowed(stacks[0], (), cache) as first,
+        overlay.borrowed(stacks[1], (), cache) as second,
+    ):
+        texts = [_sources(lent.site, subject) for lent in (first, second)]
+    for file in sorted(texts[0].keys() | texts[1].keys()):
+        if texts[0].get(file) != texts[1].get(file):
+            yield file
+
+
+def _sources(site: Path, package: str) -> dict[str, bytes]:
+    """The content of each Python file of a package, by its path in site-packages."""
+    (found,) = distributions(name=package, path=[str(site)])
+    names = [str(file) for file in found.files or () if file.suffix == ".py"]
+    names = [name for name in names if not re.search(r"(^|/)(tests?|test_utils|commands)/", name)]
+    return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
+
+
+def _like(other: str, chosen: Mapping[str, str], fixed: str | None) -> str:
+    """The text of another scenario's module, with these releases and a title that is unfinished."""
+    catalog.load(other)
+    text = (catalog.folder(other) / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
+    fields = {"pins": _literal(chosen)} if chosen else {}
+    if fixed:
+        fields |= {"files": _files(chosen, fixed), "variants": _variants(chosen, fixed)}
+    for field in fields:
+        text = _with_field(text, field, fields[field])
+    return text.replace('"""', f'"""{UNFINISHED}: a copy of {other}. ', 1)
+
+
+def _with_field(text: str, name: str, value: str) -> str:
+    """A module's text with another value for a field of SCENARIO."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    (call,) = (c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "Scenario")
+    for field in call.keywords:
+        if field.arg == name:
+            old = ast.get_source_segment(text, field.value)
+            return text.replace(f"{name}={old}", f"{name}={value}", 1)
+    return text.replace("SCENARIO = Scenario(\n", f"SCENARIO = Scenario(\n    {name}={value},\n", 1)

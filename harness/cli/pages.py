@@ -1,0 +1,249 @@
+"""write each scenario's README.md and the tables of docs/, from code and recorded runs
+
+    python -m harness pages
+    python -m harness pages bf16_clip
+
+A page shows the scenario's docstring, metadata, parameters, functions, evidence and releases. Only
+the section between the two marks "by hand" is written by hand; it is kept as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from harness import catalog
+from harness.api.knobs import knobs, meaning
+from harness.api.spec import BUGGY, Outcome, Scenario
+from harness.cli import Arguments
+from harness.publish import alive_page as _alive_page
+from harness.publish import probe_table as _probe_table
+from harness.publish import ranges_page as _ranges_page
+from harness.publish import story_pages as _story_pages
+from harness.ranges import affected, remedies
+from harness.runs import evidence
+from harness.runs.report import alarm, releases
+from harness.system.errors import ExitCode, Inconclusive
+from harness.system.files import ROOT, write_whole
+from harness.system.terminal import count, terminal
+from harness.system.text import LINK, markdown, markdown_table
+
+PAGE = "README.md"
+"""The page of a scenario, in its folder."""
+MUTATIONS = "mutations.json"
+"""The outcome of each mutation of a scenario."""
+BUGS = ROOT / "docs" / "bugs.md"
+BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
+TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
+NOTE = (
+    "<!-- Made by `python -m harness pages`. Write between the marks below, and nowhere else. -->"
+)
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("scenario", nargs="*", help="whose pages to write (default: all)")
+    options = parser.parse_args(arguments)
+    names, console = options.scenario or catalog.sound(), terminal()
+    write(names)
+    console.print(f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe.md and stories")
+    for name, why in catalog.broken().items():
+        console.print(f"not that of {name}: {why}")
+    return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
+
+
+def write(names: Iterable[str]) -> None:
+    """Bring the pages of scenarios, the table of all bugs, the pages of those that are alive and
+    of their releases, and the stories up to date. While a scenario is broken, all but the first two
+    stay as they are: they would lack the bug."""
+    made = {name: page(name) for name in names}
+    for name, text in made.items():
+        write_whole(catalog.folder(name) / PAGE, text)
+    if BUGS.is_file():
+        write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
+        if not catalog.broken():
+            for whole in (_alive_page, _ranges_page):
+                write_whole(BUGS.with_name(whole.NAME), whole.text())
+            folder = BUGS.with_name(_story_pages.FOLDER)
+            folder.mkdir(exist_ok=True)
+            for file, text in _story_pages.texts():
+                write_whole(folder / file, text)
+            probe = BUGS.with_name(_probe_table.NAME)
+            if probe.is_file():
+                write_whole(probe, _probe_table.with_table(probe.read_text(encoding="utf-8")))
+
+
+def page(name: str) -> str:
+    """A scenario's page, with the section that is written by hand."""
+    scenario, module = catalog.scenario(name), catalog.load(name)
+    parts = [
+        f"# {name}",
+        NOTE,
+        f"`python -m harness run scenario={name}`",
+        *_story(catalog.story(name)),
+        _facts(name, scenario),
+        f"## Variants\n\n{_variants(scenario)}",
+        f"## Parameters\n\n{_parameters(module)}",
+        f"## How it is judged\n\n{_judgement(module, name)}",
+        _by_hand(name),
+        *_evidence(name),
+        *_affected(name),
+        *_mutations(name),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _story(docstring: str) -> Iterator[str]:
+    """The docstring's paragraphs in Markdown."""
+    for paragraph in docstring.split("\n\n"):
+        yield markdown(paragraph)
+
+
+def _facts(name: str, scenario: Scenario) -> str:
+    chosen = {v: {**scenario.pins, **scenario.pins_of(v)} for v in scenario.variants}
+    rows = {
+        "report": "<br>".join(map(_linked, scenario.report)),
+        "fix": _linked(scenario.fix),
+        "documented symptom": scenario.symptom,
+        "only with": scenario.trigger,
+        "remedy": remedies.of(name),
+        "releases": releases(chosen),
+        "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
+    }
+    if not scenario.known_upstream:
+        files = (catalog.REPORT, catalog.REPORT_SCRIPT)
+        rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
+    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items()])
+
+
+def _linked(text: str) -> str:
+    return LINK.sub(r"<\g<0>>", text)
+
+
+def _variants(scenario: Scenario) -> str:
+    rows = [
+        [f"`{name}`", scenario.about(name), "on" if v.triggers else "off", str(v.expect)]
+        for name, v in scenario.variants.items()
+    ]
+    return markdown_table(["variant", "what it is", "trigger", "expected outcome"], rows)
+
+
+def _parameters(module: Any) -> str:
+    found = knobs(module.Params)
+    if not found:
+        return "None."
+    rows = [[f"`scenario.{k.name}={k.default}`", meaning(k)] for k in found]
+    return markdown_table(["parameter and default", "meaning"], rows)
+
+
+def _judgement(module: Any, name: str) -> str:
+    """What detect and exercised look for, and which other checks miss the bug."""
+    lines = [
+        f"- *The symptom:* {_doc(module.detect)}",
+        f"- *The trigger:* {_doc(module.exercised)}",
+    ]
+    checks = _insufficient_checks(name)
+    if checks:
+        lines += [
+            "",
+            "Usual checks, with the condition for an alarm, in `buggy` of the newest GPU run:",
+            "",
+        ]
+        lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
+    return "\n".join(lines)
+
+
+def _doc(function: Any) -> str:
+    return markdown(" ".join((inspect.getdoc(function) or "").split()))
+
+
+def _insufficient_checks(name: str) -> Mapping[str, bool]:
+    found = (evidence.insufficient_checks(content) for _, content in evidence.kept(name))
+    return next(filter(None, found), {})
+
+
+def _by_hand(name: str) -> str:
+    file = catalog.folder(name) / PAGE
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    _, begin, rest = text.partition(BY_HAND)
+    kept = rest.partition(END)[0].strip("\n") if begin else ""
+    return "\n".join([BY_HAND, *([kept] if kept else []), END])
+
+
+def _evidence(name: str) -> Iterator[str]:
+    kept = evidence.kept(name)
+    if kept:
+        yield "## Runs on GPUs"
+    for stem, run in kept:
+        chosen = {variant: trial["pins"] for variant, trial in run["trials"].items()}
+        where = ", ".join(dict.fromkeys(run["machine"]["gpus"])) or "CPU"
+        yield (
+            f"[{stem}](evidence/{stem}.md): {releases(chosen)}; {where}, torch "
+            f"{run['machine']['torch']}, {run['started'][:10]}: **{run['result']['verdict']}**"
+        )
+        yield markdown_table(
+            ["variant", "outcome", "finding"], list(map(_trial, run["result"]["trials"]))
+        )
+
+
+def _trial(trial: Mapping[str, Any]) -> list[str]:
+    lines = trial["reason"].splitlines() or [""]
+    reason = "<br>".join(lines[:4]) + (" ..." if len(lines) > 4 else "")
+    return [f"`{trial['variant']}`", str(Outcome(trial["outcome"])), reason]
+
+
+def _affected(name: str) -> Iterator[str]:
+    if facts := affected.of(name):
+        yield affected.section(name, facts)
+
+
+def _mutations(name: str) -> Iterator[str]:
+    file = catalog.folder(name) / MUTATIONS
+    if file.is_file():
+        yield (
+            "## Mutations\n\nEdits that put another fault into the same code. They test how the "
+            "records are judged: each must be inconclusive, neither the documented bug nor clean "
+            f"(on the CPU, `python -m tests.mutations {name}`)."
+        )
+        rows = json.loads(file.read_text(encoding="utf-8")).values()
+        columns = ["put into", "the mutation", "outcome", "reason"]
+        cells = [[f"`{r['variant']}`", r["about"], r["outcome"], r["reason"]] for r in rows]
+        yield markdown_table(columns, cells)
+
+
+def with_table(text: str) -> str:
+    """A text with a new table of bugs between its marks. Broken scenarios keep their rows."""
+    before, _, rest = text.partition(TABLE)
+    if TABLE_END not in rest:
+        raise Inconclusive(f"{BUGS.name} has no marks for its table of bugs")
+    old, _, after = rest.partition(TABLE_END)
+    rows = [row for name in catalog.names() if (row := _row(name, old))]
+    columns = ["scenario", "package", "what happens", "harm", "visibility", "the bug is in"]
+    table = markdown_table(columns, rows)
+    return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
+
+
+def _row(name: str, old: str) -> list[str] | None:
+    """A scenario's row. A broken scenario keeps its row of the ``old`` table, if any."""
+    upstream = catalog.folder(name).parent.name
+    link = f"[`{name}`](../scenarios/{upstream}/{name}/README.md)"
+    if name in catalog.broken():
+        kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
+        cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []
+        return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
+    scenario = catalog.scenario(name)
+    subject = next(iter(scenario.pins), "torch")
+    return [link, subject, scenario.title, scenario.harm, scenario.visibility, _where(scenario)]
+
+
+def _where(scenario: Scenario) -> str:
+    """Whether a published release has the bug, or an edit puts it back."""
+    if scenario.variant(BUGGY).defects:
+        return "an edited release"
+    if not scenario.pins:
+        return "the installed torch"
+    release = {**scenario.pins, **scenario.pins_of(BUGGY)}[scenario.subject]
+    return f"published release {release}"

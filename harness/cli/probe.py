@@ -1,0 +1,207 @@
+"""run your own training script in several layouts, and compare what it does
+
+    python -m harness probe train.py --batch-size {rows} --accum {k}
+    python -m harness probe --save "--save {dir} --save-at {at}" --resume "--resume {dir}" \\
+        train.py --batch-size {rows} --accum {k}
+    python -m harness probe torchrun --nproc-per-node 8 train.py --batch-size {rows}
+    python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
+    python -m harness probe --make train_step.py:make
+    python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
+
+The script runs unchanged, on the CPU or on GPUs: on 1 rank (the reference), on several ranks, with
+several micro-batches, with both, and stopped and resumed. Options before the script are ours, those
+after it are the script's. In those, {rows} is the size of a micro-batch on one rank, {k} the number
+of micro-batches of a step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step
+to save at.
+
+exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
+3 no answer. docs/probe.md explains the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from harness.api.spec import Lane
+from harness.cli import Arguments
+from harness.launch.server_pool import Pool
+from harness.probe.known import known
+from harness.probe.layouts import LAYOUTS, Settings
+from harness.probe.questions import Answers, probe
+from harness.probe.report import as_json, as_junit, exit_code, text
+from harness.probe.runs import Runner
+from harness.probe.target import Target, made, target
+from harness.ranges.lookup import why_affected
+from harness.system.errors import UserError
+from harness.system.files import write_whole, writing
+from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder, gpus, leased, own_folder
+from harness.system.terminal import Progress, terminal
+
+STANDARD_OUTPUT = "-"
+
+FLAGS, ARGUMENTS = ("--same-rows", "--epoch", "-m"), ("--save", "--resume", "--other-seed")
+"""Our options without a value, and those whose value is arguments of the script."""
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(list(_joined(arguments)))
+    settings = _settings(options)
+    chosen = _target(options)
+    _refuse_blind(chosen, settings)
+    _refuse_without_gpus(settings, options)
+    refuse_without_torch("probe")
+    began = time.monotonic()
+    answers = _answers(chosen, settings, options)
+    _write(answers, began, options)
+    return exit_code(answers)
+
+
+def _joined(arguments: Iterable[str]) -> Iterator[str]:
+    """Our options and the script, with arguments of the script that begin with a dash joined to
+    their option: argparse would take ``--seed=7`` for an option."""
+    words = iter(arguments)
+    for word in words:
+        if word in ARGUMENTS:
+            yield f"{word}={next(words, '')}"
+            continue
+        yield word
+        if not word.startswith("-"):
+            yield from words
+        elif "=" not in word and word not in FLAGS:
+            yield from islice(words, 1)
+
+
+def _parser() -> Arguments:
+    parser, usual = Arguments(__name__), Settings()
+    number = parser.add_argument
+    number("--rows", type=int, default=usual.rows, help="rows of a step (default: %(default)s)")
+    number("--ranks", type=int, default=usual.ranks, help="(default: %(default)s)")
+    number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
+    number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
+    number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
+    number("--save", default="", metavar="ARGS", help="arguments with which the script saves")
+    number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
+    number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
+    number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    parser.add_argument(
+        "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
+    )
+    parser.add_argument(
+        "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
+    )
+    number(
+        "--make",
+        default="",
+        metavar="FILE:FUNCTION",
+        help="instead of a script, a function that makes the loop's step",
+    )
+    number(
+        "--launch",
+        choices=[Lane.CPU, Lane.GPU],
+        default=Lane.CPU,
+        help="gpu: over NCCL, a GPU for each rank",
+    )
+    number("--python", default=sys.executable, metavar="PATH", help="another interpreter")
+    number("--timeout", type=float, default=120.0, help="seconds of a layout (default: 120)")
+    number("--json", metavar="FILE", help="write the answers; - is standard output, without text")
+    number("--junitxml", type=Path, metavar="FILE", help="write a test case for each layout")
+    parser.add_argument("-m", action="store_true", help="the script is a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        options.rows,
+        options.ranks,
+        options.k,
+        options.steps,
+        options.at,
+        options.save,
+        options.resume,
+        options.same_rows,
+        tuple(filter(None, options.layouts.split(","))),
+        options.epoch,
+        options.other_seed,
+    )
+
+
+def _target(options: argparse.Namespace) -> Target:
+    if options.make:
+        if options.save or options.epoch:
+            raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
+        return made(options.make, options.script, options.same_rows)
+    return target(["-m", *options.script] if options.m else options.script)
+
+
+def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> None:
+    if options.launch == Lane.GPU and len(gpus()) < settings.ranks:
+        raise UserError(
+            f"--launch gpu needs {settings.ranks} GPUs, one for each rank, and this machine has "
+            f"{len(gpus())}: leave it out to probe on the CPU"
+        )
+
+
+def _refuse_blind(chosen: Target, settings: Settings) -> None:
+    """Refuse arguments that are the same in all layouts: such runs could not be compared."""
+    given = " ".join([*chosen.arguments, settings.save, settings.resume])
+    if "{rows}" not in given and not settings.same_rows:
+        raise UserError(
+            "the script must be given {rows}, the size of a micro-batch on one rank: for example "
+            "train.py --batch-size {rows} --accum {k}"
+        )
+
+
+def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
+    console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
+    with (
+        tempfile.TemporaryDirectory(prefix="probe-") as folder,
+        Progress(console) as progress,
+        _gpus(settings, options) as numbers,
+    ):
+        progress.say(f"probing {chosen.made or chosen.script}")
+        key = hashlib.sha256(options.python.encode()).hexdigest()[:12]
+        extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
+        with Pool() as pool:
+            where = Path(folder), extensions, options.python
+            limit = options.timeout
+            with Runner(chosen, settings, *where, limit, pool, gpus=numbers) as runner:
+                return probe(runner, settings)
+
+
+@contextmanager
+def _gpus(settings: Settings, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """The numbers of the GPUs, leased from other runs of this harness; none for the CPU."""
+    if options.launch == Lane.CPU:
+        yield ()
+        return
+    folder = own_folder(cache_folder(), "gpus")
+    with leased(settings.ranks, folder, lambda: time.sleep(1)) as found:
+        yield tuple(gpu.number for gpu in found)
+
+
+def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
+    console, bugs = terminal(), known(answers, why_affected)
+    seconds = time.monotonic() - began
+    content = json.dumps(as_json(answers, seconds, bugs), indent=1)
+    if options.json == STANDARD_OUTPUT:
+        console.print(content)
+    else:
+        for line in text(answers, seconds, bugs):
+            console.print(line)
+    if options.json and options.json != STANDARD_OUTPUT:
+        with writing(Path(options.json), "--json"):
+            write_whole(Path(options.json), content + "\n")
+    if options.junitxml:
+        with writing(options.junitxml, "--junitxml"):
+            write_whole(options.junitxml, as_junit(answers, seconds))

@@ -1,0 +1,103 @@
+"""print one scenario: its story, variants, parameters, releases, and the edit or fix as a diff
+
+python -m harness show bf16_clip
+python -m harness show bf16_clip pins.deepspeed=0.15.4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from harness import catalog
+from harness.api.knobs import knobs, meaning
+from harness.api.spec import BUGGY, FIXED, Scenario
+from harness.cli import Arguments, pin
+from harness.overlays import overlay, shims
+from harness.overlays.defect import diff
+from harness.ranges import remedies
+from harness.runs.report import releases
+from harness.system.errors import ExitCode, UserError
+from harness.system.installation import as_typed
+from harness.system.machine import cache_folder
+from harness.system.terminal import terminal
+from harness.upstream import pins, resolution
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("scenario")
+    parser.add_argument(
+        "pins", nargs="*", metavar="pins.NAME=VERSION", help="other releases to show it on"
+    )
+    options = parser.parse_args(arguments)
+    given = dict(map(pin, options.pins))
+    scenario = catalog.scenario(options.scenario)
+    for name in given:
+        if name not in scenario.pins:
+            raise UserError(catalog.unknown(f"pin of {options.scenario}", name, scenario.pins))
+    pins.complete(scenario, given)  # refuses a bad version before anything is printed
+    console = terminal()
+    _print_story(console, options.scenario, scenario)
+    _print_upstream(console, scenario, given)
+    return ExitCode.AS_EXPECTED
+
+
+def _print_story(console: Console, name: str, scenario: Scenario) -> None:
+    console.print(catalog.story(name))
+    first, *others = scenario.report
+    console.print(f"\nreport    {first}", *(f"\n          {report}" for report in others), sep="")
+    console.print(f"fix       {scenario.fix}\nsymptom   {scenario.symptom}")
+    console.print(f"trigger   only with {scenario.trigger}")
+    console.print(f"remedy    {as_typed(remedies.of(name))}")
+    console.print(f"ranks     {scenario.ranks} (lanes: {', '.join(scenario.lanes)})\n\nvariants")
+    for variant, v in scenario.variants.items():
+        console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")
+    console.print("\nparameters")
+    for each in knobs(catalog.load(name).Params):
+        console.print(f"  scenario.{each.name}={each.default}  {meaning(each)}")
+
+
+def _print_upstream(console: Console, scenario: Scenario, given: Mapping[str, str]) -> None:
+    cache = cache_folder()
+    chosen = {v: _pins(scenario, given, v) for v in scenario.variants}
+    stack = resolution.stack(scenario, chosen[BUGGY], cache)
+    day = f"; dependencies of {stack.date}" if stack.date else ""
+    console.print(f"\npins      {releases(chosen)}{day}")
+    for lane in scenario.lanes:
+        console.print(f"shims on the {lane} lane")
+        for point in shims.needed(chosen[BUGGY], lane):
+            console.print(f"  {point.name}: {point.why}")
+    for defect in scenario.defects:
+        console.print(f"\ndefect {defect.name}: {defect.about}\n")
+        with overlay.borrowed(stack, (defect,), cache) as lent:
+            console.print(lent.diff, end="")
+    if scenario.files and chosen[BUGGY] != chosen[FIXED]:
+        before, after = (pins.describe(chosen[variant]) for variant in (BUGGY, FIXED))
+        console.print(f"\nwhat changed from {before} to {after}\n")
+        for text in changes(scenario, chosen, cache):
+            console.print(text, end="")
+
+
+def _pins(scenario: Scenario, given: Mapping[str, str], variant: str) -> dict[str, str]:
+    return pins.complete(scenario, {**scenario.pins_of(variant), **given})
+
+
+def changes(
+    scenario: Scenario, chosen: Mapping[str, Mapping[str, str]], cache: Path
+) -> Iterator[str]:
+    """Diffs of the files with the bug, from the release of buggy to that of fixed."""
+    stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
+    with (
+        overlay.borrowed(stacks[BUGGY], (), cache) as buggy,
+        overlay.borrowed(stacks[FIXED], (), cache) as fixed,
+    ):
+        for file in scenario.files:
+            before, after = (_text(lent.site / file) for lent in (buggy, fixed))
+            yield diff(file, before, after, BUGGY, FIXED)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -1,0 +1,98 @@
+"""record what probe shows of the bugs of the catalogue, with their buggy and fixed releases
+
+    python -m harness signatures
+    python -m harness signatures trainer_gas_twice heads_gas_ranks
+
+Each scenario whose probe.json has a loop is probed with the packages of its overlays. What breaks
+first is written to that file; the table in docs/probe.md is made from all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from datetime import date
+
+from harness import catalog
+from harness.cli import Arguments
+from harness.launch.server_pool import Pool
+from harness.overlays import overlay
+from harness.probe import signatures
+from harness.probe.prober import Loop, Prober
+from harness.probe.signatures import Recorded
+from harness.system.errors import ExitCode, Inconclusive, UserError
+from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
+from harness.system.terminal import Progress, terminal
+from harness.upstream import pins, resolution
+
+VARIANTS = ("buggy", "fixed")
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("scenario", nargs="*", help="which ones (default: all that have a loop)")
+    options = parser.parse_args(arguments)
+    refuse_without_torch("signatures")
+    console, codes = terminal(), []
+    with Pool() as pool, Progress(console) as progress:
+        for name, loop in _loops(options.scenario):
+            progress.say(f"probing the loop of {name}")
+            found = {variant: _probed(name, variant, loop, pool) for variant in VARIANTS}
+            signatures.write(catalog.folder(name), found)
+            line, code = _judged(name)
+            console.print(line)
+            codes.append(code)
+    return ExitCode.worst(codes)
+
+
+def _loops(names: list[str]) -> list[tuple[str, Loop]]:
+    """The scenarios with a loop, of those that are named or of all."""
+    found = []
+    for name in names or catalog.sound():
+        if name not in catalog.names():
+            raise UserError(catalog.unknown("scenario", name, catalog.names()))
+        signature = signatures.read(catalog.folder(name))
+        if signature is not None and signature.loop is not None:
+            found.append((name, signature.loop))
+        elif names:
+            raise UserError(f"{name} has no loop in its {signatures.FILE}")
+    return found
+
+
+def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> Recorded:
+    """What probe shows with the releases of a variant."""
+    import torch
+
+    scenario, cache = catalog.scenario(name), cache_folder()
+    stack = resolution.stack(scenario, pins.complete(scenario, scenario.pins_of(variant)), cache)
+    with ExitStack() as contexts:
+        made = contexts.enter_context(
+            overlay.borrowed(stack, scenario.variant(variant).defects, cache)
+        )
+        versions, today = str(torch.__version__), date.today().isoformat()
+        try:
+            answers = Prober(pool, made.site)(loop)
+        except Inconclusive as error:
+            why = str(error).partition("\n")[0]
+            return Recorded(stack.pins, versions, today, {}, no_answer=why)
+        return signatures.recorded(answers, stack.pins, versions, today)
+
+
+def _judged(name: str) -> tuple[str, int]:
+    """A line about a scenario; 1 if the fixed release alarms, 3 if a layout gave no answer."""
+    signature = signatures.read(catalog.folder(name))
+    if signature is None:
+        return f"{name}: nothing was recorded", ExitCode.INCONCLUSIVE
+    if signature.false_alarms:
+        relations = ", ".join(one.relation for one in signature.false_alarms)
+        return (
+            f"{name}: the fixed release has a broken relation: {relations}",
+            ExitCode.NOT_AS_EXPECTED,
+        )
+    if signature.silent:
+        return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
+    first = ", ".join(
+        f"{one.layout or 'note'}: {one.relation}" + (f" x {one.times}" if one.times else "")
+        for one in signature.shown
+    )
+    return f"{name}: {first or 'not found'}", ExitCode.AS_EXPECTED

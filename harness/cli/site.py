@@ -1,0 +1,62 @@
+"""write all results as a static website
+
+    python -m harness site --out build/site
+    python -m harness site --out build/site --history nightly.sqlite --runs runs
+
+Without a history it shows no nightlies, and only the results that come with the harness. Its
+pictures show the newest complete run of each scenario, from the newest nightly and from --runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.cli import Arguments
+from harness.publish.inputs import collect
+from harness.publish.pages import pages
+from harness.system.errors import ExitCode
+from harness.system.output import Output, put, refuse_unless_ours
+from harness.system.terminal import count, terminal
+
+HISTORY = Path("history.sqlite")
+SITE = Output("a site", mark="site.json", maker="python -m harness site")
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a new or empty folder, or a site to replace",
+    )
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help=f"the file with all nightlies (default: {HISTORY}, if it exists)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="run folders, or folders of run folders",
+    )
+    options = parser.parse_args(arguments)
+    out, console = options.out.resolve(), terminal()
+    refuse_unless_ours(out, SITE)
+    history = options.history or (HISTORY if HISTORY.is_file() else None)
+    material = collect(history, options.runs, console.print)
+    made = pages(material)
+    put(out, made, SITE)
+    bugs = sum(name.startswith("bugs/") for name in made)
+    console.print(
+        f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "
+        f"{len(material.nightlies)} {'nightly' if len(material.nightlies) == 1 else 'nightlies'}: "
+        f"{options.out / 'index.html'}"
+    )
+    return ExitCode.AS_EXPECTED

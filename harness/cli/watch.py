@@ -1,0 +1,212 @@
+r"""run every night: test new upstream releases, and run our own scenarios
+
+    python -m harness watch
+    python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
+    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.sqlite
+    python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
+        --history then.sqlite
+    python -m harness watch --hunt --summary hunt.md
+    python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
+
+--hunt probes right training loops of our own on the newest releases instead, and reports which
+relation breaks, and since which release.
+
+Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
+exit code is 1 if something got worse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+from harness import catalog
+from harness.cli import Arguments
+from harness.config import command_line
+from harness.config.run_config import ALL, RunConfig
+from harness.launch.server_pool import Pool
+from harness.nightly import hunt_report, report
+from harness.nightly.history import History, writing
+from harness.nightly.history_rows import Kind
+from harness.nightly.hunt import Hunter
+from harness.nightly.hunted import STACKS, Stack
+from harness.nightly.steps import Summary, read_index, today, watch
+from harness.system.errors import ExitCode, UserError
+from harness.system.files import write_whole
+from harness.system.installation import refuse_without_torch
+from harness.system.terminal import Progress, count, terminal
+
+KEYS = (
+    "scenario",
+    "launch",
+    "launch.timeout",
+    "launch.threads",
+    "launch.warm",
+    "runs",
+    "jobs",
+    "on",
+)
+"""The possible overrides. With others, nightlies could not be compared."""
+
+CONFIRMED = 5
+"""How many recorded results a nightly runs again."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(__name__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as to run")
+    parser.add_argument(
+        "--history",
+        type=Path,
+        default=Path("history.sqlite"),
+        metavar="FILE",
+        help="the file with all nightlies (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
+    )
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="write Markdown")
+    parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write JUnit's XML")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON")
+    parser.add_argument(
+        "--confirm",
+        type=int,
+        default=CONFIRMED,
+        metavar="N",
+        help="run N recorded results again, see the command confirm (default: %(default)s)",
+    )
+    parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    if options.hunt:
+        return _hunt(options)
+    files: dict[report.Make, Path | None] = {
+        report.markdown: options.summary,
+        report.junit: options.junitxml,
+        report.as_json: options.json,
+    }
+    for file in filter(None, files.values()):
+        if not file.parent.is_dir():  # now, not after hours of tests
+            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    days = days_of(options.as_of) if options.as_of is not None else []
+    if options.confirm < 0:
+        raise UserError(f"--confirm {options.confirm}: choose 0 or more")
+    configs = configs_of(options.overrides)
+    refuse_without_torch("watch")
+    summaries = _watch(options.history, days, configs, options.confirm)
+    report.write(summaries, files)
+    return ExitCode.worst(summary.exit_code for summary in summaries)
+
+
+def _watch(
+    file: Path, days: Sequence[str], configs: Sequence[RunConfig], most: int
+) -> list[Summary]:
+    """Run today's nightly, or replay days, and report each."""
+    console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHTLY
+    with writing(file) as history:
+        days = _left(history, days) if days else [today()]
+        found = read_index(configs, console)
+        names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
+        summaries = []
+        for day in days:
+            console.print(f"{report.name_of(kind)} of {day}: {names}", style="bold")
+            summaries.append(watch(history, kind, day, configs, found, console, most))
+            report.show(console, summaries[-1])
+    return summaries
+
+
+def _hunt(options: argparse.Namespace) -> int:
+    """Probe our loops on the newest releases of a day; the exit code."""
+    (day,) = days_of(options.as_of) if options.as_of else [today()]
+    stacks = _stacks(options.overrides)
+    refuse_without_torch("watch --hunt")
+    console, found = terminal(), []
+    with Pool() as pool, Progress(console) as progress:
+        hunter = Hunter(pool, progress.say, time.monotonic() + options.budget)
+        for stack in stacks:
+            found.append(hunter.hunt(stack, day))
+            for line in hunt_report.text(found[-1]):
+                console.print(line, highlight=False)
+    if options.summary:
+        write_whole(options.summary, hunt_report.markdown_page(day, found))
+    if options.json:
+        write_whole(options.json, json.dumps(hunt_report.as_json(day, found), indent=1) + "\n")
+    return hunt_report.exit_code(found)
+
+
+def _stacks(words: Sequence[str]) -> list[Stack]:
+    """The stacks of ``stack=A,B``, or all of them."""
+    names = [name for word in words for name in word.partition("=")[2].split(",")]
+    if any(word.partition("=")[0] != "stack" for word in words):
+        raise UserError("a hunt has one override, stack=NAME,...")
+    known = {stack.name: stack for stack in STACKS}
+    for name in names:
+        if name not in known:
+            raise UserError(catalog.unknown("stack", name, known))
+    return [known[name] for name in names] or list(STACKS)
+
+
+def _left(history: History, days: Sequence[str]) -> Sequence[str]:
+    """The days that were not replayed yet: a command that was killed continues."""
+    done = {n.day for n in history.nightlies() if n.kind is Kind.REPLAY and n.ended}
+    return [day for day in days if day not in done] or days[-1:]
+
+
+def days_of(expression: str) -> list[str]:
+    """The days (ISO) of ``--as-of``: one day, or ``FROM:TO:N``, every N days.
+
+    Raises UserError for a text that is not a day, for a day in the future, and for no day at all.
+    """
+    first, *rest = expression.split(":")
+    if not rest:
+        return [day_of(first).isoformat()]
+    if len(rest) != 2 or not (rest[1].isdigit() and int(rest[1])):
+        raise UserError(
+            f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
+        )
+    begin, end, step = day_of(first), day_of(rest[0]), timedelta(days=int(rest[1]))
+    if end < begin:
+        raise UserError(f"--as-of {expression}: {end} is before {begin}")
+    return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
+
+
+def day_of(word: str) -> date:
+    """The day of ``--as-of``; raises UserError for what is none, and for a day in the future."""
+    try:
+        day = date.fromisoformat(word)
+    except ValueError:
+        day = None
+    if day is None or day.isoformat() != word:
+        raise UserError(f"--as-of {word} is not a day: write one like 2024-03-04") from None
+    if word > today():
+        raise UserError(f"--as-of {word} is in the future: today is {today()}")
+    return day
+
+
+def configs_of(words: Sequence[str]) -> list[RunConfig]:
+    """A config for each named scenario, or for all of them."""
+    named, others = None, []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in KEYS and not key.startswith("on."):
+            raise UserError(catalog.unknown("override of watch", key, KEYS))
+        if key == "scenario":
+            named = value
+        else:
+            others.append(word)
+    names = list(catalog.names()) if named in (None, ALL) else _named(named or "")
+    return command_line.compose_each(names, others)
+
+
+def _named(value: str) -> list[str]:
+    names = list(dict.fromkeys(filter(None, value.split(","))))
+    for name in names or [value]:
+        if name not in catalog.names():
+            raise UserError(catalog.unknown("scenario", name, [*catalog.names(), ALL]))
+    return names

@@ -1,0 +1,1 @@
+"""Processes: torchrun, servers that ranks are forked from, nodes."""

@@ -1,0 +1,149 @@
+"""How a launch ended: ``exit.json``, which the harness writes after the processes of a launch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.api.shapes import COUNT, TEXT
+from harness.system.errors import Inconclusive
+from harness.system.files import unwritten, write_whole
+
+FORMAT = 4
+"""The format of run folders. It rises with every change after which old and new versions cannot
+grade each other's folders."""
+
+
+EXIT_FILE = "exit.json"
+
+
+IDENTITY = {
+    "format": COUNT,
+    "run": TEXT,
+    "scenario": TEXT,
+    "variant": TEXT,
+    "launch": TEXT,
+    "world_size": COUNT,
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The launch, trial and run that a file belongs to."""
+
+    run: str
+    scenario: str
+    variant: str
+    launch: str
+    world_size: int
+    format: int = FORMAT
+
+    @staticmethod
+    def of(run: Mapping[str, Any], variant: str, launch: str) -> Identity:
+        """The identity of a launch of the run with this run.json."""
+        ranks = run["trials"][variant]["ranks"]
+        return Identity(run["run"], run["scenario"], variant, launch, ranks)
+
+    def unlike(self, found: Mapping[str, Any]) -> str:
+        """The first difference to a stored identity, in words; empty if there is none."""
+        for name, mine in asdict(self).items():
+            if found[name] != mine:
+                return _DIFFERENCES.get(name, f"another {name}").format(found[name], mine)
+        return ""
+
+
+_DIFFERENCES = {
+    "format": "format {}, not {}",
+    "run": "another run",
+    "scenario": "the scenario {}, not {}",
+    "variant": "the variant {}, not {}",
+    "launch": "the launch '{}', not '{}'",
+    "world_size": "a trial on {} ranks, not {}",
+}
+
+
+def digest(data: Any) -> str:
+    """A digest of JSON data that does not depend on the order of keys, nor on white space."""
+    text = json.dumps(data, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the processes of a launch ended."""
+
+    code: int
+    """torchrun's exit code; negative for a signal."""
+    seconds: float
+    timed_out: bool = False
+    interrupted: bool = False
+    failure: Mapping[str, Any] | None = None
+    """The rank that failed first and its message, if torchrun knows them."""
+    survivors: tuple[int, ...] = ()
+    """Ids of processes that could not be killed: always empty on a sound machine."""
+    reason: str = ""
+    """Why torchrun itself failed, from its log, if it did or if it never ended."""
+    preloaded: Mapping[str, float] = field(default_factory=dict)
+    """What was imported before the processes were forked, ``torch`` and ``upstream``, with the wall
+    seconds of the import, which all forked launches share; empty for a cold launch."""
+
+    @staticmethod
+    def read(folder: Path) -> Exit:
+        """The exit of the launch in ``folder``; raises Inconclusive if it has none."""
+        return _exit(_exit_json(folder))
+
+
+def write_exit(folder: Path, ended: Exit, identity: Identity) -> None:
+    """Write exit.json: how a launch ended."""
+    write_json(folder / EXIT_FILE, {**asdict(ended), "of": asdict(identity)})
+
+
+def read_exit(folder: Path, identity: Identity) -> Exit:
+    """How a launch ended. Raises Inconclusive if exit.json is from another launch."""
+    content = _exit_json(folder)
+    difference = identity.unlike(content["of"])
+    if difference:
+        raise Inconclusive(f"{EXIT_FILE} is from {difference}")
+    return _exit(content)
+
+
+def _exit_json(folder: Path) -> dict[str, Any]:
+    if not (folder / EXIT_FILE).exists():
+        raise Inconclusive(f"this trial never ended: {folder} has no {EXIT_FILE}")
+    content: dict[str, Any] = read_json(folder / EXIT_FILE)
+    return content
+
+
+def _exit(content: Mapping[str, Any]) -> Exit:
+    fields = {name: value for name, value in content.items() if name != "of"}
+    return Exit(**{**fields, "survivors": tuple(fields["survivors"])})
+
+
+def parse(text: str) -> Any:
+    """The data of a JSON text. Also raises ValueError for NaN and infinity."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"contains {name}, which is not a number")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a complete JSON file; raises Inconclusive with the reason if that is not possible."""
+    try:
+        write_whole(path, json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise unwritten(path, error, "runs=") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a run folder; raises Inconclusive if it cannot be read."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Inconclusive(f"cannot read {path}: {why}") from None

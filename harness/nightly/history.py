@@ -1,0 +1,252 @@
+"""The history: all nightlies in one SQLite file. The site is made from it.
+
+Each row is written as soon as it is known, in a transaction of its own: a nightly that was killed
+loses no finished result, and the next one continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.nightly import history_schema
+from harness.nightly.history_rows import (
+    Change,
+    Kind,
+    Nightly,
+    ReleaseResult,
+    ScenarioResult,
+    newest,
+)
+from harness.runs.results import RunResult
+from harness.sweep.cell import Cell
+from harness.system.errors import Inconclusive, UserError
+from harness.system.files import locked, unwritten
+from harness.upstream.index import Release
+
+
+class History:
+    """An open history file. All lists have the oldest first."""
+
+    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
+        self._db, self.file = connection, file
+
+    def start(self, kind: Kind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
+        """A nightly to write to: the unfinished one of this kind, or a new one.
+
+        The days of a history only increase. Raises UserError for a replay of an earlier day, and
+        Inconclusive for a nightly of an earlier day.
+        """
+        of_kind = [nightly for nightly in self.nightlies() if nightly.kind is kind]
+        last = of_kind[-1] if of_kind else None
+        if last and day < last.day:
+            raise self._out_of_order(kind, day, last)
+        row = (str(kind), day, started, json.dumps(facts))
+        if last and last.ended is None:
+            self._write(
+                "update night set kind=?, day=?, started=?, facts=? where id=?", (*row, last.id)
+            )
+        else:
+            self._write("insert into night (kind, day, started, facts) values (?, ?, ?, ?)", row)
+        return [nightly for nightly in self.nightlies() if nightly.kind is kind][-1]
+
+    def _out_of_order(self, kind: Kind, day: str, last: Nightly) -> Exception:
+        days = f"{self.file.name} has a {_name(kind)} of {last.day}, which is later than {day}"
+        if kind is Kind.REPLAY:
+            return UserError(f"{days}: replay a later day, or name another file with --history")
+        return Inconclusive(f"{days}: is this machine's clock right?")
+
+    def finish(self, nightly: Nightly, ended: str) -> None:
+        """Note that a nightly has finished."""
+        self._write("update night set ended=? where id=?", (ended, nightly.id))
+
+    def add_releases(self, found: Iterable[Release]) -> None:
+        """Add or replace releases; those that the index no longer names stay as they are."""
+        rows = [(r.package, r.version, r.day, int(r.yanked)) for r in found]
+        with self._transaction():
+            self._db.executemany("insert or replace into release values (?, ?, ?, ?)", rows)
+
+    def add_results(self, results: Iterable[ReleaseResult]) -> None:
+        """Add results of releases: all of them, or none."""
+        rows = [
+            (r.nightly, r.cell.scenario, r.package, r.version, json.dumps(r.cell.to_json()))
+            for r in results
+        ]
+        with self._transaction():
+            self._db.executemany("insert or replace into answer values (?, ?, ?, ?, ?)", rows)
+
+    def add_verdict(
+        self, nightly: Nightly, result: RunResult, seconds: float, run: Path | None
+    ) -> None:
+        """Add the verdict of one of our own scenarios."""
+        row = (
+            nightly.id,
+            result.scenario,
+            str(result.verdict),
+            seconds,
+            json.dumps(result.to_json()),
+            str(run) if run else None,
+        )
+        self._write("insert or replace into verdict values (?, ?, ?, ?, ?, ?)", row)
+
+    def add_confirmation(self, nightly: Nightly, scenario: str, pins: str) -> None:
+        """Note that a recorded result was run again, with its releases as JSON."""
+        self._write(
+            "insert or replace into confirmation values (?, ?, ?)", (nightly.id, scenario, pins)
+        )
+
+    def confirmations(self) -> list[tuple[int, str, str]]:
+        """The nightly, the scenario and the releases of each result that was run again."""
+        if history_schema.CONFIRMATION not in history_schema.columns(self._db):
+            return []
+        return list(self._db.execute("select * from confirmation order by night, rowid"))
+
+    def set_changes(self, nightly: Nightly, changes: Iterable[Change]) -> None:
+        """Replace the changes of a nightly."""
+        rows = [
+            (nightly.id, c.kind, c.scenario, c.package, c.version, c.before, c.after, c.message)
+            for c in changes
+        ]
+        with self._transaction():
+            self._db.execute("delete from change where night=?", (nightly.id,))
+            self._db.executemany("insert into change values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def nightlies(self) -> list[Nightly]:
+        """All nightlies, with the recorded results as one of them."""
+        rows = self._db.execute(
+            "select id, kind, day, started, ended, facts from night order by id"
+        )
+        return [
+            Nightly(n, Kind(kind), day, started, ended, json.loads(facts))
+            for n, kind, day, started, ended, facts in rows
+        ]
+
+    def releases(self, package: str | None = None) -> list[Release]:
+        """The releases of a package, or of all, by their day."""
+        rows = self._db.execute(
+            "select * from release where ?1 is null or package=?1 order by day, package, rowid",
+            (package,),
+        )
+        return [Release(name, version, day, bool(yanked)) for name, version, day, yanked in rows]
+
+    def results(
+        self, nightly: int | None = None, scenario: str | None = None
+    ) -> list[ReleaseResult]:
+        """The results of releases, of all or one nightly, of all or one scenario."""
+        rows = self._db.execute(
+            "select night, package, version, cell from answer where (?1 is null or night=?1) "
+            "and (?2 is null or scenario=?2) order by night, scenario, package, rowid",
+            (nightly, scenario),
+        )
+        return [
+            ReleaseResult(n, package, version, Cell.from_json(json.loads(cell)))
+            for n, package, version, cell in rows
+        ]
+
+    def known(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
+        """By package and version: the newest certain result, otherwise the newest one."""
+        found = newest(self.results(scenario=scenario))
+        return {key[1:]: result for key, result in found.items()}
+
+    def verdicts(
+        self, nightly: int | None = None, scenario: str | None = None
+    ) -> list[ScenarioResult]:
+        """The results of our own scenarios."""
+        rows = self._db.execute(
+            "select * from verdict where (?1 is null or night=?1) "
+            "and (?2 is null or scenario=?2) order by night, scenario",
+            (nightly, scenario),
+        )
+        return [
+            ScenarioResult(n, name, verdict, seconds, json.loads(result), run)
+            for n, name, verdict, seconds, result, run in rows
+        ]
+
+    def changes(self, nightly: int | None = None) -> list[tuple[int, Change]]:
+        """The changes, each with the number of its nightly."""
+        rows = self._db.execute(
+            "select * from change where ?1 is null or night=?1 order by night, rowid", (nightly,)
+        )
+        return [(number, Change(*row)) for number, *row in rows]
+
+    def _write(self, statement: str, row: tuple[Any, ...]) -> None:
+        with self._transaction():
+            self._db.execute(statement, row)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("begin immediate")
+        try:
+            yield
+            self._db.execute("commit")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            raise
+
+
+def _name(kind: Kind) -> str:
+    return "nightly" if kind is Kind.NIGHTLY else str(kind)
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[History]:
+    """Open a history for writing, and create it if there is none.
+
+    Raises Inconclusive if another command writes to it, and the errors of ``reading``.
+    """
+    if not file.parent.is_dir():
+        raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    with ExitStack() as held, _one_line_errors(file):
+        try:
+            lock = held.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))
+        except OSError as error:
+            raise unwritten(file, error, "--history") from None
+        if not lock:
+            raise Inconclusive(f"another command is writing to {file}: wait until it has finished")
+        db = held.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
+        if not (history_schema.pragma(db, "page_count") or file.stat().st_size):
+            history_schema.create(db)
+        history_schema.check(db, file)
+        history_schema.upgrade(db)
+        yield History(db, file)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[History]:
+    """Open a history for reading; another command may write to it meanwhile.
+
+    Raises UserError if the file does not exist, is another program's database, or has a newer
+    schema, and Inconclusive if it is damaged or not a database.
+    """
+    if not file.is_file():
+        raise UserError(f"no history {file}: create one with python -m harness watch")
+    # Opening undoes an unfinished transaction of a killed writer, which needs write permission.
+    writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
+    address = f"{file.resolve().as_uri()}?mode={'rw' if writable else 'ro'}"
+    with (
+        _one_line_errors(file),
+        closing(sqlite3.connect(address, uri=True, isolation_level=None, timeout=60)) as db,
+    ):
+        db.execute("pragma query_only = on")
+        history_schema.check(db, file)
+        yield History(db, file)
+
+
+@contextmanager
+def _one_line_errors(file: Path) -> Iterator[None]:
+    """Raise errors of SQLite as one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "not a database" in str(error):
+            raise history_schema.not_a_history(file, error) from None
+        if re.search(r"malformed|no such|decode|unsupported|unknown", str(error)):
+            raise history_schema.damaged(file, error) from None
+        raise Inconclusive(f"{file}: {error}; its content has not changed") from None

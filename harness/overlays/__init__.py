@@ -1,0 +1,1 @@
+"""Folders with the code of releases: built, cached, edited, compared."""

@@ -1,0 +1,1 @@
+"""The site and the pages of the documentation."""

@@ -1,0 +1,188 @@
+"""The content of a bug's page."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.api.spec import BUGGY, RELEASED, Scenario
+from harness.publish import charts, evidence, timelines
+from harness.publish.chart import Chart
+from harness.publish.evidence import Evidence
+from harness.publish.inputs import Material
+from harness.publish.runs import Shown
+from harness.publish.statuses import Result
+from harness.ranges import remedies
+from harness.ranges.advisories import file_name
+from harness.ranges.alive_bugs import AliveBug, finding
+from harness.ranges.periods import Period, alive_in, periods
+from harness.runs.report import first_seen
+from harness.runs.results import TrialResult
+from harness.sweep.cell import Status
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A scenario of the catalogue, with all its results."""
+
+    name: str
+    material: Material
+
+    @property
+    def scenario(self) -> Scenario:
+        return catalog.scenario(self.name)
+
+    @property
+    def upstream(self) -> str:
+        """The package that has the bug."""
+        return next(iter(self.scenario.pins), "torch")
+
+    @property
+    def known_upstream(self) -> str:
+        """Whether the maintainers know of the bug, which the newest release does not have."""
+        if self.scenario.known_upstream:
+            return "yes"
+        if self.scenario.known_in_part:
+            return f"in part: {self.scenario.known_in_part}"
+        fixed = any(period.after for period in self.periods)
+        return "fixed upstream, without a report of this symptom" if fixed else "no"
+
+    @property
+    def remedy(self) -> str:
+        return remedies.of(self.name)
+
+    @cached_property
+    def story(self) -> list[str]:
+        """The paragraphs of its docstring."""
+        return [part for part in inspect.cleandoc(catalog.story(self.name)).split("\n\n") if part]
+
+    @property
+    def shown(self) -> Shown | None:
+        """The run that its pictures show."""
+        return self.material.shown.get(self.name)
+
+    @cached_property
+    def newest(self) -> Result | None:
+        """The result of the highest release with a certain status."""
+        return self.material.statuses.newest(self.name, self.upstream)
+
+    @cached_property
+    def alive(self) -> AliveBug | None:
+        """The bug as the highest release with a certain status has it; None if it has it not."""
+        if self.newest is None:
+            return None
+        found = alive_in(self.name, self.newest.version, self.newest.status)
+        if found is None:
+            return None
+        own = found.variant == RELEASED
+        return AliveBug(found, self.newest.reason if own else finding(found))
+
+    @property
+    def now(self) -> tuple[str, str]:
+        """The status of the highest release with a certain status, and the same in words."""
+        if self.newest is None:
+            return "", ""
+        release = f"{self.newest.package} {self.newest.version}"
+        if self.alive is None:
+            return str(Status.NOT_AFFECTED), f"{release}: not affected"
+        other = "" if self.newest.status is Status.AFFECTED else " with another trigger"
+        return str(Status.AFFECTED), f"{release}: alive{other}"
+
+    @cached_property
+    def periods(self) -> list[Period]:
+        """The affected releases by the recorded runs alone, as its advisory has them."""
+        return periods(self.name)
+
+    @property
+    def advisory(self) -> str:
+        """The address of its advisory on the site; there is one if it has periods."""
+        return f"advisories/{file_name(self.name)}"
+
+    @cached_property
+    def pictures(self) -> list[Chart]:
+        return [charts.chart(picture) for picture in self.shown.pictures] if self.shown else []
+
+    @cached_property
+    def strips(self) -> list[Chart]:
+        """Which releases of each package have the bug, if more than one was tested."""
+        statuses = self.material.statuses
+        packages = [p for p in statuses.packages(self.name) if len(statuses.of(self.name, p)) > 1]
+        packages.sort(key=lambda package: package != self.upstream)
+        return [
+            timelines.strip(list(self._strip(p)), p, statuses.others(self.name, p))
+            for p in packages
+        ]
+
+    def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
+        statuses = self.material.statuses
+        results = statuses.of(self.name, package)
+        first = Version(next(iter(results)))
+        tested: list[Mapping[str, str | None]] = [
+            {
+                "version": result.version,
+                "day": statuses.days.get((package, result.version)),
+                "status": str(result.status),
+                "why": result.why,
+            }
+            for result in results.values()
+        ]
+        others: list[Mapping[str, str | None]] = [
+            {
+                "version": release.version,
+                "day": release.day,
+                "status": timelines.UNTESTED,
+                "why": "yanked" if release.yanked else "",
+            }
+            for release in statuses.untested(self.name, package)
+            if Version(release.version) > first
+        ]
+        yield from sorted([*tested, *others], key=lambda row: Version(str(row["version"])))
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """The run that the pictures show, and the kept ones."""
+        own = [evidence.of_run(self.shown)] if self.shown else []
+        return [*own, *evidence.kept(self.name)]
+
+    @cached_property
+    def insufficient_checks(self) -> Mapping[str, bool]:
+        """The insufficient checks, and whether each fired in the buggy variant."""
+        found = (each.insufficient_checks for each in self.evidence)
+        return next(filter(None, found), {})
+
+    @property
+    def first_seen(self) -> str:
+        buggy = self.trial(BUGGY)
+        return first_seen(buggy) if buggy else ""
+
+    def trial(self, variant: str) -> TrialResult | None:
+        """The trial of a variant in the run that the pictures show."""
+        trials = self.shown.result.trials if self.shown else ()
+        return next((t for t in trials if t.variant == variant), None)
+
+    def question(self, of: str) -> str:
+        """The docstring of ``detect`` or ``exercised``."""
+        function: Any = getattr(catalog.load(self.name), of)
+        return " ".join((inspect.getdoc(function) or "").split())
+
+    @property
+    def text(self) -> str:
+        """The text that a search looks through, in lower case."""
+        scenario = self.scenario
+        parts = (
+            self.name,
+            scenario.title,
+            scenario.symptom,
+            scenario.trigger,
+            scenario.harm,
+            scenario.visibility,
+            *scenario.pins,
+            *self.story,
+        )
+        return " ".join(" ".join(parts).split()).lower()

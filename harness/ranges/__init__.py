@@ -1,0 +1,1 @@
+"""What runs showed of releases, and what follows from that."""

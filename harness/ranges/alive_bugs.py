@@ -1,0 +1,106 @@
+"""The bugs that the newest tested release still has, with all that a user of it must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness import catalog
+from harness.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
+from harness.ranges import affected, remedies
+from harness.ranges.periods import Alive, alive, periods
+from harness.runs import evidence
+from harness.runs.grade import grade
+from harness.system.text import LINK
+
+
+@dataclass(frozen=True)
+class AliveBug:
+    """A bug that a release has, as that release's users meet it."""
+
+    alive: Alive
+    finding: str
+    """What the run on this release showed, with figures; empty if it is not kept."""
+
+    @property
+    def name(self) -> str:
+        return self.alive.scenario
+
+    @property
+    def scenario(self) -> Scenario:
+        return catalog.scenario(self.name)
+
+    @property
+    def release(self) -> str:
+        """The package and its version."""
+        return f"{self.scenario.subject} {self.alive.release}"
+
+    @property
+    def trigger(self) -> str:
+        """What a run must do to meet the bug."""
+        own = self.alive.variant == RELEASED
+        return self.scenario.trigger if own else self.scenario.about(self.alive.variant)
+
+    @property
+    def remedy(self) -> str:
+        """What a user of this release can do."""
+        return remedies.of(self.name, self.alive.release)
+
+    @property
+    def command(self) -> str:
+        """The command that shows the bug."""
+        scenario, found = self.scenario, self.alive
+        run = f"python -m harness run scenario={self.name}"
+        if found.variant != RELEASED:
+            return f"{run} variant={found.variant}"
+        pins = {**scenario.pins, **scenario.pins_of(BUGGY)}
+        if pins[scenario.subject] == found.release and not scenario.variant(BUGGY).defects:
+            return run
+        return f"{run} variant=released pins.{scenario.subject}={found.release}"
+
+    @property
+    def upstream(self) -> str:
+        """Whether the maintainers know of the bug, with links."""
+        reports = LINK.findall(" ".join(self.scenario.report))
+        if self.scenario.known_in_part:
+            return f"in part: {self.scenario.known_in_part}: {', '.join(reports)}"
+        if not self.scenario.known_upstream:
+            return f"no; related: {', '.join(reports)}" if reports else "no"
+        links = ", ".join(reports or self.scenario.report)
+        fixed = [period for period in periods(self.name) if period.after]
+        if not fixed:
+            return f"yes: {links}"
+        spell = f"{fixed[-1].first} to {fixed[-1].last}, fixed in {fixed[-1].after}"
+        return f"of the bug in {spell}: {links}; we know no report about {self.alive.release}"
+
+
+def alive_bugs() -> list[AliveBug]:
+    """The bugs that are alive by the recorded runs, most damaging and hardest to notice first."""
+    found = [each for name in catalog.sound() if (each := alive(name))]
+    return by_harm(AliveBug(each, finding(each)) for each in found)
+
+
+def by_harm(bugs: Iterable[AliveBug]) -> list[AliveBug]:
+    """Bugs with the most damaging and the hardest to notice first."""
+
+    def order(bug: AliveBug) -> tuple[int, int, str]:
+        scenario = bug.scenario
+        return HARMS.index(scenario.harm), VISIBILITIES.index(scenario.visibility), bug.name
+
+    return sorted(bugs, key=order)
+
+
+def finding(found: Alive) -> str:
+    """The first line of what the recorded run on a release showed."""
+    if found.variant == RELEASED:
+        subject = catalog.scenario(found.scenario).subject
+        reasons = [
+            fact["reason"]
+            for fact in affected.of(found.scenario)
+            if fact["pins"][subject] == found.release and fact["status"] == "affected"
+        ]
+    else:
+        with evidence.recorded(found.scenario) as run:
+            trials = grade(run).trials if run else ()
+        reasons = [trial.reason for trial in trials if trial.variant == found.variant]
+    return next((reason.partition("\n")[0] for reason in reasons), "")

@@ -1,0 +1,123 @@
+"""The status of installed releases for a bug, from recorded runs; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from packaging.version import InvalidVersion, Version
+
+from harness import catalog
+from harness.ranges import affected
+from harness.ranges.affected import Fact
+from harness.ranges.neighbours import Neighbours, Point, neighbours
+from harness.sweep.cell import Status
+from harness.system.text import short
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A status from recorded runs."""
+
+    status: Status | None
+    """``affected`` or ``not affected``; None if it is not known."""
+    why: str
+    tested: bool = False
+    """Whether exactly these releases were run; otherwise their neighbours were."""
+    nearest: Status | None = None
+    """Of releases beyond the tested ones: the status of the newest or oldest of those."""
+
+
+def lookup(name: str, have: Mapping[str, str]) -> Lookup:
+    """The status of releases for a scenario: their own, otherwise that of their neighbours.
+
+    ``have`` are releases by package. Several packages are looked up together, see ``neighbours``.
+    """
+    scenario = catalog.scenario(name)
+    packages = [p for p in scenario.pins if p in have and p not in scenario.vehicles]
+    try:
+        here = tuple(Version(have[package]) for package in packages)
+    except InvalidVersion as error:
+        return Lookup(None, str(error))
+    facts: dict[Point, list[Fact]] = {}
+    for fact in affected.of(name):
+        facts.setdefault(tuple(Version(fact["pins"][p]) for p in packages), []).append(fact)
+    if not packages or not facts:
+        return Lookup(None, "no results are recorded; check --run can tell")
+    if own := facts.get(here):
+        return _own(_named(packages, here), own)
+    tested = {point: {Status(fact["status"]) for fact in of} for point, of in facts.items()}
+    return _between(packages, here, tested)
+
+
+def why_affected(name: str, have: Mapping[str, str]) -> str:
+    """What says that these releases have the bug; empty if they do not, or if it is not known."""
+    found = lookup(name, have)
+    return found.why if found.status is Status.AFFECTED else ""
+
+
+def _own(named: str, facts: Sequence[Fact]) -> Lookup:
+    """The result of exactly these releases."""
+    statuses = {status for fact in facts if (status := Status(fact["status"])).certain}
+    if len(statuses) == 1:
+        (status,) = statuses
+        day = max(affected.last_seen(fact) for fact in facts)
+        return Lookup(status, f"{named} was tested on {day}: {_has(status)} the bug", tested=True)
+    if statuses:
+        return Lookup(None, f"{named} was tested with different results")
+    return Lookup(None, f"{named} was tested, without an answer: {short(facts[0]['reason'])}")
+
+
+def _between(
+    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+) -> Lookup:
+    """The result of the nearest tested releases on both sides, if they agree."""
+    found, named = neighbours(tested, here), _named(packages, here)
+    if not found.older or not found.newer:
+        return _outside(packages, here, tested)
+    if found.status is None:
+        around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
+        return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
+    around = _list([_named(packages, point) for point in _around(found)])
+    has = f"all {_have(found.status)}" if len(_around(found)) > 2 else f"both {_have(found.status)}"
+    return Lookup(found.status, f"{named} was not tested, but {around} {has} the bug")
+
+
+def _has(status: Status) -> str:
+    return "it has" if status is Status.AFFECTED else "it does not have"
+
+
+def _have(status: Status) -> str:
+    return "have" if status is Status.AFFECTED else "do not have"
+
+
+def _around(found: Neighbours) -> list[Point]:
+    return list(dict.fromkeys((*found.older, *found.newer)))
+
+
+def _outside(
+    packages: Sequence[str], here: Point, tested: Mapping[Point, Iterable[Status]]
+) -> Lookup:
+    """Why releases that are not between tested ones are unknown."""
+    for at, package in enumerate(packages):
+        ordered = sorted(tested, key=itemgetter(at))
+        for point, word in ((ordered[-1], "newest"), (ordered[0], "oldest")):
+            if (here[at] > point[at]) if word == "newest" else (here[at] < point[at]):
+                known = f"{package} {point[at]}, the {word} tested, is {_or(tested[point])}"
+                why = f"{_named(packages, here)} was not tested; {known}"
+                one = set(tested[point])
+                return Lookup(None, why, nearest=one.pop() if len(one) == 1 else None)
+    return Lookup(None, f"{_named(packages, here)} was not tested, nor releases around it")
+
+
+def _named(packages: Sequence[str], point: Point) -> str:
+    return " with ".join(f"{n} {version}" for n, version in zip(packages, point, strict=True))
+
+
+def _or(statuses: Iterable[Status]) -> str:
+    return " or ".join(sorted(statuses))
+
+
+def _list(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

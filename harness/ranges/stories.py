@@ -1,0 +1,69 @@
+"""Stories: which releases have which of several bugs of one piece of upstream's code."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.api.spec import Story
+from harness.ranges.neighbours import infer
+from harness.ranges.periods import tested
+from harness.sweep.cell import Status
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tested releases with the same status of each bug."""
+
+    releases: tuple[str, ...]
+    """Oldest first."""
+    statuses: Mapping[str, Status | None]
+    """Of each scenario of the story; None if it is not known."""
+
+    def __str__(self) -> str:
+        first, last = self.releases[0], self.releases[-1]
+        return first if first == last else f"{first} to {last}"
+
+
+def stories() -> tuple[Story, ...]:
+    """All stories, with the scenarios that the catalogue has."""
+    from scenarios.stories import STORIES
+
+    return STORIES
+
+
+def subject(story: Story) -> str:
+    """The package that the story is about."""
+    return catalog.scenario(story.scenarios[0]).subject
+
+
+def spans(story: Story) -> list[Span]:
+    """The releases of a story, oldest first. A release that a bug was not tested with takes the
+    status of its tested neighbours, if they agree."""
+    known = {name: tested(name) for name in story.scenarios}
+    versions = sorted({version for each in known.values() for version in each}, key=Version)
+    rows = [(version, _statuses(known, version)) for version in versions]
+    return [
+        Span(tuple(version for version, _ in group), statuses)
+        for statuses, group in (
+            (statuses, list(group))
+            for statuses, group in itertools.groupby(rows, key=lambda row: row[1])
+        )
+    ]
+
+
+def _statuses(
+    known: Mapping[str, Mapping[str, Status]], version: str
+) -> Mapping[str, Status | None]:
+    return {name: _status(each, version) for name, each in known.items()}
+
+
+def _status(tested: Mapping[str, Status], version: str) -> Status | None:
+    if version in tested:
+        return tested[version]
+    found = infer(tested.items(), version)
+    return found.status if found else None

@@ -1,0 +1,1 @@
+"""One run: its trials, what their ranks record, and the verdict."""

@@ -1,1 +1,0 @@
-"""The site: what was found, as pages; they open from a file, and ask no network."""

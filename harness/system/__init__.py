@@ -1,0 +1,1 @@
+"""The ground: files, text, the machine, errors."""

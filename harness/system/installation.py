@@ -1,0 +1,43 @@
+"""How this harness was installed and started: what a user must type, and what is missing."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.system.errors import Fault, UserError
+from harness.system.files import ROOT
+
+MODULE, SCRIPT = "python -m harness", "distributed-bugs"
+PROGRAM = SCRIPT if Path(sys.argv[0]).name == SCRIPT else MODULE
+"""What this user types before a command."""
+
+
+def as_typed(text: str) -> str:
+    """A text whose commands begin as this user must type them."""
+    return text.replace(MODULE, PROGRAM)
+
+
+def install(*packages: str) -> str:
+    """The command that installs packages beside the harness; an environment of uv has no pip."""
+    pip = "pip" if find_spec("pip") else "uv pip"
+    return f"{shlex.quote(sys.executable)} -m {pip} install {shlex.join(packages)}"
+
+
+def refuse_without_torch(what: str) -> None:
+    """Raise Fault if torch is missing, which runs need. Does not import it."""
+    if find_spec("torch") is None:
+        raise Fault(f"{what} needs torch, which is not installed: {install('torch')}")
+
+
+def is_checkout() -> bool:
+    """Whether ROOT is a folder of the project, and not the installed package."""
+    return not (ROOT / "__init__.py").exists()
+
+
+def refuse_without_checkout(what: str) -> None:
+    """Raise UserError if this is an installed package: nothing is written into it."""
+    if not is_checkout():
+        raise UserError(f"{what} needs a checkout of the project; this is an installed package")

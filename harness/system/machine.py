@@ -1,0 +1,215 @@
+"""This machine: its GPUs, lanes and folders, and its description for run.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import lru_cache
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.system.errors import Fault, UserError
+from harness.system.files import ROOT, locked, writing
+from harness.system.installation import SCRIPT, is_checkout
+
+MATTERS = re.compile(r"NCCL_|CUDA_|TORCH_|NVSHMEM_|OMP_|MKL_|GLOO_|UV_|HARNESS_")
+"""The environment variables that can change a result; their values go into run.json."""
+
+
+class Gpu(NamedTuple):
+    """A GPU as the driver names it."""
+
+    number: str
+    """Its number in the order of the PCI bus: that of nvidia-smi, not always that of CUDA."""
+    uuid: str
+    name: str
+
+
+@lru_cache(maxsize=1)
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in CUDA's order.
+
+    Calls nvidia-smi, because torch takes seconds to import.
+    """
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ()
+    query = [smi, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    found = [line.split(", ", 2) for line in lines]
+    return visible([row for row in found if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: Sequence[Sequence[str]], named: str | None) -> tuple[Gpu, ...]:
+    """The GPUs ``(index, uuid, name)`` that CUDA sees if CUDA_VISIBLE_DEVICES is ``named``.
+
+    CUDA accepts indices and beginnings of UUIDs, and ignores everything after an unknown one.
+    """
+    if named is None:
+        return tuple(Gpu(*row) for row in found)
+    seen = []
+    for word in filter(None, (word.strip() for word in named.split(","))):
+        match = [
+            Gpu(index, uuid, name)
+            for index, uuid, name in found
+            if word == index or (not word.isdigit() and uuid.startswith(word))
+        ]
+        if not match:
+            break
+        seen.append(match[0])
+    return tuple(seen)
+
+
+@contextmanager
+def leased(count: int, folder: Path, wait: Callable[[], None]) -> Iterator[tuple[Gpu, ...]]:
+    """Lease ``count`` visible GPUs. No other run of any process uses them meanwhile.
+
+    A run gets all of them or none, so two runs never wait for each other. Runs get GPUs in the
+    order in which they asked; otherwise a run that needs many GPUs could wait for ever. ``wait`` is
+    called between attempts. The locks are files in ``folder``; the kernel frees them when the
+    process ends."""
+    with ExitStack() as locks:
+        with _turn(folder, wait):
+            while len(free := _free(count, folder, locks)) < count:
+                locks.close()
+                wait()
+        yield free
+
+
+def _free(count: int, folder: Path, locks: ExitStack) -> tuple[Gpu, ...]:
+    """Up to ``count`` GPUs that are not leased, locked until ``locks`` is closed."""
+    free = (gpu for gpu in gpus() if locks.enter_context(_lock(gpu, folder)))
+    return tuple(islice(free, count))
+
+
+@contextmanager
+def _turn(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
+    while True:
+        with locked(folder / "turn.lock", wait=False) as mine:
+            if mine:
+                yield
+                return
+        wait()
+
+
+def _lock(gpu: Gpu, folder: Path) -> AbstractContextManager[bool]:
+    return locked(folder / f"{gpu.uuid}.lock", wait=False)
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def facts() -> dict[str, Any]:
+    """A description of this machine for run.json."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "torch": release_of("torch"),
+        "gpus": [gpu.name for gpu in gpus()],
+    }
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that can change a result; passwords in URLs are removed."""
+    return {
+        name: re.sub(r"(?<=://)[^/@\s]+@", "", value)
+        for name, value in sorted(os.environ.items())
+        if MATTERS.match(name)
+    }
+
+
+def source() -> dict[str, Any]:
+    """The commit of this harness and whether its files were changed; without git, the reason."""
+    carried = ROOT / "bundle.json"
+    if carried.is_file():
+        found: dict[str, Any] = json.loads(carried.read_text())["source"]
+        return found
+    if not is_checkout():
+        release = f"no checkout: {SCRIPT} {release_of(SCRIPT)} is installed"
+        return {"commit": None, "dirty": None, "unknown": release}
+    if shutil.which("git") is None:
+        return {"commit": None, "dirty": None, "unknown": "no git on the PATH"}
+    commit = _git("rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain")) if commit else None}
+
+
+def _git(*arguments: str) -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def release_of(distribution: str) -> str | None:
+    """The installed release of a package; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def refuse_unless_on_a_path(folder: Path, name: str) -> None:
+    """Raise UserError for a folder whose name contains the separator of PYTHONPATH."""
+    if os.pathsep in str(folder):
+        raise UserError(
+            f"{name}={folder} contains '{os.pathsep}', which separates the folders of PYTHONPATH"
+        )
+
+
+def own_folder(cache: Path, name: str) -> Path:
+    """The folder for what runs of this user write: leases, compiled extensions, stored results.
+
+    It is in the cache, or among the user's temporary files if the cache is read-only. Raises
+    Inconclusive if that temporary folder belongs to somebody else.
+    """
+    return (cache if _writable(cache / name) else temporary_folder()) / name
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a folder is writable, or could be created."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return os.access(nearest, os.W_OK | os.X_OK)
+
+
+def temporary_folder() -> Path:
+    """This user's folder among the temporary files. Raises Inconclusive if somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
+    with writing(folder, "HARNESS_CACHE"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    # Another user may have created something of that name before.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
+    return folder
+
+
+def cache_folder() -> Path:
+    """The folder of overlays and of everything else that can be made again.
+
+    It is HARNESS_CACHE, otherwise a folder in the user's cache, and may be read-only. Raises
+    Inconclusive if it is not a folder, and UserError if it cannot be part of PYTHONPATH.
+    """
+    named = os.environ.get("HARNESS_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named).absolute() if named else Path(base) / "distributed-bugs"
+    refuse_unless_on_a_path(folder, "HARNESS_CACHE")
+    if folder.exists() and not folder.is_dir():
+        raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")
+    return folder

@@ -1,0 +1,108 @@
+"""Output on a terminal, or as plain lines if the output is not a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from harness.system.text import plain, silence
+
+TALLY_EVERY = 60.0
+"""Seconds between two lines of a tally that is not live."""
+
+
+class Terminal(Console):
+    """A console that escapes control characters, and goes on if its reader has left."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; control characters in strings are printed as escapes."""
+        super().print(*(plain(o) if isinstance(o, str) else o for o in objects), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more: a run whose reader has left (``| head``) still writes its verdict."""
+        silence(sys.stdout)
+
+
+def terminal(file: TextIO | None = None) -> Terminal:
+    """The console for reports: coloured and as wide as the terminal, or plain long lines."""
+    live = file is None and sys.stdout.isatty()
+    return Terminal(
+        file=file,
+        highlight=False,
+        soft_wrap=True,
+        width=None if live else 10_000,
+        markup=False,
+        emoji=False,
+    )
+
+
+class Progress:
+    """Shows the current activity: a live line on a terminal, otherwise one line for each activity.
+
+    Variants may run at the same time, so activities alternate.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._current = ""
+        self._printed: set[str] = set()
+        self._since = time.monotonic()
+        self._tallied = -math.inf
+        self._spinner = Spinner("dots")
+        self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def say(self, what: str, detail: str = "") -> None:
+        """Show an activity. ``detail``, such as a step, appears only in the live line."""
+        if what != self._current:
+            self._current, self._since = what, time.monotonic()
+            if not self.console.is_terminal and what not in self._printed:
+                self._printed.add(what)
+                self.console.print(f"... {what}")
+        seconds = time.monotonic() - self._since
+        self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
+
+    def tally(self, what: str) -> None:
+        """Show how far something is, which changes often: a line that is not live comes at most
+        once a minute."""
+        if not self.console.is_terminal and time.monotonic() - self._tallied >= TALLY_EVERY:
+            self._tallied = time.monotonic()
+            self.console.print(f"... {what}")
+        self._spinner.update(text=Text(plain(what)))
+
+
+def count(number: int, what: str) -> str:
+    """``1 release``, ``2 releases``."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """A plain table. Its cells are text, never markup."""
+    made = Table(title=Text(plain(title)), title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(Text(column), overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(plain(cell)) for cell in row))
+    return made

@@ -1,1 +1,0 @@
-"""One run, from its config to its verdict."""
