@@ -80,7 +80,7 @@ def test_the_json_has_the_acceptance(capsys: Capture) -> None:
     accept()
     assert check("--json") == ExitCode.AS_EXPECTED
     (bug,) = json.loads(capsys.readouterr().out)["bugs"]
-    assert bug["answer"] == "affected"
+    assert bug["status"] == "affected"
     assert bug["accepted"]["reason"] == "no clipping here"
 
 

@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.api.settings import Setting
 from harness.api.spec import HARMS
 from harness.check import live
-from harness.check.answers import Answer, Checked, recorded
+from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.environment import Environment, of_files, of_this_interpreter
 from harness.check.installed import Installed, described
 from harness.check.output import for_github, summary
@@ -77,44 +77,47 @@ def test_installed_releases_have_the_answer_of_recorded_runs(
     name: str, installed: dict[str, str], expected: str, why: str
 ) -> None:
     found = answer(name, environment(installed))
-    assert str(found.answer) == expected, found.why
+    assert str(found.status) == expected, found.why
     assert why in found.why
 
 
 def test_a_file_may_leave_out_what_its_packages_need() -> None:
     found = answer("trainer_gas_twice", environment({"transformers": "5.3.0"}, complete=False))
-    assert found.answer is Answer.AFFECTED
+    assert found.status is BugStatus.AFFECTED
     assert answer("trainer_gas_twice", environment({}, complete=False)).why == "no transformers"
 
 
 def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
     from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
     found = answer("clip_max_for_min", from_git)
-    assert (found.answer, found.why) == (Answer.UNKNOWN, "deepspeed 0.13.2: installed from git")
+    assert (found.status, found.why) == (BugStatus.UNKNOWN, "deepspeed 0.13.2: installed from git")
 
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, Answer.NOT_TRIGGERED), (4, Answer.AFFECTED), (None, Answer.POSSIBLY)],
+    [(1, BugStatus.NOT_TRIGGERED), (4, BugStatus.AFFECTED), (None, BugStatus.POSSIBLY)],
 )
 def test_settings_narrow_the_answer_but_never_to_not_affected(
-    steps: int | None, expected: Answer
+    steps: int | None, expected: BugStatus
 ) -> None:
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
     settings = {"trainer": Setting(True), "gradient_accumulation_steps": Setting(steps)}
-    assert answer("trainer_gas_twice", stack, settings).answer is expected
+    assert answer("trainer_gas_twice", stack, settings).status is expected
     fixed = environment({"transformers": "5.5.4", "accelerate": "1.13.0"})
-    assert answer("trainer_gas_twice", fixed, settings).answer is Answer.NOT_AFFECTED
+    assert answer("trainer_gas_twice", fixed, settings).status is BugStatus.NOT_AFFECTED
 
 
 def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     found = recorded(catalog.sound(), environment({"deepspeed": "0.19.8"}))
     order = [
-        (list(Answer).index(checked.answer), HARMS.index(catalog.scenario(checked.scenario).harm))
+        (
+            list(BugStatus).index(checked.status),
+            HARMS.index(catalog.scenario(checked.scenario).harm),
+        )
         for checked in found
     ]
     assert order == sorted(order)
-    assert found[0].answer is Answer.AFFECTED
+    assert found[0].status is BugStatus.AFFECTED
 
 
 def file(folder: Path, *lines: str) -> str:
@@ -141,11 +144,11 @@ def test_the_json_has_every_bug_and_the_version_of_its_schema(
 ) -> None:
     assert main(["check", "--json", "-r", file(tmp_path, "deepspeed==0.13.3")]) == 1
     content = json.loads(capsys.readouterr().out)
-    assert content["schema"] == 1
+    assert content["schema"] == 2
     assert content["environment"]["packages"]["deepspeed"]["version"] == "0.13.3"
     assert {bug["name"] for bug in content["bugs"]} == set(catalog.sound())
     (bug,) = [bug for bug in content["bugs"] if bug["name"] == "warmup_first_step"]
-    assert bug["answer"] == "affected"
+    assert bug["status"] == "affected"
     assert bug["periods"][0]["after"] == "0.15.3"
 
 
@@ -158,7 +161,7 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
 
 
 def test_the_summary_counts_every_answer() -> None:
-    checked = [Checked("a", answer, "", {}) for answer in (Answer.AFFECTED, *Answer)]
+    checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
     assert summary(checked).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
     assert summary([]) == "0 bugs: none"
 
@@ -219,8 +222,8 @@ def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
 
 
 def asked(name: str, installed: Environment, *words: str) -> Checked:
-    """The answer of a run."""
-    (found,) = live.asked(
+    """The status after a run."""
+    (found,) = live.statuses(
         recorded([name], installed), installed, ["launch=cpu", *words], Progress(terminal())
     )
     return found
@@ -230,11 +233,11 @@ def test_the_releases_of_a_file_are_run_on_overlays(upstream: Upstream) -> None:
     found = asked(
         ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
     )
-    assert (found.answer, found.how) == (Answer.AFFECTED, "ran")
+    assert (found.status, found.how) == (BugStatus.AFFECTED, "ran")
     assert upstream.tested == ["4.36.2"]
 
 
-def test_a_run_without_an_answer_leaves_the_recorded_one(
+def test_a_run_without_a_status_leaves_the_recorded_one(
     upstream: Upstream, record: Recording
 ) -> None:
     record(v4_36_2=YES, v4_37_2=NO)
@@ -242,8 +245,8 @@ def test_a_run_without_an_answer_leaves_the_recorded_one(
     found = asked(
         ROPE, environment({"transformers": "4.36.2", "deepspeed": "0.13.3"}, complete=False)
     )
-    assert (found.answer, found.how) == (Answer.AFFECTED, "tested")
-    assert found.why.endswith("the run gave no answer: no network")
+    assert (found.status, found.how) == (BugStatus.AFFECTED, "tested")
+    assert found.why.endswith("the run gave no certain status: no network")
 
 
 def test_only_unknown_bugs_are_run_if_that_is_wanted(
@@ -288,7 +291,7 @@ def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(overlay, "borrowed", None)  # nothing but the environment is to run
         installed = {**here.packages, "accelerate": Installed("0.29.3")}
         found = asked("sampler_shards", Environment(installed, "here", True, own))
-    assert (found.answer, found.how) == (Answer.AFFECTED, "ran"), found.why
+    assert (found.status, found.how) == (BugStatus.AFFECTED, "ran"), found.why
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
@@ -296,7 +299,7 @@ def test_the_recorded_answers_of_six_stacks_are_those_of_runs(stack: str) -> Non
     """Records may not know an answer that a run gives, but they never give another one."""
     names = list(catalog.sound())
     installed = of_files([stacks.requirements(stack)], catalog.upstreams())
-    recorded_ = {each.scenario: str(each.answer) for each in recorded(names, installed)}
+    recorded_ = {each.scenario: str(each.status) for each in recorded(names, installed)}
     ran = stacks.ran(stack)
     assert len(ran) >= 9
     known = {name: recorded_[name] for name in ran if recorded_[name] != "unknown"}

@@ -89,11 +89,11 @@ def test_newer_entries_replace_older_ones(tmp_path: Path) -> None:
             history.add_results([result("0.13.2", status, night.id)])
         for yanked in (False, True):
             history.add_releases([release("0.13.2", "2024-02-12", yanked)])
-        for kind in ("yanked", "answers again"):
+        for kind in ("yanked", "certain again"):
             history.set_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
         assert [each.cell.status for each in history.results()] == [NO]
         assert [r.yanked for r in history.releases()] == [True]
-        assert [c.kind for _, c in history.changes()] == ["answers again"]
+        assert [c.kind for _, c in history.changes()] == ["certain again"]
 
 
 def test_the_newest_certain_result_is_known_otherwise_the_newest() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,22 @@ def test_a_text_for_maintainers_has_all_parts(name: str) -> None:
         assert f"**{part}" in text
 
 
-def one_after_the_other(names: Iterable[str]) -> list[ParameterSet]:
-    """The runs of one script go on after each other: they use the same port."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
+    """Each script in a group of its own, as its runs use one port. CI runs a third of them, another
+    one each day; the others are exhaustive tests."""
+    today = date.today().toordinal()
+    return [
+        pytest.param(name, marks=[pytest.mark.xdist_group(name), *_later(ALL.index(name) + today)])
+        for name in names
+    ]
+
+
+def _later(number: int) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.exhaustive] if number % 3 else []
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", one_after_the_other(ALL))
+@pytest.mark.parametrize("name", of_a_day(ALL))
 def test_a_script_shows_the_bug_of_a_buggy_release(name: str, tmp_path: Path) -> None:
     if newest := newest_affected(name):
         with lent_release(name, newest) as overlay:
@@ -101,7 +111,7 @@ def newest_affected(name: str) -> str:
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", one_after_the_other(filter(edited_or_another_release, ALL)))
+@pytest.mark.parametrize("name", of_a_day(filter(edited_or_another_release, ALL)))
 def test_a_script_finds_nothing_in_fixed(name: str, tmp_path: Path) -> None:
     with lent(name, FIXED) as overlays:
         check(name, overlays[FIXED], of_variant(name, FIXED), tmp_path, wrong=False)

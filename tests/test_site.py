@@ -145,22 +145,22 @@ def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
 
 
 def test_text_of_others_is_escaped(site: Path) -> None:
-    text = (site / "nights.html").read_text()
+    text = (site / "nightlies.html").read_text()
     page, inline = Page(text), text.count('<script type="application/json">')
     assert page.scripts == inline + sum(file.endswith(".js") for file in page.loads)
     for path in site.rglob("*.html"):
         assert EVIL not in path.read_text(), path
-    for name in ("nights.html", "bugs/trainer_gas_twice.html"):
+    for name in ("nightlies.html", "bugs/trainer_gas_twice.html"):
         check_has(site / name, "&lt;script&gt;alert(1)&lt;/script&gt;")
 
 
 def test_the_page_of_nightlies_has_verdicts_changes_and_unfinished_nightlies(
     site: Path, bare: Path
 ) -> None:
-    verdict, page = "our own: reproduced in 8 s", site / "nights.html"
+    verdict, page = "our own: reproduced in 8 s", site / "nightlies.html"
     check_has(page, "now affected", "2026-02-17", "(replay)", verdict, "2026-11-21 …")
     assert "2026-11-20 …" not in page.read_text()
-    check_has(bare / "nights.html", "python -m harness watch")
+    check_has(bare / "nightlies.html", "python -m harness watch")
 
 
 def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
@@ -486,5 +486,5 @@ def test_two_nightlies_of_one_day_have_different_names(tmp_path: Path) -> None:
     names = [each.name for each in collect(file, [], print).nightlies]
     assert names == ["2026-11-22 01:22", "2026-11-22 03:05", "2026-11-23"]
     assert main(["site", "--out", str(tmp_path / "site"), "--history", str(file)]) == 0
-    page = (tmp_path / "site" / "nights.html").read_text()
+    page = (tmp_path / "site" / "nightlies.html").read_text()
     assert all(page.count(f'"nightly": "{name}"') == 1 for name in names)

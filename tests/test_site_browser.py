@@ -26,7 +26,7 @@ PAGES = [
     "index.html",
     "alive.html",
     "releases.html",
-    "nights.html",
+    "nightlies.html",
     "advisories.html",
     "upstreams/transformers.html",
     *(f"bugs/{name}.html" for name in catalog.names()),
@@ -262,7 +262,7 @@ def test_the_page_and_its_charts_follow_the_scheme(tab: Tab) -> None:
     assert light[1] != dark[1]
     assert "var:" not in dark[1]
     assert tab.errors == []
-    for name in ("index.html", "releases.html", "nights.html", "bugs/bf16_clip.html"):
+    for name in ("index.html", "releases.html", "nightlies.html", "bugs/bf16_clip.html"):
         tab.open(name)
         tab.screenshot(f"dark_{name}")
 

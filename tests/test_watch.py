@@ -106,14 +106,14 @@ def test_an_inconclusive_release_is_worse_and_is_tested_again(world: World) -> N
     world.statuses["0.13.1"] = NO
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 3
-    assert changes() == [("no longer answers", "0.13.1"), ("answers again", "0.13.1")]
+    assert changes() == [("no longer certain", "0.13.1"), ("certain again", "0.13.1")]
 
 
 def test_an_unsupported_release_is_reported_once_and_is_not_worse(world: World) -> None:
     world.statuses["0.13.1"] = Status.UNSUPPORTED
     assert watch() == 0
     assert watch() == 0
-    assert changes() == [("cannot be asked here", "0.13.1")]
+    assert changes() == [("unsupported here", "0.13.1")]
 
 
 def test_a_release_that_could_not_be_tested_has_no_result(world: World, capsys: Capture) -> None:
@@ -440,9 +440,9 @@ def test_json_has_all_results(world: World) -> None:
     watch(*REPLAY, "--json", "replay.json")
     content = json.loads(Path("replay.json").read_text())
     assert content["exit_code"] == 1
-    assert [n["night"]["day"] for n in content["nights"]][:2] == ["2024-02-05", "2024-02-12"]
-    assert [a["version"] for n in content["nights"] for a in n["asked"]] == ["0.13.1", "0.13.2"]
-    (change,) = content["nights"][1]["changes"]
+    assert [n["nightly"]["day"] for n in content["nightlies"]][:2] == ["2024-02-05", "2024-02-12"]
+    assert [a["version"] for n in content["nightlies"] for a in n["tested"]] == ["0.13.1", "0.13.2"]
+    (change,) = content["nightlies"][1]["changes"]
     assert (change["kind"], change["version"]) == ("now affected", "0.13.2")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness import catalog
 from harness.api.spec import RELEASED
-from harness.check.answers import RAN, Answer, Checked
+from harness.check.bug_status import RAN, BugStatus, Checked
 from harness.check.environment import Environment
 from harness.config import command_line
 from harness.config.run_config import SLURM, RunConfig
@@ -41,10 +41,10 @@ class _Runs:
     stop: threading.Event
 
 
-def asked(
+def statuses(
     found: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
 ) -> list[Checked]:
-    """The answers of runs, in the same order. An uncertain run leaves the recorded answer.
+    """The statuses of runs, in the same order. An uncertain run leaves the recorded status.
 
     ``words`` are overrides as to ``run``. Raises Unsupported if the interpreter has no torch.
     """
@@ -85,7 +85,7 @@ def _side_by_side(
     own: Interpreter | None,
     progress: Progress,
 ) -> list[Checked]:
-    """The answers of all runs, as many at once as there is room for."""
+    """The statuses of all runs, as many at once as there is room for."""
     stop, at_once = threading.Event(), max(LEAST_AT_ONCE, min(map(room, configs), default=1))
     with Pool() as pool, ThreadPoolExecutor(at_once, "check") as workers:
         runs = _Runs(own, pool, stop)
@@ -104,7 +104,7 @@ def _side_by_side(
 
 
 def _asked(checked: Checked, config: RunConfig, runs: _Runs) -> Checked:
-    """The answer of a run; the recorded one, with the reason, if the run is not certain."""
+    """The status of a run; the recorded one, with the reason, if the run is not certain."""
     try:
         status, reason = (
             _on_overlay(checked, config, runs)
@@ -114,8 +114,8 @@ def _asked(checked: Checked, config: RunConfig, runs: _Runs) -> Checked:
     except HarnessError as error:
         status, reason = Status.INCONCLUSIVE, str(error)
     if status.certain:
-        return replace(checked, answer=Answer(str(status)), why=reason, how=RAN)
-    return replace(checked, why=f"{checked.why}; the run gave no answer: {reason}")
+        return replace(checked, status=BugStatus(str(status)), why=reason, how=RAN)
+    return replace(checked, why=f"{checked.why}; the run gave no certain status: {reason}")
 
 
 def _here(config: RunConfig, own: Interpreter, runs: _Runs) -> tuple[Status, str]:

@@ -12,34 +12,34 @@ from rich.console import Console
 
 from harness import catalog
 from harness.api.settings import Setting
-from harness.check.answers import RAN, THERE, Answer, Checked, advice
+from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
 from harness.system.installation import as_typed
 from harness.system.terminal import count
 from harness.system.text import short
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the JSON, see docs/check.md; it grows when a field changes or goes."""
 
 HEADINGS = {
-    Answer.AFFECTED: "AFFECTED",
-    Answer.POSSIBLY: "POSSIBLY AFFECTED",
-    Answer.UNKNOWN: "UNKNOWN",
-    Answer.NOT_TRIGGERED: "NOT TRIGGERED BY THESE SETTINGS",
+    BugStatus.AFFECTED: "AFFECTED",
+    BugStatus.POSSIBLY: "POSSIBLY AFFECTED",
+    BugStatus.UNKNOWN: "UNKNOWN",
+    BugStatus.NOT_TRIGGERED: "NOT TRIGGERED BY THESE SETTINGS",
 }
-"""The answers that are printed bug by bug; the others are counted."""
+"""The statuses that are printed bug by bug; the others are counted."""
 
 NO_SETTINGS = (
     "These releases have the bugs. Name your settings with --deepspeed, --training-args or "
     "--accelerate to see which bugs they can trigger."
 )
 
-STYLES = {Answer.AFFECTED: "bold red", Answer.POSSIBLY: "bold yellow"}
+STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
 
 LONGEST = 160
 """Characters of a reason that are printed; the JSON has it complete."""
 
-LEVELS = {Answer.AFFECTED: "error", Answer.POSSIBLY: "warning", Answer.UNKNOWN: "notice"}
+LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.UNKNOWN: "notice"}
 """The levels of GitHub's annotations."""
 ACCEPTED_LEVEL = "notice"
 
@@ -57,13 +57,13 @@ def print_text(
     ``notes`` are lines about the accepted bugs.
     """
     console.print(_environment(environment))
-    for answer, heading in HEADINGS.items():
-        group = [c for c in found if c.answer is answer and not c.accepted]
+    for status, heading in HEADINGS.items():
+        group = [c for c in found if c.status is status and not c.accepted]
         if group:
-            console.print(f"\n{heading}", style=STYLES.get(answer, "bold"))
+            console.print(f"\n{heading}", style=STYLES.get(status, "bold"))
         for checked in group:
             console.print(_whole(checked))
-        if answer is Answer.AFFECTED and settings is None:
+        if status is BugStatus.AFFECTED and settings is None:
             console.print(f"\n{NO_SETTINGS}")
     for name, why in broken.items():
         console.print(f"\n{name} cannot be used: {why}")
@@ -75,11 +75,11 @@ def print_text(
 
 def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[str]) -> None:
     """Print the accepted bugs that are there, one line each, and the notes."""
-    there = [checked for checked in found if checked.accepted and checked.answer in THERE]
+    there = [checked for checked in found if checked.accepted and checked.status in THERE]
     if there:
         console.print("\nACCEPTED", style="bold")
     for checked in there:
-        console.print(f"{checked.scenario} ({checked.answer}): {checked.accepted}")
+        console.print(f"{checked.scenario} ({checked.status}): {checked.accepted}")
     for note in notes:
         console.print(f"\n{note}", style="yellow")
 
@@ -107,28 +107,28 @@ def _whole(checked: Checked) -> str:
         "remedy": as_typed(checked.remedy),
         "see it": as_typed(checked.command),
     }
-    if checked.answer is Answer.NOT_TRIGGERED:
+    if checked.status is BugStatus.NOT_TRIGGERED:
         rows = {"settings": checked.settings}
-    if checked.answer is Answer.UNKNOWN:
+    if checked.status is BugStatus.UNKNOWN:
         rows = {"unknown": short(checked.why, 300), "only with": scenario.trigger}
     lines = [f"  {name + ':':<10} {text}" for name, text in rows.items() if text]
     return "\n".join([f"\n{title}", *lines])
 
 
 def summary(found: Iterable[Checked]) -> str:
-    """The number of bugs with each answer, in words."""
+    """The number of bugs with each status, in words."""
     found = list(found)
-    accepted = [checked for checked in found if checked.accepted and checked.answer in THERE]
-    counted = Counter(checked.answer for checked in found if checked not in accepted)
+    accepted = [checked for checked in found if checked.accepted and checked.status in THERE]
+    counted = Counter(checked.status for checked in found if checked not in accepted)
     words = {
-        Answer.AFFECTED: "affected",
-        Answer.POSSIBLY: "possibly affected",
-        Answer.UNKNOWN: "unknown",
-        Answer.NOT_AFFECTED: "not affected",
-        Answer.NOT_TRIGGERED: "not triggered by these settings",
-        Answer.DOES_NOT_APPLY: "about packages or releases that you do not have",
+        BugStatus.AFFECTED: "affected",
+        BugStatus.POSSIBLY: "possibly affected",
+        BugStatus.UNKNOWN: "unknown",
+        BugStatus.NOT_AFFECTED: "not affected",
+        BugStatus.NOT_TRIGGERED: "not triggered by these settings",
+        BugStatus.DOES_NOT_APPLY: "about packages or releases that you do not have",
     }
-    parts = [f"{counted[answer]} {text}" for answer, text in words.items() if counted[answer]]
+    parts = [f"{counted[status]} {text}" for status, text in words.items() if counted[status]]
     parts += [f"{len(accepted)} accepted"] if accepted else []
     return f"{count(len(found), 'bug')}: {', '.join(parts) or 'none'}"
 
@@ -140,7 +140,7 @@ def as_json(
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The answers as JSON; docs/check.md has its fields."""
+    """The bugs as JSON; docs/check.md has its fields."""
     content = {
         "schema": SCHEMA,
         "environment": {
@@ -165,7 +165,7 @@ def _bug(checked: Checked) -> dict[str, Any]:
     scenario = catalog.scenario(checked.scenario)
     return {
         "name": checked.scenario,
-        "answer": str(checked.answer),
+        "status": str(checked.status),
         "how": checked.how,
         "why": checked.why,
         "settings": checked.settings,
@@ -189,12 +189,12 @@ def for_github(
     accepted one is a notice. Each note is a warning."""
     where = f"file={_escaped(file, ':,')}," if file else ""
     for checked in found:
-        if checked.answer in LEVELS:
+        if checked.status in LEVELS:
             scenario = catalog.scenario(checked.scenario)
-            answer = f"{checked.answer}, accepted" if checked.accepted else str(checked.answer)
-            title = _escaped(f"{checked.scenario}: {answer}", ":,")
+            status = f"{checked.status}, accepted" if checked.accepted else str(checked.status)
+            title = _escaped(f"{checked.scenario}: {status}", ":,")
             known = f"{checked.accepted}" if checked.accepted else short(checked.why, LONGEST)
-            level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.answer]
+            level = ACCEPTED_LEVEL if checked.accepted else LEVELS[checked.status]
             about = [f"{scenario.harm}: {scenario.title}", known, checked.settings]
             advice = [f"Only with {scenario.trigger}", f"Remedy: {checked.remedy}"]
             text = _escaped(". ".join(filter(None, [*about, *advice])))

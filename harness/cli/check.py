@@ -7,8 +7,8 @@
     python -m harness check --deepspeed ds_config.json   # only what these settings can set off
     python -m harness check --run                        # runs each scenario instead
 
-The answers come from recorded runs; a release that was not tested has the status of its neighbours
-if they agree. docs/check.md explains the answers and the JSON.
+The statuses come from recorded runs; a release that was not tested has the status of its neighbours
+if they agree. docs/check.md explains the statuses and the JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from harness.api.settings import Setting
 from harness.check import environment as stacks
 from harness.check import output, settings_files
 from harness.check.accepted import read as read_accepted
-from harness.check.answers import Answer, Checked, by_severity, outdated, recorded, with_accepted
+from harness.check.bug_status import (
+    BugStatus,
+    Checked,
+    by_severity,
+    outdated,
+    recorded,
+    with_accepted,
+)
 from harness.check.environment import Environment
 from harness.cli import Arguments
 from harness.system.errors import ExitCode, UserError
@@ -84,7 +91,7 @@ def _parser() -> Arguments:
     )
     parser.add_argument("--run", action="store_true", help="run the scenarios")
     parser.add_argument(
-        "--unknown", action="store_true", help="with --run: only where records have no answer"
+        "--unknown", action="store_true", help="with --run: only where it is unknown"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
@@ -146,22 +153,22 @@ def _with_runs(
     overrides: Sequence[str],
     options: argparse.Namespace,
 ) -> list[Checked]:
-    """The answers, replaced by those of runs; only the unknown ones with ``--unknown``."""
+    """The statuses, replaced by those of runs; only the unknown ones with ``--unknown``."""
     from harness.check import live  # imports what runs need
 
-    asked = (Answer.UNKNOWN,) if options.unknown else ASKED
-    wanted = [checked for checked in found if checked.answer in asked]
+    again = (BugStatus.UNKNOWN,) if options.unknown else RUN_AGAIN
+    wanted = [checked for checked in found if checked.status in again]
     if not wanted:
         return list(found)
     console = terminal(None if options.format == "text" else sys.stderr)
     with Progress(console) as progress:
-        fresh = live.asked(wanted, environment, overrides, progress)
+        fresh = live.statuses(wanted, environment, overrides, progress)
     by_name = {checked.scenario: checked for checked in fresh}
     return by_severity(by_name.get(checked.scenario, checked) for checked in found)
 
 
-ASKED = (Answer.AFFECTED, Answer.POSSIBLY, Answer.UNKNOWN, Answer.NOT_AFFECTED)
-"""The answers that ``--run`` asks again by a run."""
+RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatus.NOT_AFFECTED)
+"""The statuses that ``--run`` finds out again by a run."""
 
 
 def _print(
@@ -186,8 +193,8 @@ def _print(
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:
     """1 if a bug is there, or may be; with ``strict``, 3 if one is unknown. Accepted ones do not
     count."""
-    answers = {checked.answer for checked in found if checked.counts}
-    if answers & {Answer.AFFECTED, Answer.POSSIBLY}:
+    statuses = {checked.status for checked in found if checked.counts}
+    if statuses & {BugStatus.AFFECTED, BugStatus.POSSIBLY}:
         return ExitCode.NOT_AS_EXPECTED
-    unclear = strict and Answer.UNKNOWN in answers
+    unclear = strict and BugStatus.UNKNOWN in statuses
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED

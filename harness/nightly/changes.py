@@ -15,15 +15,15 @@ from harness.upstream.index import Release
 
 NOW_AFFECTED = "now affected"
 NO_LONGER_AFFECTED = "no longer affected"
-NO_LONGER_ANSWERS = "no longer answers"
-CANNOT_BE_ASKED = "cannot be asked here"
-ANSWERS_AGAIN = "answers again"
+NO_LONGER_CERTAIN = "no longer certain"
+UNSUPPORTED_HERE = "unsupported here"
+CERTAIN_AGAIN = "certain again"
 NO_LONGER_REPRODUCES = "no longer reproduces"
 REPRODUCES_AGAIN = "reproduces again"
 YANKED = "yanked"
 UNLIKE_ITS_RECORD = "unlike its record"
 
-WORSE = frozenset({NOW_AFFECTED, NO_LONGER_ANSWERS, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD})
+WORSE = frozenset({NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD})
 """The changes that end a nightly with exit code 1."""
 
 SEE = "To see it: "
@@ -73,14 +73,14 @@ def _kind(
         if own is not None or not _nearest_is_certain(lower):
             return None  # reported before, or no change
         unsupported = result.cell.status is Status.UNSUPPORTED
-        return CANNOT_BE_ASKED if unsupported else NO_LONGER_ANSWERS
+        return UNSUPPORTED_HERE if unsupported else NO_LONGER_CERTAIN
     reference = next((one for one in lower if one.cell.status.certain), None)
     if reference and reference.cell.status is not result.cell.status:
         return NOW_AFFECTED if result.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
     was_unknown = (own and not own.cell.status.certain) or (
         lower and not _nearest_is_certain(lower)
     )
-    return ANSWERS_AGAIN if was_unknown else None
+    return CERTAIN_AGAIN if was_unknown else None
 
 
 def _nearest_is_certain(lower: Sequence[ReleaseResult]) -> bool:
@@ -91,7 +91,7 @@ def _reference(
     kind: str, own: ReleaseResult | None, lower: Sequence[ReleaseResult]
 ) -> ReleaseResult:
     """The result that a changed one is compared with."""
-    if kind == ANSWERS_AGAIN:
+    if kind == CERTAIN_AGAIN:
         return own if own and not own.cell.status.certain else lower[0]
     return next(one for one in lower if one.cell.status.certain)
 
@@ -165,9 +165,9 @@ def _reason(result: ReleaseResult) -> str:
 _MESSAGES = {
     NOW_AFFECTED: _now_affected,
     NO_LONGER_AFFECTED: _no_longer_affected,
-    NO_LONGER_ANSWERS: _not_certain,
-    CANNOT_BE_ASKED: _unsupported,
-    ANSWERS_AGAIN: _certain_again,
+    NO_LONGER_CERTAIN: _not_certain,
+    UNSUPPORTED_HERE: _unsupported,
+    CERTAIN_AGAIN: _certain_again,
 }
 
 

@@ -87,7 +87,7 @@ class Change:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        return {("told" if k == "message" else k): v for k, v in vars(self).items()}
+        return dict(vars(self))
 
 
 def newest(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], ReleaseResult]:

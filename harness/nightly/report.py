@@ -19,6 +19,9 @@ from harness.system.files import write_whole, writing
 from harness.system.terminal import count, table
 from harness.system.text import markdown_table, plain, short
 
+SCHEMA = 2
+"""Of the JSON; it rises when a key changes its name or meaning."""
+
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]
 
@@ -222,7 +225,8 @@ def _mark(case: ElementTree.Element, kind: str, message: str, text: str = "") ->
 def as_json(summaries: Sequence[Summary]) -> str:
     """All results of the nightlies, as JSON."""
     content = {
-        "nights": [to_json(summary) for summary in summaries],
+        "schema": SCHEMA,
+        "nightlies": [to_json(summary) for summary in summaries],
         "exit_code": ExitCode.worst(summary.exit_code for summary in summaries),
     }
     return json.dumps(content, indent=1) + "\n"

@@ -384,14 +384,14 @@ def to_json(summary: Summary) -> dict[str, Any]:
     """The summary of a nightly as plain values."""
     nightly = summary.nightly
     return {
-        "night": {
+        "nightly": {
             "kind": str(nightly.kind),
             "day": nightly.day,
             "started": nightly.started,
             "ended": nightly.ended,
             "facts": dict(nightly.facts),
         },
-        "asked": [
+        "tested": [
             {"package": r.package, "version": r.version, **r.cell.to_json()}
             for r in summary.results
         ],

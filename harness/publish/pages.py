@@ -66,7 +66,7 @@ def pages(material: Material) -> Files:
         "releases.html": _page(
             "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
         ),
-        "nights.html": _page("nights", content, **_nightlies(material)),
+        "nightlies.html": _page("nightlies", content, **_nightlies(material)),
     }
     for name, text in advisories.files().items():
         made[f"advisories/{name}"] = text

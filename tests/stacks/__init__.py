@@ -1,6 +1,6 @@
 """Six stacks that a team could have had in 2024, 2025 and 2026, and what runs of them answered.
 
-``python -m tests.stacks`` runs all bugs on each (``check --run``) and writes the answers again; it
+``python -m tests.stacks`` runs all bugs on each (``check --run``) and writes the certain again; it
 takes half an hour on 2 cores if the overlays must be made.
 """
 

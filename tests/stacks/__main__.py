@@ -16,7 +16,7 @@ def main(stacks: list[str]) -> None:
             [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True
         )
         bugs = json.loads(done.stdout)["bugs"]
-        answers = {bug["name"]: bug["answer"] for bug in bugs if bug["how"] == "ran"}
+        answers = {bug["name"]: bug["status"] for bug in bugs if bug["how"] == "ran"}
         text = json.dumps(answers, indent=1, sort_keys=True)
         (HERE / f"{stack}.json").write_text(text + "\n")
         print(f"{stack}: {len(answers)} answers")

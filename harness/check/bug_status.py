@@ -1,4 +1,4 @@
-"""The answer of ``check`` for each bug, from recorded results. Nothing is run or imported."""
+"""The status of each bug in an environment, from recorded results. Nothing is run or imported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from harness.ranges.remedies import Advice
 from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
-"""How an answer is known: from a recorded run of these releases or of their neighbours, or from a
+"""How a status is known: from a recorded run of these releases or of their neighbours, or from a
 run now."""
 
 
-class Answer(str, Enum):
+class BugStatus(str, Enum):
     """Whether an environment has a bug."""
 
     AFFECTED = "affected"
@@ -36,15 +36,15 @@ class Answer(str, Enum):
         return self.value
 
 
-THERE = (Answer.AFFECTED, Answer.POSSIBLY, Answer.UNKNOWN)
+THERE = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The answer for one bug, and how it is known."""
+    """The status of one bug, and how it is known."""
 
     scenario: str
-    answer: Answer
+    status: BugStatus
     why: str
     releases: Mapping[str, str]
     """The installed releases that it is about."""
@@ -60,7 +60,7 @@ class Checked:
     @property
     def counts(self) -> bool:
         """Whether the bug is there, may be, or is unknown, and the user has not accepted it."""
-        return self.answer in THERE and self.accepted is None
+        return self.status in THERE and self.accepted is None
 
     @property
     def subject(self) -> tuple[str, str] | None:
@@ -84,7 +84,7 @@ class Checked:
 def recorded(
     names: Iterable[str], environment: Environment, settings: Mapping[str, Setting] | None = None
 ) -> list[Checked]:
-    """The answer for each bug, from recorded results; most damaging first.
+    """The status of each bug, from recorded results; most damaging first.
 
     ``settings`` narrow it: a bug whose trigger is certainly off is not triggered.
     """
@@ -95,7 +95,7 @@ def recorded(
 def with_accepted(
     found: Iterable[Checked], accepted: Mapping[str, Acceptance], day: str
 ) -> list[Checked]:
-    """The answers with what the user has accepted on a day (ISO)."""
+    """The statuses with what the user has accepted on a day (ISO)."""
     holding = {name: one for name, one in accepted.items() if one.holds(day)}
     return [replace(checked, accepted=holding.get(checked.scenario)) for checked in found]
 
@@ -106,8 +106,8 @@ def outdated(
     """A line for each acceptance that no longer serves: it has ended, or the bug is gone."""
     for checked in found:
         one = accepted.get(checked.scenario)
-        if one and checked.answer not in THERE:
-            gone = f"{one.bug} is accepted, but is no longer there ({checked.answer})"
+        if one and checked.status not in THERE:
+            gone = f"{one.bug} is accepted, but is no longer there ({checked.status})"
             yield f"{gone}: remove it from {one.file}"
         elif one and not one.holds(day):
             yield f"{one.bug} counts again: it was accepted until {one.until} ({one.file})"
@@ -117,7 +117,7 @@ def advice(found: Sequence[Checked], settings: Mapping[str, Setting] | None = No
     """For each package with bugs, the release that has the fewest, if that helps."""
     here: dict[tuple[str, str], list[str]] = {}
     for checked in found:
-        if checked.answer in (Answer.AFFECTED, Answer.POSSIBLY) and checked.subject:
+        if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY) and checked.subject:
             here.setdefault(checked.subject, []).append(checked.scenario)
     given = []
     for (package, release), names in sorted(here.items()):
@@ -125,7 +125,7 @@ def advice(found: Sequence[Checked], settings: Mapping[str, Setting] | None = No
             checked.scenario
             for checked in found
             if checked.subject == (package, release)
-            and checked.answer is Answer.NOT_AFFECTED
+            and checked.status is BugStatus.NOT_AFFECTED
             and not _off(checked.scenario, settings)
         ]
         given.append(remedies.advice(package, release, names, others))
@@ -139,7 +139,7 @@ def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
 
 
 def by_severity(found: Iterable[Checked]) -> list[Checked]:
-    """The answers by kind, affected first; of one kind the most damaging bug first, and then the
+    """The bugs by status, affected first; of one status the most damaging bug first, and then the
     hardest to notice."""
     return sorted(found, key=_severity)
 
@@ -148,7 +148,7 @@ def _severity(checked: Checked) -> tuple[int, int, int, str]:
     scenario = catalog.scenario(checked.scenario)
     harm = (*HARMS, scenario.harm).index(scenario.harm)
     visibility = (*VISIBILITIES, scenario.visibility).index(scenario.visibility)
-    return list(Answer).index(checked.answer), harm, visibility, checked.scenario
+    return list(BugStatus).index(checked.status), harm, visibility, checked.scenario
 
 
 def _recorded(name: str, environment: Environment) -> Checked:
@@ -157,16 +157,16 @@ def _recorded(name: str, environment: Environment) -> Checked:
     installed = {p: environment.packages[p] for p in wanted if p in environment.packages}
     releases = {package: each.version for package, each in installed.items()}
     if why := _inapplicable(scenario, wanted, releases, environment):
-        return Checked(name, Answer.DOES_NOT_APPLY, why, releases)
+        return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
     if unclear := [why for package in installed if (why := _not_a_release(package, environment))]:
-        return Checked(name, Answer.UNKNOWN, unclear[0], releases)
+        return Checked(name, BugStatus.UNKNOWN, unclear[0], releases)
     public = {package: each.public for package, each in installed.items()}
     found = lookup(name, public)
     if found.status is None:
-        return Checked(name, Answer.UNKNOWN, found.why, releases)
+        return Checked(name, BugStatus.UNKNOWN, found.why, releases)
     how = TESTED if found.tested else NEIGHBOURS
     of = tuple(periods(name))
-    return Checked(name, Answer(str(found.status)), found.why, releases, how, periods=of)
+    return Checked(name, BugStatus(str(found.status)), found.why, releases, how, periods=of)
 
 
 def _inapplicable(
@@ -193,13 +193,13 @@ def _not_a_release(package: str, environment: Environment) -> str:
 
 
 def _narrowed(checked: Checked, settings: Mapping[str, Setting] | None) -> Checked:
-    """The answer for a run with these settings."""
-    if settings is None or checked.answer not in (Answer.AFFECTED, Answer.UNKNOWN):
+    """The status for a run with these settings."""
+    if settings is None or checked.status not in (BugStatus.AFFECTED, BugStatus.UNKNOWN):
         return checked
     found = trigger(catalog.scenario(checked.scenario).settings, settings)
-    answer: Answer = checked.answer
+    status: BugStatus = checked.status
     if found.met is False:
-        answer = Answer.NOT_TRIGGERED
-    elif found.met is None and answer is Answer.AFFECTED:
-        answer = Answer.POSSIBLY
-    return replace(checked, answer=answer, settings=found.why)
+        status = BugStatus.NOT_TRIGGERED
+    elif found.met is None and status is BugStatus.AFFECTED:
+        status = BugStatus.POSSIBLY
+    return replace(checked, status=status, settings=found.why)
