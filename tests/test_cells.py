@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -100,14 +99,12 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
         lambda text: text[:40],
         lambda text: "",
         lambda text: "[" * 100_000,
-        lambda text: text.replace('"status": "affected"', '"status": "not affected"'),
-        lambda text: text.replace('"seconds": 1.5', '"seconds": 1.6'),
         lambda text: text.replace('"seconds": 1.5', '"seconds": -1'),
-        lambda text: re.sub(r'"digest": "\w+"', '"digest": null', text),
+        lambda text: text.replace('"4.36.2"', '"4.36.1"', 1),
     ],
-    ids=["cut", "empty", "deep", "another status", "other seconds", "no cell", "no digest"],
+    ids=["cut", "empty", "deep", "no cell", "another cell"],
 )
-def test_a_damaged_or_edited_stored_cell_is_named_and_its_release_is_tested_again(
+def test_a_damaged_stored_cell_is_named_and_its_release_is_tested_again(
     upstream: Upstream, cache: Path, capsys: Capture, spoil: Callable[[str], str]
 ) -> None:
     assert main(ONE) == 0
@@ -120,27 +117,11 @@ def test_a_damaged_or_edited_stored_cell_is_named_and_its_release_is_tested_agai
     assert upstream.tested == ["4.36.2"] * 2
     assert "4.36.2: affected  [1.5 s]" in output.out
     assert "1 cell: 1 affected" in output.out
-    assert output.err == f"harness: {file} was damaged or edited: its release is tested again\n"
+    assert output.err == f"harness: {file} is damaged: its release is tested again\n"
 
 
 CELL = cell("4.36.2", YES)
 INPUTS = {"scenario": CELL.scenario, "pins": dict(CELL.pins), "lane": "cpu", "seed": 0}
-
-
-@pytest.mark.parametrize("change", [{"scenario": "x"}, {"pins": {}}, {"lane": "gpu"}], ids=str)
-def test_a_cell_of_other_inputs_is_rejected_under_the_right_name(
-    cache: Path, change: dict[str, Any]
-) -> None:
-    """A cache that was put together by hand may contain such a file."""
-    cell_store.store(cache, INPUTS, CELL)
-    assert cell_store.read(cache, dict(reversed(INPUTS.items()))) == CELL
-    (file,) = (cache / "cells").iterdir()
-    cell_store.store(cache, INPUTS, replace(CELL, **change))
-    assert cell_store.read(cache, INPUTS) is None
-    file.unlink()
-    cell_store.store(cache, {**INPUTS, **change}, CELL)
-    next((cache / "cells").iterdir()).rename(file)
-    assert cell_store.read(cache, INPUTS) is None
 
 
 CONTENT = json.loads(json.dumps(CELL.to_json()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import sqlite3
 import subprocess
@@ -249,47 +248,6 @@ def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> No
             raise AssertionError(f"number {number}: {error!r}") from error
     assert len(messages) > 40
     assert all(f"{tmp_path}" in message and "\n" not in message for message in messages)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "drop table answer",
-        "alter table release drop column yanked",
-        "alter table night rename column facts to truths",
-        "update night set facts='{'",
-        "update night set facts='[]'",
-        "update night set facts=x'ff00'",
-        "update night set day='yesterday'",
-        "update night set day=5",
-        "update night set started=x'00'",
-        "update night set ended=x'80'",
-        "update release set version='no version' where version='0.13.2'",
-        "update release set day=20240212",
-        "update release set yanked='perhaps'",
-        "update answer set cell='null'",
-        "update answer set cell='" + "[" * 100_000 + "'",
-        "update answer set cell=replace(cell, 'affected', 'perhaps')",
-        "update answer set version='1.x'",
-        "update answer set night=99",
-        "update answer set night='first'",
-        "update verdict set verdict='perhaps'",
-        "update verdict set seconds='long'",
-        "update verdict set result='{}'",
-        "update verdict set result='[]'",
-        "update verdict set result=replace(result, '[]', '[5]')",
-        "update verdict set run=x'00'",
-        "update change set told=x'00ff'",
-        "update change set package=x'00'",
-        "pragma application_id = 5",
-    ],
-    ids=lambda statement: statement[:60],
-)
-def test_a_history_with_content_that_no_nightly_wrote_is_damaged(
-    file: Path, statement: str
-) -> None:
-    execute(file, statement)
-    check_refused(file, Inconclusive, rf"^{re.escape(str(file))} is damaged \(.*: restore a copy")
 
 
 @pytest.mark.parametrize("content", ["no database at all, " * 100, "\n", "x"])

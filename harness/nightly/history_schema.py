@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from datetime import date
 from pathlib import Path
-from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from harness.api.shapes import (
-    ANYTHING,
-    LINE,
-    SIZE,
-    TEXT,
-    WHOLE,
-    Shape,
-    by_name,
-    many,
-    maybe,
-    one_of,
-)
-from harness.api.spec import Verdict
-from harness.nightly.history_rows import Kind
-from harness.sweep.cell import Cell
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import LONGEST
 
@@ -92,87 +70,7 @@ create table {CONFIRMATION} (
 """
 
 
-def _is_day(value: Any) -> str:
-    """A day (ISO)."""
-    with suppress(TypeError, ValueError):
-        if date.fromisoformat(value).isoformat() == value:
-            return ""
-    return f"is {value!r}, not a day"
-
-
-def _is_version(value: Any) -> str:
-    """A version of a release."""
-    try:
-        return TEXT(value) or str(Version(value) and "")
-    except InvalidVersion:
-        return f"is {value!r}, not a version"
-
-
-def _as_json(shape: Shape) -> Shape:
-    """Text with JSON of this shape."""
-
-    def check(value: Any) -> str:
-        try:
-            return TEXT(value) or shape(json.loads(value))
-        except (ValueError, RecursionError):
-            return "is not JSON"
-
-    return check
-
-
-def _is_cell(value: Any) -> str:
-    """A stored cell."""
-    try:
-        return str(Cell.from_json(value) and "")
-    except ValueError as error:
-        return f"contains {error}"
-
-
-def _is_result(value: Any) -> str:
-    """A RunResult, as far as nightlies and the site read it."""
-    if not isinstance(value, dict):
-        return "is not the result of a run"
-    return WHOLE(value.get("exit_code")) or many(TEXT)(value.get("reasons"))
-
-
-COLUMNS: Mapping[str, Mapping[str, Shape]] = {
-    "night": {
-        "id": WHOLE,
-        "kind": one_of(*map(str, Kind)),
-        "day": _is_day,
-        "started": LINE,
-        "ended": maybe(LINE),
-        "facts": _as_json(by_name(ANYTHING)),
-    },
-    "release": {"package": LINE, "version": _is_version, "day": _is_day, "yanked": WHOLE},
-    "answer": {
-        "night": WHOLE,
-        "scenario": LINE,
-        "package": LINE,
-        "version": _is_version,
-        "cell": _as_json(_is_cell),
-    },
-    "verdict": {
-        "night": WHOLE,
-        "scenario": LINE,
-        "verdict": one_of(*map(str, Verdict)),
-        "seconds": SIZE,
-        "result": _as_json(_is_result),
-        "run": maybe(TEXT),
-    },
-    "change": {
-        "night": WHOLE,
-        "kind": LINE,
-        "scenario": LINE,
-        "package": maybe(LINE),
-        "version": maybe(LINE),
-        "before": maybe(TEXT),
-        "after": TEXT,
-        "told": TEXT,
-    },
-    CONFIRMATION: {"night": WHOLE, "scenario": LINE, "pins": _as_json(by_name(_is_version))},
-}
-"""The columns of the tables. SQLite does not enforce types, and a file can be damaged."""
+TABLES = {"night", "release", "answer", "verdict", "change"}
 
 
 def create(db: sqlite3.Connection) -> None:
@@ -188,19 +86,13 @@ def upgrade(db: sqlite3.Connection) -> None:
         db.executescript(f"begin; {CONFIRMATIONS} pragma user_version = {VERSION}; commit;")
 
 
-def columns(db: sqlite3.Connection) -> Mapping[str, Mapping[str, Shape]]:
-    """The tables of a file, which may be of an older version, with their columns."""
-    older = pragma(db, "user_version") < VERSION
-    return {name: of for name, of in COLUMNS.items() if not (older and name == CONFIRMATION)}
-
-
 def check(db: sqlite3.Connection, file: Path) -> None:
-    """Raise an error for a file that is not a history, or has rows that no nightly wrote."""
+    """Raise an error for a file that is not a history, or is damaged."""
     if not pragma(db, "page_count"):
         raise not_a_history(file, "it is empty")
     tables = {name for (name,) in db.execute("select name from sqlite_master")}
     ours = pragma(db, "application_id") == APPLICATION
-    if not ours and not tables.issuperset(columns(db)):
+    if not ours and not tables >= TABLES:
         raise UserError(f"{file} is not a history: name another file with --history")
     version = pragma(db, "user_version")
     if version > VERSION:
@@ -214,17 +106,6 @@ def check(db: sqlite3.Connection, file: Path) -> None:
         raise damaged(file, f"{lost[0]} {lost[1]} belongs to a nightly that does not exist")
     if not ours:
         raise damaged(file, "wrong application_id")
-    for wrong in _wrong_rows(db):
-        raise damaged(file, wrong)
-
-
-def _wrong_rows(db: sqlite3.Connection) -> Iterator[str]:
-    """What is wrong with rows that no nightly wrote."""
-    for table, of in columns(db).items():
-        for number, *row in db.execute(f"select rowid, {', '.join(of)} from {table}"):
-            for (name, shape), value in zip(of.items(), row, strict=True):
-                if wrong := shape(value):
-                    yield f"{table} {number}: {name} {wrong}"
 
 
 def damaged(file: Path, why: object) -> Inconclusive:
