@@ -100,7 +100,7 @@ def test_each_period_is_a_range_that_ends_only_where_a_run_shows_it(
     folders: Path, results: Mapping[str, str], ranges: list[dict[str, str]]
 ) -> None:
     name = "clip_max_for_min"
-    run = {"lane": "cpu", "python": "3.11.7", "torch": None, "date": "2026-11-22"}
+    run = {"reason": "", "lane": "cpu", "python": "3.11.7", "torch": None, "date": "2026-11-22"}
     facts = [{"pins": {"deepspeed": v}, "status": s, **run} for v, s in results.items()]
     (catalog.folder(name) / affected.FILE).write_text(json.dumps(facts))
     record = json.loads(advisories.files()[f"{PREFIX}{name}.json"])

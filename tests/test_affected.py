@@ -17,9 +17,9 @@ Recording = Callable[..., None]
 def test_only_a_certain_status_replaces_a_certain_one(record: Recording) -> None:
     record(v4_36_2=YES)
     record(v4_36_2=UNCLEAR)
-    assert [f["status"] for f in affected.of("rope_zero_init")] == ["affected"]
+    assert [f.status for f in affected.of("rope_zero_init")] == ["affected"]
     record(v4_36_2=NO)
-    assert [f["status"] for f in affected.of("rope_zero_init")] == ["not affected"]
+    assert [f.status for f in affected.of("rope_zero_init")] == ["not affected"]
 
 
 def test_releases_with_the_same_result_share_a_row(record: Recording) -> None:
@@ -38,9 +38,9 @@ def test_a_record_of_a_release_that_the_scenario_no_longer_covers_is_deleted(
     monkeypatch.setattr(catalog, "scenario", lambda _: narrowed)
     record(v4_39_0=NO)
     facts = affected.of("rope_zero_init")
-    assert [fact["pins"]["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
+    assert [fact.pins["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
 
 
 @pytest.mark.parametrize("name", catalog.sound())
 def test_a_record_has_no_path_of_the_machine_that_made_it(name: str) -> None:
-    assert not [fact for fact in affected.of(name) if affected.OVERLAY.search(fact["reason"])]
+    assert not [fact for fact in affected.of(name) if affected.OVERLAY.search(fact.reason)]

@@ -16,7 +16,7 @@ from harness.nightly import confirmations, older_code, steps
 from harness.nightly.confirmations import Confirmation, Recorded
 from harness.nightly.history import reading
 from harness.ranges import affected
-from harness.sweep.cell import Cell, Status
+from harness.sweep.cell import Status
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
 
@@ -52,7 +52,7 @@ def test_on_one_day_all_machines_choose_the_same_and_on_another_day_others() -> 
 def test_results_of_another_environment_are_not_compared(record: object) -> None:
     record(v4_36_2=YES)  # type: ignore[operator]
     (one,) = affected.of("rope_zero_init")
-    here = Cell.of_fact("rope_zero_init", one).environment
+    here = one.environment
     assert len(confirmations.recorded(["rope_zero_init"], here)) == 1
     assert not confirmations.recorded(["rope_zero_init"], ("cpu", "3.9", "1.0.0"))
 
@@ -82,8 +82,8 @@ def test_another_status_is_a_difference() -> None:
 @pytest.fixture
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as affected, and 0.13.1 as not affected."""
-    facts = [asdict(cell("0.13.0", YES)), asdict(cell("0.13.1", NO))]
-    monkeypatch.setattr(affected, "of", lambda name: facts if name == SCENARIO else [])
+    cells = [cell("0.13.0", YES), cell("0.13.1", NO)]
+    monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
     monkeypatch.setattr(older_code, "commit_of", lambda _: "abcdef0123")
 
 

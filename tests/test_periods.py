@@ -31,6 +31,9 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
                 "status": status,
                 "reason": f"because of {releases}",
                 "date": "2026-11-22",
+                "lane": "cpu",
+                "python": "3.11.7",
+                "torch": "2.13.0",
             }
             for releases, status in results.items()
         ]
@@ -93,7 +96,7 @@ ROW = {"1.0": NO, "1.2": YES, "1.4": YES, "1.6": UNCLEAR, "1.7": NO, "1.8": NO}
             "neighbours differ: deepspeed 1.4 (affected) and deepspeed 1.6 (inconclusive)",
         ),
         ("1.7.5", NO, "deepspeed 1.7 and deepspeed 1.8 both do not have the bug"),
-        ("1.6", None, "was tested, without an answer: because of 1.6"),
+        ("1.6", None, "was tested, without a certain result: because of 1.6"),
         ("1.9", None, "1.9 was not tested; deepspeed 1.8, the newest tested, is not affected"),
         ("0.9", None, "0.9 was not tested; deepspeed 1.0, the oldest tested, is not affected"),
         ("not a version", None, "not a version"),

@@ -103,9 +103,9 @@ def newest_affected(name: str) -> str:
         if params[0] != params[1]:
             return ""
     installed = (
-        fact["pins"][scenario.subject]
-        for fact in affected.of(name)
-        if fact["python"].startswith(f"{python}.")
+        cell.pins[scenario.subject]
+        for cell in affected.of(name)
+        if cell.python.startswith(f"{python}.")
     )
     return found.release if found.release in installed else ""
 

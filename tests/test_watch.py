@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,8 +33,8 @@ REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 @pytest.fixture(autouse=True)
 def _record(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as not affected, on 2024-03-01."""
-    facts = [asdict(cell("0.13.0", NO))]
-    monkeypatch.setattr(affected, "of", lambda name: facts if name == SCENARIO else [])
+    cells = [cell("0.13.0", NO)]
+    monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
 
 
 def watch(*words: str) -> int:

@@ -196,8 +196,8 @@ def _trial(trial: Mapping[str, Any]) -> list[str]:
 
 
 def _affected(name: str) -> Iterator[str]:
-    if facts := affected.of(name):
-        yield affected.section(name, facts)
+    if cells := affected.of(name):
+        yield affected.section(name, cells)
 
 
 def _mutations(name: str) -> Iterator[str]:

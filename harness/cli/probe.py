@@ -165,7 +165,7 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     with (
-        tempfile.TemporaryDirectory(prefix="probe-") as folder,
+        tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
         Progress(console) as progress,
         _gpus(settings, options) as numbers,
     ):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from harness import catalog
 from harness.api.spec import Scenario
 from harness.nightly.history import History
 from harness.nightly.history_rows import Kind, ReleaseResult
 from harness.ranges import affected
-from harness.sweep.cell import Cell
 from harness.upstream import pins
 
 
@@ -35,13 +34,12 @@ def add(history: History, now: str) -> None:
 def recorded() -> Iterator[ReleaseResult]:
     """Every recorded result of a sound scenario, once for each package that it is about."""
     for scenario in catalog.sound():
-        for fact in affected.of(scenario):
-            cell = Cell.of_fact(scenario, fact)
-            for package in about(catalog.scenario(scenario), fact["pins"]):
-                yield ReleaseResult(0, package, fact["pins"][package], cell)
+        for cell in affected.of(scenario):
+            for package in about(catalog.scenario(scenario), cell.pins):
+                yield ReleaseResult(0, package, cell.pins[package], cell)
 
 
-def about(scenario: Scenario, recorded: dict[str, str]) -> Iterable[str]:
+def about(scenario: Scenario, recorded: Mapping[str, str]) -> Iterable[str]:
     """The packages that a recorded result is about: all other pins follow from their release."""
     return [
         package

@@ -63,9 +63,8 @@ def recorded(names: Iterable[str], environment: tuple[str, ...]) -> list[Recorde
     return [
         found
         for name in names
-        for fact in affected.of(name)
-        if (found := Recorded(Cell.of_fact(name, fact), affected.last_seen(fact))).cell.environment
-        == environment
+        for cell in affected.of(name)
+        if (found := Recorded(cell, cell.last_seen)).cell.environment == environment
     ]
 
 

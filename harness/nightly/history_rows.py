@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from harness.sweep.cell import Cell
+from harness.upstream.pins import describe
 
 
 class Kind(str, Enum):
@@ -52,6 +53,27 @@ class ReleaseResult:
     def key(self) -> tuple[str, str, str]:
         """The scenario, the package, the version."""
         return self.cell.scenario, self.package, self.version
+
+    @property
+    def others(self) -> str:
+        """The other pins of the run, in words; empty if there are none."""
+        others = {n: version for n, version in self.cell.pins.items() if n != self.package}
+        return describe(others) if others else ""
+
+    @property
+    def with_others(self) -> str:
+        """The other pins, to append to a text."""
+        return f", with {self.others}" if self.others else ""
+
+    @property
+    def reason(self) -> str:
+        """The first line of the cell's reason."""
+        return (self.cell.reason.splitlines() or [""])[0]
+
+    @property
+    def why(self) -> str:
+        """The reason, and the other pins."""
+        return f"{self.reason}{self.with_others}"
 
 
 @dataclass(frozen=True)

@@ -305,9 +305,9 @@ def _recorded_since(known: Sequence[str], subject: str, releases: dict[str, str]
         if catalog.scenario(name).subject != subject:
             continue
         statuses: dict[Version, str] = {}
-        for fact in affected.of(name):
-            if Status(fact["status"]).certain:
-                statuses[Version(fact["pins"][subject])] = fact["status"]
+        for cell in affected.of(name):
+            if cell.status.certain:
+                statuses[Version(cell.pins[subject])] = cell.status
         earlier = [v for v in sorted(statuses) if v <= Version(releases[subject])]
         right = [v for v in earlier if statuses[v] == Status.NOT_AFFECTED]
         wrong = [v for v in earlier if not right or v > right[-1]]

@@ -74,7 +74,7 @@ class Prober:
         target = loop.target()
         target = Target(target.script, (*target.arguments, *more))
         extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
-        with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        with tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder:
             where = Path(folder), extensions, sys.executable
             site = str(self.site or "")
             with Runner(

@@ -12,12 +12,12 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.api.spec import BUGGY, RELEASED, Scenario
+from harness.nightly.history_rows import ReleaseResult
 from harness.publish import charts, evidence, timelines
 from harness.publish.chart import Chart
 from harness.publish.evidence import Evidence
 from harness.publish.inputs import Material
 from harness.publish.runs import Shown
-from harness.publish.statuses import Result
 from harness.ranges import remedies
 from harness.ranges.advisories import file_name
 from harness.ranges.alive_bugs import AliveBug, finding
@@ -68,7 +68,7 @@ class Bug:
         return self.material.shown.get(self.name)
 
     @cached_property
-    def newest(self) -> Result | None:
+    def newest(self) -> ReleaseResult | None:
         """The result of the highest release with a certain status."""
         return self.material.statuses.newest(self.name, self.upstream)
 
@@ -77,7 +77,7 @@ class Bug:
         """The bug as the highest release with a certain status has it; None if it has it not."""
         if self.newest is None:
             return None
-        found = alive_in(self.name, self.newest.version, self.newest.status)
+        found = alive_in(self.name, self.newest.version, self.newest.cell.status)
         if found is None:
             return None
         own = found.variant == RELEASED
@@ -91,7 +91,7 @@ class Bug:
         release = f"{self.newest.package} {self.newest.version}"
         if self.alive is None:
             return str(Status.NOT_AFFECTED), f"{release}: not affected"
-        other = "" if self.newest.status is Status.AFFECTED else " with another trigger"
+        other = "" if self.newest.cell.status is Status.AFFECTED else " with another trigger"
         return str(Status.AFFECTED), f"{release}: alive{other}"
 
     @cached_property
@@ -127,7 +127,7 @@ class Bug:
             {
                 "version": result.version,
                 "day": statuses.days.get((package, result.version)),
-                "status": str(result.status),
+                "status": str(result.cell.status),
                 "why": result.why,
             }
             for result in results.values()

@@ -20,9 +20,10 @@ from harness.nightly import changes
 from harness.publish import timelines
 from harness.publish.bugs import Bug
 from harness.publish.inputs import Material, NightlyResults
-from harness.publish.statuses import Known, Statuses
+from harness.publish.statuses import Statuses
 from harness.ranges import advisories
 from harness.ranges.alive_bugs import by_harm
+from harness.ranges.lookup import Lookup
 from harness.ranges.stories import stories, subject
 from harness.system.output import Files
 
@@ -174,7 +175,7 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
         known = {
             name: status
             for name in statuses.scenarios(package)
-            if (status := statuses.known(name, package, version))
+            if (status := statuses.known(name, package, version)).status
         }
         if known:
             yield {
@@ -187,7 +188,7 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
             }
 
 
-def _of(known: Mapping[str, Known], *statuses: str) -> list[tuple[str, Known]]:
+def _of(known: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
     return [(name, each) for name, each in known.items() if str(each.status) in statuses]
 
 

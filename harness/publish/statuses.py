@@ -15,60 +15,22 @@ from harness import catalog
 from harness.nightly.baseline import recorded as recorded_results
 from harness.nightly.history import History
 from harness.nightly.history_rows import ReleaseResult
-from harness.ranges.neighbours import infer
-from harness.sweep.cell import Status
+from harness.ranges.lookup import Lookup, infer
 from harness.upstream.index import Release
-from harness.upstream.pins import describe
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a release for a scenario that ran on it."""
-
-    scenario: str
-    package: str
-    version: str
-    status: Status
-    reason: str
-    """The first line of it."""
-    date: str
-    """The day (ISO) of the run."""
-    others: str
-    """The other pins of the run, in words; empty if there are none."""
-
-    @property
-    def with_others(self) -> str:
-        """The other pins, to append to a text."""
-        return f", with {self.others}" if self.others else ""
-
-    @property
-    def why(self) -> str:
-        """The reason, and the other pins."""
-        return f"{self.reason}{self.with_others}"
-
-
-@dataclass(frozen=True)
-class Known:
-    """The status of a release for a bug, and how it is known."""
-
-    status: Status
-    how: str
-    tested: bool
-    """Whether the release itself was tested; otherwise its neighbours were."""
 
 
 @dataclass(frozen=True)
 class Statuses:
     """All results of releases, and the days of releases."""
 
-    results: tuple[Result, ...]
+    results: tuple[ReleaseResult, ...]
     releases: tuple[Release, ...] = ()
     """Every release in the history; empty without a history."""
-    _by: dict[tuple[str, str], dict[str, Result]] = field(init=False, default_factory=dict)
+    _by: dict[tuple[str, str], dict[str, ReleaseResult]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for each in sorted(self.results, key=lambda result: Version(result.version)):
-            self._by.setdefault((each.scenario, each.package), {})[each.version] = each
+            self._by.setdefault((each.cell.scenario, each.package), {})[each.version] = each
 
     @cached_property
     def days(self) -> Mapping[tuple[str, str], str]:
@@ -83,7 +45,7 @@ class Statuses:
         """The scenarios with tested releases of a package; sorted."""
         return sorted({name for name, of in self._by if of == package})
 
-    def of(self, scenario: str, package: str) -> Mapping[str, Result]:
+    def of(self, scenario: str, package: str) -> Mapping[str, ReleaseResult]:
         """The results of a scenario by version, lowest first."""
         return self._by.get((scenario, package), {})
 
@@ -99,20 +61,14 @@ class Statuses:
             if release.package == package and release.version not in tested:
                 yield release
 
-    def known(self, scenario: str, package: str, version: str) -> Known | None:
-        """The status of a release: its own, otherwise from its neighbours, see ``infer``.
-
-        None if it is not known.
-        """
+    def known(self, scenario: str, package: str, version: str) -> Lookup:
+        """The status of a release: its own, otherwise from its neighbours, see ``infer``."""
         results = self.of(scenario, package)
         if version in results:
             own = results[version]
-            return Known(own.status, f"tested on {own.date}{own.with_others}", True)
-        found = infer(((each, result.status) for each, result in results.items()), version)
-        if found is None:
-            return None
-        how = f"as {found.older} and {found.newer} are; not tested itself"
-        return Known(found.status, how, False)
+            how = f"tested on {own.cell.date}{own.with_others}"
+            return Lookup(own.cell.status, how, tested=True)
+        return infer(((each, result.cell.status) for each, result in results.items()), version)
 
     def others(self, scenario: str, package: str) -> str:
         """The releases of the bug's own package that another package was tested with, if they were
@@ -121,33 +77,18 @@ class Statuses:
         own = next(iter(catalog.scenario(scenario).pins), package)
         return f"with {others.pop()}" if own != package and len(others) == 1 else ""
 
-    def newest(self, scenario: str, package: str) -> Result | None:
+    def newest(self, scenario: str, package: str) -> ReleaseResult | None:
         """The result of a package's highest release with a certain status; None without one."""
-        certain = [each for each in self.of(scenario, package).values() if each.status.certain]
+        certain = [each for each in self.of(scenario, package).values() if each.cell.status.certain]
         return certain[-1] if certain else None
 
 
 def recorded() -> Statuses:
     """The results that come with the harness: the scenarios' ``affected.json``."""
-    return Statuses(tuple(map(_result, recorded_results())))
+    return Statuses(tuple(recorded_results()))
 
 
 def of(history: History) -> Statuses:
     """The results of a history: for each release the newest certain one, otherwise the newest."""
     known = [result for name in catalog.sound() for result in history.known(name).values()]
-    return Statuses(tuple(map(_result, known)), tuple(history.releases()))
-
-
-def _result(result: ReleaseResult) -> Result:
-    cell = result.cell
-    others = {name: version for name, version in cell.pins.items() if name != result.package}
-    first = (cell.reason.splitlines() or [""])[0]
-    return Result(
-        cell.scenario,
-        result.package,
-        result.version,
-        cell.status,
-        first,
-        cell.date,
-        describe(others) if others else "",
-    )
+    return Statuses(tuple(known), tuple(history.releases()))

@@ -14,9 +14,8 @@ from harness import catalog
 from harness.api.settings import in_words
 from harness.api.spec import BUGGY, RELEASED, Scenario
 from harness.ranges import affected, remedies
-from harness.ranges.affected import Fact
 from harness.ranges.periods import Period, alive, periods, tested
-from harness.sweep.cell import Status
+from harness.sweep.cell import Cell, Status
 from harness.system.errors import Inconclusive
 from harness.system.text import LINK, markdown
 
@@ -59,10 +58,10 @@ def _why_not(name: str) -> str:
 
 def record(name: str) -> Record:
     """The OSV record of a bug. Raises Inconclusive if no tested release has it."""
-    scenario, found, facts = catalog.scenario(name), periods(name), affected.of(name)
+    scenario, found, cells = catalog.scenario(name), periods(name), affected.of(name)
     if not found:
         raise Inconclusive(f"no tested release has {name}")
-    days = sorted(fact["date"] for fact in facts)
+    days = sorted(cell.date for cell in cells)
     return {
         "schema_version": SCHEMA,
         "id": PREFIX + name,
@@ -92,7 +91,7 @@ def record(name: str) -> Record:
             "known_upstream": scenario.known_upstream,
             "known_in_part": scenario.known_in_part,
             "alive": _alive(name, scenario),
-            "runs": _runs(scenario, facts),
+            "runs": _runs(scenario, cells),
         },
     }
 
@@ -135,17 +134,17 @@ def _alive(name: str, scenario: Scenario) -> dict[str, str] | None:
     return {"release": found.release, "trigger": trigger}
 
 
-def _runs(scenario: Scenario, facts: Sequence[Fact]) -> list[Record]:
+def _runs(scenario: Scenario, cells: Sequence[Cell]) -> list[Record]:
     """What was run: each tested release with its status, its day and its environment."""
     return [
         {
-            "version": fact["pins"][scenario.subject],
-            "status": str(Status(fact["status"])),
-            "date": fact["date"],
-            "lane": fact["lane"],
-            "python": fact["python"],
-            "torch": fact["torch"],
-            "with": {p: v for p, v in fact["pins"].items() if p != scenario.subject},
+            "version": cell.pins[scenario.subject],
+            "status": str(cell.status),
+            "date": cell.date,
+            "lane": cell.lane,
+            "python": cell.python,
+            "torch": cell.torch,
+            "with": {p: v for p, v in cell.pins.items() if p != scenario.subject},
         }
-        for fact in facts
+        for cell in cells
     ]

@@ -1,6 +1,6 @@
 """Which releases are affected: recorded in the scenarios' folders, and shown on their pages.
 
-``affected.json`` in a scenario's folder has a fact for each combination of releases that was
+``affected.json`` in a scenario's folder has a cell for each combination of releases that was
 tested: ``python -m harness matrix ... --record`` writes it. Never edit it.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packaging.version import Version
@@ -21,14 +22,11 @@ from harness.system.text import markdown_table, short
 from harness.upstream import pins
 
 FILE = "affected.json"
-FACTS = ("status", "reason", "step", "lane", "python", "torch", "date")
-CONFIRMED = "confirmed"
-"""The day on which a run last gave the same result; missing if only the first run did."""
+FIELDS = ("status", "reason", "step", "lane", "python", "torch", "date")
+"""What is kept of a cell besides its pins and, if it was confirmed, that day."""
 
 OVERLAY = re.compile(r"/\S*/site-packages/")
 """The path of an overlay on this machine, which means nothing on another one."""
-
-Fact = Mapping[str, Any]
 
 
 def record(cells: Iterable[Cell]) -> None:
@@ -43,23 +41,25 @@ def record(cells: Iterable[Cell]) -> None:
 
 
 def _record(scenario: str, cells: Iterable[Cell]) -> None:
-    facts = list(of(scenario))
+    known = of(scenario)
     for cell in cells:
-        same = next((old for old in facts if old["pins"] == cell.pins), None)
-        if same and Status(same["status"]).certain and not cell.status.certain:
+        same = next((old for old in known if old.pins == cell.pins), None)
+        if same and same.status.certain and not cell.status.certain:
             continue
-        facts = [old for old in facts if old is not same] + [_fact(cell)]
+        known = [old for old in known if old is not same] + [cell]
     scope = catalog.scenario(scenario)
-    _write(scenario, sorted((f for f in facts if pins.covers(scope, f["pins"])), key=_order))
+    _write(scenario, sorted((c for c in known if pins.covers(scope, c.pins)), key=_order))
 
 
-def of(scenario: str) -> list[Fact]:
-    """The recorded facts of one scenario, oldest releases first; empty where there is no file."""
+def of(scenario: str) -> list[Cell]:
+    """The recorded cells of one scenario, oldest releases first; empty where there is no file."""
     file = catalog.folder(scenario) / FILE
     if not file.is_file():
         return []
-    found: list[Fact] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return [
+        Cell(**{**kept, "scenario": scenario, "status": Status(kept["status"])})
+        for kept in json.loads(file.read_text(encoding="utf-8"))
+    ]
 
 
 def confirm(cells: Iterable[Cell]) -> None:
@@ -67,23 +67,17 @@ def confirm(cells: Iterable[Cell]) -> None:
     ordered = sorted(cells, key=lambda cell: cell.scenario)
     for scenario, of_one in itertools.groupby(ordered, key=lambda cell: cell.scenario):
         days = {tuple(sorted(cell.pins.items())): cell.date for cell in of_one}
-        facts = [dict(fact) for fact in of(scenario)]
-        for fact in facts:
-            day = days.get(tuple(sorted(fact["pins"].items())))
-            if day and day > last_seen(fact):
-                fact[CONFIRMED] = day
-        _write(scenario, facts)
+        known = []
+        for cell in of(scenario):
+            day = days.get(tuple(sorted(cell.pins.items())), "")
+            known.append(replace(cell, confirmed=day) if day > cell.last_seen else cell)
+        _write(scenario, known)
 
 
-def _write(scenario: str, facts: Sequence[Fact]) -> None:
+def _write(scenario: str, cells: Sequence[Cell]) -> None:
     file = catalog.folder(scenario) / FILE
     with writing(file, "checkout"):
-        write_whole(file, json.dumps(facts, indent=1) + "\n")
-
-
-def last_seen(fact: Fact) -> str:
-    """The day (ISO) of the last run that gave a recorded result."""
-    return str(fact.get(CONFIRMED, fact["date"]))
+        write_whole(file, json.dumps([_kept(cell) for cell in cells], indent=1) + "\n")
 
 
 def reason(cell: Cell) -> str:
@@ -91,21 +85,23 @@ def reason(cell: Cell) -> str:
     return OVERLAY.sub("", (cell.reason.splitlines() or [""])[0])
 
 
-def _fact(cell: Cell) -> Fact:
+def _kept(cell: Cell) -> dict[str, Any]:
     fields = cell.to_json()
-    return {"pins": dict(cell.pins)} | {k: fields[k] for k in FACTS} | {"reason": reason(cell)}
+    confirmed = {"confirmed": cell.confirmed} if cell.confirmed else {}
+    kept = {name: fields[name] for name in FIELDS} | {"reason": reason(cell)}
+    return {"pins": dict(cell.pins)} | kept | confirmed
 
 
-def _order(fact: Fact) -> list[Version]:
-    return [Version(version) for version in fact["pins"].values()]
+def _order(cell: Cell) -> list[Version]:
+    return [Version(version) for version in cell.pins.values()]
 
 
-def section(scenario: str, facts: Sequence[Fact]) -> str:
-    """The generated section of a page: the status of each release; equal facts share a row."""
-    package = _varied(scenario, facts)
+def section(scenario: str, cells: Sequence[Cell]) -> str:
+    """The generated section of a page: the status of each release; equal cells share a row."""
+    package = _varied(scenario, cells)
     rows = []
-    for alike, group in itertools.groupby(facts, key=lambda fact: _alike(package, fact)):
-        releases = ", ".join(fact["pins"][package] for fact in group)
+    for alike, group in itertools.groupby(cells, key=lambda cell: _alike(package, cell)):
+        releases = ", ".join(cell.pins[package] for cell in group)
         status, *others, why = alike
         rows.append([releases, f"**{status}**", *others, short(why, 160).replace("<", "&lt;")])
     columns = [package, "status", "other pins", "lane", "Python", "torch", "tested on", "reason"]
@@ -125,15 +121,15 @@ def section(scenario: str, facts: Sequence[Fact]) -> str:
     )
 
 
-def _varied(scenario: str, facts: Sequence[Fact]) -> str:
+def _varied(scenario: str, cells: Sequence[Cell]) -> str:
     """The package of the rows: the one with the most tested releases."""
-    pins = catalog.scenario(scenario).pins
-    return max(pins, key=lambda name: len({fact["pins"][name] for fact in facts}))
+    named = catalog.scenario(scenario).pins
+    return max(named, key=lambda name: len({cell.pins[name] for cell in cells}))
 
 
-def _alike(package: str, fact: Fact) -> tuple[str, ...]:
-    """What facts must have in common to share a row, the status first."""
-    others = ", ".join(f"{n} {v}" for n, v in fact["pins"].items() if n != package)
-    environment = [str(fact[k]) for k in ("lane", "python", "torch")]
-    why = "" if Status(fact["status"]).certain else fact["reason"]
-    return (fact["status"], others, *environment, last_seen(fact), why)
+def _alike(package: str, cell: Cell) -> tuple[str, ...]:
+    """What cells must have in common to share a row, the status first."""
+    others = ", ".join(f"{n} {v}" for n, v in cell.pins.items() if n != package)
+    why = "" if cell.status.certain else cell.reason
+    environment = cell.lane, cell.python, str(cell.torch)
+    return (str(cell.status), others, *environment, cell.last_seen, why)

@@ -11,6 +11,7 @@ from harness.ranges import affected, remedies
 from harness.ranges.periods import Alive, alive, periods
 from harness.runs import evidence
 from harness.runs.grade import grade
+from harness.sweep.cell import Status
 from harness.system.text import LINK
 
 
@@ -95,9 +96,9 @@ def finding(found: Alive) -> str:
     if found.variant == RELEASED:
         subject = catalog.scenario(found.scenario).subject
         reasons = [
-            fact["reason"]
-            for fact in affected.of(found.scenario)
-            if fact["pins"][subject] == found.release and fact["status"] == "affected"
+            cell.reason
+            for cell in affected.of(found.scenario)
+            if cell.pins[subject] == found.release and cell.status is Status.AFFECTED
         ]
     else:
         with evidence.recorded(found.scenario) as run:

@@ -10,9 +10,8 @@ from packaging.version import InvalidVersion, Version
 
 from harness import catalog
 from harness.ranges import affected
-from harness.ranges.affected import Fact
 from harness.ranges.neighbours import Neighbours, Point, neighbours
-from harness.sweep.cell import Status
+from harness.sweep.cell import Cell, Status
 from harness.system.text import short
 
 
@@ -40,15 +39,28 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
         here = tuple(Version(have[package]) for package in packages)
     except InvalidVersion as error:
         return Lookup(None, str(error))
-    facts: dict[Point, list[Fact]] = {}
-    for fact in affected.of(name):
-        facts.setdefault(tuple(Version(fact["pins"][p]) for p in packages), []).append(fact)
-    if not packages or not facts:
+    cells: dict[Point, list[Cell]] = {}
+    for cell in affected.of(name):
+        cells.setdefault(tuple(Version(cell.pins[p]) for p in packages), []).append(cell)
+    if not packages or not cells:
         return Lookup(None, "no results are recorded; check --run can tell")
-    if own := facts.get(here):
+    if own := cells.get(here):
         return _own(_named(packages, here), own)
-    tested = {point: {Status(fact["status"]) for fact in of} for point, of in facts.items()}
+    tested = {point: {cell.status for cell in of} for point, of in cells.items()}
     return _between(packages, here, tested)
+
+
+def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:
+    """The status of a release of one package: that of both neighbours if they agree. ``tested`` has
+    versions with their statuses."""
+    points: dict[Point, set[Status]] = {}
+    for each, status in tested:
+        points.setdefault((Version(each),), set()).add(status)
+    found = neighbours(points, (Version(version),))
+    if found.status is None:
+        return Lookup(None, "")
+    ((older,),), ((newer,),) = found.older, found.newer
+    return Lookup(found.status, f"as {older} and {newer} are; not tested itself")
 
 
 def why_affected(name: str, have: Mapping[str, str]) -> str:
@@ -57,16 +69,16 @@ def why_affected(name: str, have: Mapping[str, str]) -> str:
     return found.why if found.status is Status.AFFECTED else ""
 
 
-def _own(named: str, facts: Sequence[Fact]) -> Lookup:
+def _own(named: str, cells: Sequence[Cell]) -> Lookup:
     """The result of exactly these releases."""
-    statuses = {status for fact in facts if (status := Status(fact["status"])).certain}
+    statuses = {cell.status for cell in cells if cell.status.certain}
     if len(statuses) == 1:
         (status,) = statuses
-        day = max(affected.last_seen(fact) for fact in facts)
+        day = max(cell.last_seen for cell in cells)
         return Lookup(status, f"{named} was tested on {day}: {_has(status)} the bug", tested=True)
     if statuses:
         return Lookup(None, f"{named} was tested with different results")
-    return Lookup(None, f"{named} was tested, without an answer: {short(facts[0]['reason'])}")
+    return Lookup(None, f"{named} was tested, without a certain result: {short(cells[0].reason)}")
 
 
 def _between(

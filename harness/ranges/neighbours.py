@@ -60,26 +60,3 @@ def _nearest(points: Iterable[Point], here: Point, *, newer: bool) -> tuple[Poin
 
     side = [point for point in points if beyond(point, here)]
     return tuple(sorted(p for p in side if not any(q != p and beyond(p, q) for q in side)))
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """A status, and the releases that it is known from."""
-
-    status: Status
-    older: str
-    newer: str
-    """The same as ``older`` if the release itself was tested."""
-
-
-def infer(tested: Iterable[tuple[str, Status]], version: str) -> Inferred | None:
-    """The status of a release of one package: its own, otherwise that of both neighbours if they
-    agree; None if it is not known. ``tested`` has versions with their statuses."""
-    points: dict[Point, set[Status]] = {}
-    for each, status in tested:
-        points.setdefault((Version(each),), set()).add(status)
-    found = neighbours(points, (Version(version),))
-    if found.status is None:
-        return None
-    ((older,),), ((newer,),) = found.older, found.newer
-    return Inferred(found.status, str(older), str(newer))

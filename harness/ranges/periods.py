@@ -54,9 +54,9 @@ def tested(name: str) -> dict[str, Status]:
     """
     subject = next(iter(catalog.scenario(name).pins), None)
     found: dict[str, list[Status]] = {}
-    for fact in affected.of(name):
+    for cell in affected.of(name):
         if subject:
-            found.setdefault(fact["pins"][subject], []).append(Status(fact["status"]))
+            found.setdefault(cell.pins[subject], []).append(cell.status)
     ordered = sorted(found.items(), key=lambda item: Version(item[0]))
     return {version: _together(statuses) for version, statuses in ordered}
 

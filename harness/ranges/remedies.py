@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from harness import catalog
-from harness.ranges import neighbours
+from harness.ranges import lookup
 from harness.ranges.periods import periods, tested
 from harness.sweep.cell import Status
 
@@ -91,8 +91,7 @@ def advice(
     releases = {Version(v) for name in found for v in of_bug[name]} - {here}
 
     def status(name: str, release: Version) -> Status | None:
-        inferred = neighbours.infer(of_bug[name].items(), str(release))
-        return inferred.status if inferred else None
+        return lookup.infer(of_bug[name].items(), str(release)).status
 
     def of_release(release: Version) -> Advice:
         free = [n for n in found if status(n, release) is Status.NOT_AFFECTED]

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.api.spec import Story
-from harness.ranges.neighbours import infer
+from harness.ranges.lookup import infer
 from harness.ranges.periods import tested
 from harness.sweep.cell import Status
 
@@ -65,5 +65,4 @@ def _statuses(
 def _status(tested: Mapping[str, Status], version: str) -> Status | None:
     if version in tested:
         return tested[version]
-    found = infer(tested.items(), version)
-    return found.status if found else None
+    return infer(tested.items(), version).status

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -60,6 +58,9 @@ class Cell:
     """For an inconclusive cell, the end of the first failing rank's log."""
     stored: bool = False
     """Whether it was read from the cache."""
+    confirmed: str = ""
+    """Of a recorded cell, the day (ISO) on which a run last gave the same result; empty if only the
+    first run did."""
 
     @property
     def started(self) -> bool:
@@ -71,56 +72,24 @@ class Cell:
         """The lane, Python and torch of the run: in another one the status may differ."""
         return environment(self.lane, self.python, self.torch)
 
+    @property
+    def last_seen(self) -> str:
+        """The day (ISO) of the last run that gave this result."""
+        return self.confirmed or self.date
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields, without ``confirmed``, which only recorded cells have."""
+        return {name: value for name, value in asdict(self).items() if name != "confirmed"}
 
     @staticmethod
     def from_json(content: Any) -> Cell:
-        """A stored cell; raises ValueError if a field is missing or not valid."""
+        """A stored cell; raises ValueError or TypeError if a field is missing or unknown."""
         if isinstance(content, dict) and "answer" in content:  # older histories
             content = {("status" if k == "answer" else k): v for k, v in content.items()}
-        if not isinstance(content, dict) or content.keys() != FIELDS.keys():
-            raise ValueError("not the fields of a cell")
-        for name, is_valid in FIELDS.items():
-            if not is_valid(content[name]):
-                raise ValueError(f"no {name} of a cell: {content[name]!r}")
         status, log = Status(content["status"]), tuple(content["log"])
         return Cell(**{**content, "status": status, "log": log})
-
-    @staticmethod
-    def of_fact(scenario: str, fact: Mapping[str, Any]) -> Cell:
-        """The cell of a fact in ``affected.json``, with the fields that are kept there."""
-        names = ("reason", "step", "lane", "python", "torch", "date")
-        fields = {name: fact[name] for name in names}
-        return Cell(scenario, dict(fact["pins"]), Status(fact["status"]), **fields)
 
 
 def environment(lane: str, python: str, torch: str | None) -> tuple[str, ...]:
     """Lane, minor version of Python, and version of torch without its build."""
     return lane, ".".join(python.split(".")[:2]), (torch or "").partition("+")[0]
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_day(value: Any) -> bool:
-    return _is_text(value) and re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None
-
-
-FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "scenario": _is_text,
-    "pins": lambda value: type(value) is dict and all(_is_text(v) for v in value.values()),
-    "status": lambda value: value in [str(status) for status in Status],
-    "reason": _is_text,
-    "lane": _is_text,
-    "python": _is_text,
-    "torch": lambda value: value is None or _is_text(value),
-    "date": _is_day,
-    "seconds": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
-    "step": lambda value: value is None or (type(value) is int and value >= 0),
-    "run": lambda value: value is None or _is_text(value),
-    "log": lambda value: type(value) is list and all(map(_is_text, value)),
-    "stored": lambda value: type(value) is bool,
-}
-"""The fields of a stored cell, each with a check of its value."""
