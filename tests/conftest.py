@@ -86,7 +86,7 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     monkeypatch.setattr(cells, "run", made)
     monkeypatch.setattr(index, "releases", published(*KNOWN))
     monkeypatch.setattr(release_days, "released", lambda *_: "2024-03-01")
-    monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
+    monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return made
 

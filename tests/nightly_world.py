@@ -97,7 +97,7 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.setattr(steps, "today", lambda: made.day)
     monkeypatch.setattr("harness.cli.watch.today", lambda: made.day)
     monkeypatch.setattr(cells, "find", made.find)
-    monkeypatch.setattr(cells, "_make_overlay", lambda *_: False)
+    monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(suite, "run", made.run)
-    monkeypatch.setattr("harness.sweep.prefetch.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.sweep.local.prepared", lambda *_: None)
     return made

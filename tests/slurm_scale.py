@@ -1,4 +1,4 @@
-"""What grows with the number of tasks: submit, follow, collect and resume many empty ones.
+"""What grows with the number of tasks: submit, follow and collect many empty ones.
 
     python -m tests.slurm_scale 10000
     python -m tests.slurm_scale cells
@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import command_line
-from harness.config.run_config import RunConfig
 from harness.runs.run import make_overlay
-from harness.sweep import array, batch, cells, slurm
+from harness.sweep import batch, cells, slurm
 from harness.sweep.batch import Batch, Work
-from harness.sweep.cluster import _key, _shape, cell_task
+from harness.sweep.cluster import _shape, cell_task
 from harness.sweep.slurm import Shape
 from harness.system.machine import cache_folder
 from tests.slurm_cluster import PATH, Cluster, cluster
@@ -39,17 +38,12 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder, cluster(more="MaxJobCount=100000") as made:
         os.environ.update(SLURM_CONF=str(made.conf), HARNESS_CACHE=folder, PATH=PATH)
         configs = [replace(BASE, seed=seed) for seed in range(count)]
-        works = timed("keys", lambda: [_work(each) for each in configs])
-        _measure(made, works)
+        _measure(made, [Work(each, Shape(1, 0)) for each in configs])
 
 
 BASE = command_line.compose(["scenario=sampler_shards", "variant=released", "on=slurm"])
 
 DO = partial(cell_task, again=False)
-
-
-def _work(config: RunConfig) -> Work:
-    return Work(_key(config, "scale"), config, Shape(1, 0))
 
 
 RELEASES = ("0.26.1", "0.27.2", "0.28.0", "0.29.3", "0.30.1", "0.31.0", "0.32.1", "0.33.0")
@@ -60,7 +54,7 @@ def cells_() -> None:
     """Twelve cells on two nodes: the seconds of each part of a task."""
     overlays = cache_folder() / "overlays"
     configs = [replace(BASE, pins={"accelerate": release}) for release in (*RELEASES, *LATER)]
-    works = [Work(each.pins["accelerate"], each, _shape(each)) for each in configs]
+    works = [Work(each, _shape(each)) for each in configs]
     for each in configs:
         make_overlay(each, "released", cache_folder())
     with tempfile.TemporaryDirectory() as folder, cluster() as made:
@@ -91,36 +85,29 @@ def cells_() -> None:
 def _measure(made: Cluster, works: list[Work]) -> None:
     settings = on(most=len(works), extra={"hold": True})
     first = Batch(works, DO, settings, silent)
-    timed("submit: sbatch, pickles and notes", first.__enter__)
-    names = [each.name for each in first.under_way]
-    print(f"  {len(names)} arrays, {_files()} files")
+    timed("submit: sbatch and pickles", first.__enter__)
+    print(f"  {len(first.arrays)} arrays, {_files()} files")
     text = timed("squeue", lambda: made.ask("squeue", "--array", "--noheader", "-o", "%i %T %r"))
     print(f"  {len(text.splitlines())} lines, {len(text) / 1e6:.2f} MB")
     timed("one look: squeue and the tally", first._look)
     timed("one poll without a result", lambda: list(first._collected()))
-    for each in first.under_way:  # as if the process had died
-        each.leave()
-    again = Batch(works, DO, settings, silent)
-    timed("resume: read the notes", again.__enter__)
     one = pickle.dumps(("success", cells.not_run(works[0].argument, batch.Lost("none"))))
-    timed("the results are written", lambda: _write(again, one))
+    timed("the results are written", lambda: _write(first, one))
     print(f"  {_files()} files; a result has {len(one)} bytes")
-    found = timed("collect", lambda: list(again.results()))
+    found = timed("collect", lambda: list(first.results()))
     assert len(found) == len(works)
-    for name in names:
-        slurm.cancel(name)
-    timed("remove", again.__exit__)
+    timed("cancel and remove", first.__exit__)
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most")
 
 
 def _write(of: Batch, content: bytes) -> None:
-    for each, tasks in of.under_way.items():
-        for task in tasks:
+    for each in of.arrays:
+        for task in each.tasks:
             (each.folder / slurm.result_file(task.name)).write_bytes(content)
 
 
 def _files() -> int:
-    return sum(len(files) for _, _, files in os.walk(array.home()))
+    return sum(len(files) for _, _, files in os.walk(batch.home()))
 
 
 def timed(what: str, do: Callable[[], Any]) -> Any:

@@ -20,7 +20,6 @@ import psutil
 
 from harness.__main__ import _as_interrupt
 from harness.config.run_config import SLURM, OnConfig, RunConfig
-from harness.sweep import array as arrays
 from harness.sweep import cells
 from harness.sweep.batch import Batch, Work
 from harness.sweep.slurm import Shape
@@ -87,10 +86,7 @@ def notes(folder: Path, kind: str) -> list[list[str]]:
 
 def works(folder: Path, seconds: Sequence[float], cores: int = 1) -> list[Work]:
     """A task for each number of seconds."""
-    return [
-        Work(f"{folder.name}-{n}", (str(folder), str(n), each), Shape(cores, 0))
-        for n, each in enumerate(seconds)
-    ]
+    return [Work((str(folder), str(n), each), Shape(cores, 0)) for n, each in enumerate(seconds)]
 
 
 def silent(_: str) -> None:
@@ -100,25 +96,10 @@ def silent(_: str) -> None:
 def main() -> None:
     folder, count, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     signal.signal(signal.SIGTERM, _as_interrupt)
-    if dies := os.environ.get("DIES_AFTER_SBATCH"):
-        arrays.Array.write = _dying(int(dies))  # type: ignore[method-assign]
     with Batch(works(folder, [seconds] * count), interruptible, on(), print) as tasks:
         print("submitted", flush=True)
         for index, value in tasks.results():
             print(f"result {index}: {value}", flush=True)
-
-
-def _dying(times: int) -> Any:
-    """A writer of notes that kills the process instead of writing for the ``times``-th time."""
-    write, left = arrays.Array.write, [times]
-
-    def dying(array: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(array)
-
-    return dying
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""An archive of overlays of tiny trees, and malicious archives."""
+"""An archive of overlays of tiny trees, and what an accident leaves of one."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import lzma
@@ -11,7 +10,6 @@ import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -108,9 +106,10 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
 
 def test_each_content_is_stored_once_and_no_bytecode(packed: Path) -> None:
     found = members(packed)
-    assert sum(content == SAME.encode() for content in found.values()) == 1
-    assert len([name for name in found if name.startswith("contents/")]) == 4
-    assert not any(b"cpython" in content for content in found.values())
+    with tarfile.open(packed) as tar:
+        stored = [Path(m.name).name for m in tar if m.isreg() and "site-packages" in m.name]
+    assert sorted(stored) == ["release.py", "release.py", "same.py", "tool"]
+    assert not any("__pycache__" in name for name in found)
 
 
 def test_data_that_changed_is_packed_as_it_is(tmp_path: Path, lent: Lent) -> None:
@@ -141,107 +140,33 @@ def test_a_file_that_was_changed_is_not_packed(lent: Lent, tmp_path: Path) -> No
         archive.write(tmp_path / "archive", lent, tmp_path / "elsewhere")
 
 
-CONTENT = b"ANSWER = 1\n"
-SIZE = len(CONTENT)
-NAME = hashlib.sha256(CONTENT).hexdigest()
-KEY = overlay.key(STACK)
-
-
-def manifest(**changes: Any) -> bytes:
-    content = dict(format=overlay.FORMAT, key=KEY, stack={}, defects=[], packages={}, lock="")  # noqa: C408
-    content |= {"diff": "", "files": {"up/same.py": [SIZE, NAME]}}
-    return json.dumps(content | changes).encode()
-
-
-Member = tuple[tarfile.TarInfo, bytes]
-
-
-def plain(name: str, content: bytes = b"x") -> Member:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    return member, content
-
-
-def special(name: str, kind: bytes, target: str = "") -> Member:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, target
-    return member, b""
-
-
-def strangers(file: Path, *more: Member, text: bytes | None = None) -> Path:
-    """An archive with one valid content, a manifest, and more."""
-    text = manifest() if text is None else text
-    good = [plain(f"contents/{NAME}", CONTENT), plain(f"overlays/{KEY}/overlay.json", text)]
-    with tarfile.open(file, "w:xz") as tar:
-        for member, content in (*good, *more):
-            tar.addfile(member, io.BytesIO(content))
-    return file
-
-
-def files(path: str, size: Any = SIZE, content: Any = NAME) -> bytes:
-    return manifest(files={path: [size, content]})
-
-
-OTHER = f"contents/{'0' * 64}"
+def changed(packed: Path, name: str, content: bytes | None) -> None:
+    """Replace the content of members that end with a name, or leave them out."""
+    found = members(packed)
+    with tarfile.open(packed, "w:xz") as tar:
+        for each, text in found.items():
+            new = content if each.endswith(name) else text
+            if new is not None:
+                member = tarfile.TarInfo(each)
+                member.size = len(new)
+                tar.addfile(member, io.BytesIO(new))
 
 
 @pytest.mark.parametrize(
-    "member",
+    ("name", "content", "why"),
     [
-        plain("/tmp/out.py"),
-        plain("../out.py"),
-        plain("contents/../../out.py"),
-        plain("overlays/x/site-packages/out.py"),
-        plain(OTHER, b"content with another digest"),
-        plain(f"contents/{NAME}", CONTENT),
-        special("contents", tarfile.SYMTYPE, "/tmp"),
-        special(OTHER, tarfile.SYMTYPE, "/etc/passwd"),
-        special(OTHER, tarfile.LNKTYPE, "/etc/passwd"),
-        special(OTHER, tarfile.FIFOTYPE),
-        special(OTHER, tarfile.DIRTYPE),
+        ("overlay.json", b"{", "it has no valid manifest"),
+        ("overlay.json", None, "it has no valid manifest"),
+        ("up/same.py", None, "it lacks up/same.py of overlay"),
     ],
-    ids=lambda m: f"{m[0].name[:20]} {m[0].type.decode()}",
 )
-def test_a_member_that_our_archives_never_contain_is_refused(
-    member: Member, tmp_path: Path, cache: Path
+def test_an_archive_that_lacks_something_is_refused(
+    packed: Path, lent: Lent, cache: Path, name: str, content: bytes | None, why: str
 ) -> None:
-    check_refused(strangers(tmp_path / "archive", member), cache)
-
-
-def check_refused(file: Path, cache: Path) -> None:
-    with pytest.raises(Refused):
-        archive.unpack(file, [KEY], cache)
+    changed(packed, name, content)
+    with pytest.raises(Refused, match=why):
+        archive.unpack(packed, list(lent), cache)
     assert nothing_left(cache)
-    assert not list(file.parent.rglob("out.py"))
-    archive.unpack(strangers(file), [KEY], cache)  # a valid one is not refused
-    assert overlay_cache.folders(cache)[0].name == KEY
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        files("../../../out.py"),
-        files("/tmp/out.py"),
-        files("up/../../out.py"),
-        files("up//out.py"),
-        files("."),
-        files(""),
-        files("up/same.py", size=3),
-        files("up/same.py", content="1" * 64),
-        files("up/same.py", content=f"../contents/{NAME}"),
-        files("up/same.py", size="11"),
-        manifest(files=["up/same.py"]),
-        manifest(files={"up/same.py": 11}),
-        manifest(key="0" * 20),
-        manifest(format=overlay.FORMAT - 1),
-        b"{",
-    ],
-    ids=lambda text: text.decode()[-40:],
-)
-def test_an_invalid_manifest_or_one_with_paths_outside_is_refused(
-    text: bytes, tmp_path: Path, cache: Path
-) -> None:
-    check_refused(strangers(tmp_path / "archive", text=text), cache)
 
 
 def nothing_left(cache: Path) -> bool:
@@ -254,7 +179,7 @@ def test_an_archive_that_is_cut_off_is_refused(packed: Path, cache: Path) -> Non
     for kept in (len(content) // 2, 10, 0):
         packed.write_bytes(content[:kept])
         with pytest.raises(Refused, match="it cannot be read"):
-            archive.unpack(packed, [KEY], cache)
+            archive.unpack(packed, [overlay.key(STACK)], cache)
         assert nothing_left(cache)
 
 
@@ -275,7 +200,7 @@ def folder(tmp_path: Path, packed: Path, lent: Lent) -> Path:
         (None, "is not a bundle"),
         ("{", "is not a bundle"),
         ("[]", "is not a bundle"),
-        ('{"overlays": {"../../x": {}}, "format": 2}', "names something that is not an overlay"),
+        ('{"overlays": {"../../x": {}}, "format": 3}', "names something that is not an overlay"),
         ('{"overlays": {}}', "is a bundle of another version: make it again"),
     ],
 )
@@ -290,12 +215,12 @@ def test_an_invalid_bundle_is_a_mistake(
 
 
 def test_a_bundle_that_is_refused_is_named(folder: Path, cache: Path) -> None:
-    strangers(folder / bundle.ARCHIVE, plain("../out.py"))
-    with pytest.raises(Inconclusive, match=r"bundle is refused: '\.\./out\.py' does not belong"):
+    (folder / bundle.ARCHIVE).write_bytes(b"")
+    with pytest.raises(Inconclusive, match="bundle is refused: it cannot be read"):
         bundle.unpack(folder, cache)
 
 
-@pytest.mark.parametrize("step", ["_write", "_assemble", "_move_into"])
+@pytest.mark.parametrize("step", ["_extract", "_assemble", "_move_into"])
 def test_a_full_disk_leaves_nothing_behind(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

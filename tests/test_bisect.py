@@ -70,7 +70,7 @@ def test_the_overlays_of_the_releases_to_test_are_made_in_the_background(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    note = lambda config, *_: made.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr(cells, "_make_overlay", note)
+    note = lambda config, **_: made.append(config.pins["transformers"])  # noqa: E731
+    monkeypatch.setattr(cells, "make_overlay", note)
     assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=4.36:4.38"]) == 0
     assert set(made) >= {"4.36.2", "4.38.2"}

@@ -51,8 +51,9 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 ) -> None:
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.sweep.prefetch.prepared", note)
-    monkeypatch.setattr(cells, "_make_overlay", lambda config, *_: "4.37.2" not in str(config.pins))
+    monkeypatch.setattr("harness.sweep.local.prepared", note)
+    made = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
+    monkeypatch.setattr(cells, "make_overlay", made)
     assert main([*SWEEP, "jobs=1"]) == 0
     # Neither the first one, which runs at once, nor the one that is stored.
     assert sorted(prepared) == ["4.37.0", "4.38.0", "4.38.2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.sweep import array, batch, cell_store, cluster, slurm, suite
+from harness.sweep import batch, cell_store, cluster, slurm, suite
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.cell import Status
 from harness.sweep.slurm import End, Shape, Waiting
@@ -95,7 +94,7 @@ def test_looks_at_the_queue_become_rare(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(slurm, "_queued", lambda names: ({}, ""))
     queue = slurm.Queue(_begun=now[0])
     for _ in range(36_000):
-        queue.look(["a"])
+        queue.look("a")
         now[0] += 0.1
     assert 240 < queue.looks < 300  # of an hour
 
@@ -105,131 +104,39 @@ def test_a_controller_that_is_away_for_long_ends_the_command(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(slurm, "_queued", lambda names: (None, "connect failure"))
+    monkeypatch.setattr(slurm, "_queued", lambda name: (None, "connect failure"))
     queue = slurm.Queue(_answered=now[0])
-    assert queue.look(["a"]) is None
+    assert queue.look("a") is None
     now[0] += slurm.SILENT + 20
     with pytest.raises(slurm.Unreachable, match="connect failure"):
-        queue.look(["a"])
+        queue.look("a")
 
 
-# Notes.
+# The folder of a command.
 
 
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of arrays that were cancelled; nothing is in the queue."""
-    cancelled: list[str] = []
-    monkeypatch.setattr(slurm, "cancel", _noting(cancelled))
-    monkeypatch.setattr(slurm, "is_queued", lambda name: False)
-    return cancelled
-
-
-def _noting(names: list[str]) -> Callable[[str], bool]:
-    def note(name: str) -> bool:
-        names.append(name)
-        return True
-
-    return note
-
-
-def noted(*keys: str, job: str = "12") -> array.Array:
-    """An array whose command has died."""
-    made = array.new(array.home(), [(key, 1) for key in keys], at_once=1)
-    made.job = job
-    made.write()
-    made.leave()
-    return made
-
-
-def test_a_note_is_found_by_the_key_of_its_task(cache: Path, commands: list[str]) -> None:
-    noted("a", "b")
-    noted("c")
-    (found,) = array.found(array.home(), {"b"}, ())
-    assert (found.tasks, found.task(1)) == ([("a", 1), ("b", 1)], "12_1")
-    assert array.found(array.home(), {"b"}, {found.folder.name}) == []
-    assert commands == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"job": "12"}',
-        '{"job": "", "tasks": [["a", 1]]}',
-        '{"job": 12, "tasks": [["a", 1]]}',
-        '{"job": "12; rm", "tasks": [["a", 1]]}',
-        '{"job": "12", "tasks": []}',
-        '{"job": "12", "tasks": [["a"]]}',
-        '{"job": "12", "tasks": [["a", "often"]]}',
-        "\udcff",
-    ],
-)
-def test_an_array_with_a_damaged_note_is_cancelled_and_removed(
-    cache: Path, commands: list[str], text: str
-) -> None:
-    made = noted("a")
-    (made.folder / array.NOTE).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert array.found(array.home(), {"a"}, ()) == []
-    assert commands == [made.name]
-    assert not made.folder.exists()
-
-
-def test_the_array_of_a_living_command_is_left_alone(cache: Path, commands: list[str]) -> None:
-    living = array.new(array.home(), [("a", 1)], at_once=1)
-    (living.folder / array.NOTE).write_text("damaged")
-    assert array.found(array.home(), {"a"}, ()) == []
-    assert commands == []
-    assert living.folder.exists()
-
-
-def test_results_that_nobody_collects_are_removed_after_a_week(
-    cache: Path, commands: list[str]
-) -> None:
-    old, young, used = noted("a"), noted("b"), noted("c")
-    used.use(own=False)
-    past = time.time() - array.KEPT - 60
-    for each in (old, used):
-        os.utime(each.folder, (past, past))
-    array.found(array.home(), {"others"}, ())
-    assert [each.folder.exists() for each in (old, young, used)] == [False, True, True]
-    assert commands == []
-
-
-def test_the_folder_of_notes_is_private_as_results_are_unpickled(cache: Path) -> None:
-    folder = array.home()
+def test_the_folder_is_private_as_results_are_unpickled(cache: Path) -> None:
+    folder = batch.home()
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with pytest.raises(Fault, match="is not private"):
-        array.home()
+        batch.home()
 
 
 def test_a_cache_that_cannot_be_written_is_refused(cache: Path) -> None:
     cache.write_text("a file")
     with pytest.raises(HarnessError, match="is not a folder"):
-        array.home()
+        batch.home()
 
 
-def _count(folder: Path, times: int) -> None:
-    for _ in range(times):
-        with array.alone(folder):
-            number = int((folder / "number").read_text())
-            time.sleep(0.001)
-            (folder / "number").write_text(str(number + 1))
-
-
-def test_two_processes_never_submit_at_the_same_time(tmp_path: Path) -> None:
-    (tmp_path / "number").write_text("0")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_count, args=(tmp_path, 50)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert (tmp_path / "number").read_text() == "100"
+def test_the_folders_of_killed_commands_are_deleted_after_a_week(pretended: Slurm) -> None:
+    old, young = batch.home() / "old", batch.home() / "young"
+    for folder in (old, young):
+        folder.mkdir()
+    past = time.time() - batch.KEPT - 60
+    os.utime(old, (past, past))
+    done(tasks(1))
+    assert [old.exists(), young.exists()] == [False, True]
 
 
 # A batch, with a Slurm in this process.
@@ -248,14 +155,18 @@ class Slurm:
         """The arguments of tasks that Slurm loses."""
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "largest_array", lambda: self.largest)
-        monkeypatch.setattr(slurm, "_queued", lambda names: (dict(self.queued), ""))
-        monkeypatch.setattr(slurm, "is_queued", lambda name: False)
-        monkeypatch.setattr(slurm, "cancel", _noting(self.cancelled))
+        monkeypatch.setattr(slurm, "submitit", lambda: None)
+        monkeypatch.setattr(slurm, "_queued", lambda name: (dict(self.queued), ""))
+        monkeypatch.setattr(slurm, "cancel", self.cancel)
         monkeypatch.setattr(slurm, "allow", lambda job, n: self.allowed.append((job, n)))
         monkeypatch.setattr(slurm, "end_of", lambda task: End("NODE_FAIL", f"NODE_FAIL, {task}"))
         for name, value in (("POLL", 0.0), ("SETTLE", 0.0)):
             monkeypatch.setattr(batch, name, value)
         monkeypatch.setattr(slurm, "SOON", 0.0)
+
+    def cancel(self, name: str) -> bool:
+        self.cancelled.append(name)
+        return True
 
     def submit(
         self,
@@ -290,7 +201,7 @@ def double(number: int) -> int:
 
 
 def tasks(*numbers: int, cores: int = 1) -> list[Work]:
-    return [Work(f"key {n}", n, Shape(cores, 0)) for n in numbers]
+    return [Work(n, Shape(cores, 0)) for n in numbers]
 
 
 def done(works: Sequence[Work], **changes: Any) -> dict[int, Any]:
@@ -301,8 +212,7 @@ def done(works: Sequence[Work], **changes: Any) -> dict[int, Any]:
 def test_each_task_gives_its_value(pretended: Slurm) -> None:
     assert done(tasks(3, 4, 5)) == {0: 6, 1: 8, 2: 10}
     assert [arguments for _, arguments, _, _ in pretended.submitted] == [[3, 4, 5]]
-    assert [path.name for path in array.home().iterdir()] == ["lock"]
-    assert pretended.cancelled == []
+    assert list(batch.home().iterdir()) == []
 
 
 def test_arrays_have_one_shape_and_are_no_larger_than_slurm_accepts(pretended: Slurm) -> None:
@@ -345,7 +255,7 @@ def test_leaving_early_cancels_what_has_not_ended(pretended: Slurm) -> None:
     pretended.queued = {"1_1": Waiting("RUNNING", "")}
     with Batch(tasks(1, 2), double, on(), silent) as submitted:
         assert next(submitted.results()) == (0, 2)
-        (folder,) = [path for path in array.home().iterdir() if path.is_dir()]
+        (folder,) = batch.home().iterdir()
     assert pretended.cancelled == [f"distributed-bugs-{folder.name}"]
     assert not folder.exists()
 
@@ -356,7 +266,7 @@ def test_what_cannot_be_cancelled_is_named_and_kept(
     pretended.lose = {2}
     monkeypatch.setattr(slurm, "cancel", lambda name: False)
     with Batch(tasks(1, 2), double, on(), silent):
-        (folder,) = [path for path in array.home().iterdir() if path.is_dir()]
+        (folder,) = batch.home().iterdir()
     assert (
         f"not cancelled: scancel --name=distributed-bugs-{folder.name}" in capsys.readouterr().err
     )
@@ -496,9 +406,35 @@ def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
         return f"the block of {config.scenario}\n", done
 
     monkeypatch.setattr(suite, "run_in_block", run_in_block)
-    done = list(suite.side_by_side([base, broken], terminal()))
-    assert [each.result.scenario for each in done] == ["bf16_clip", "broken"]
+    done = dict(suite.side_by_side([base, broken], terminal()))
+    assert [done[index].result.scenario for index in range(2)] == ["bf16_clip", "broken"]
     assert "the block of bf16_clip" in capsys.readouterr().out
+
+
+def test_the_combinations_of_a_sweep_go_together(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    together(monkeypatch)
+    counts: list[int] = []
+    run_all = cluster.run_all
+
+    def noted(configs: Sequence[RunConfig], console: Any) -> Iterator[tuple[int, suite.Done]]:
+        counts.append(len(configs))
+        return run_all(configs, console)
+
+    monkeypatch.setattr(cluster, "run_all", noted)
+    refusal = suite.not_run("bf16_clip", Unsupported("because"), terminal())
+    monkeypatch.setattr(suite, "run_in_block", lambda config: (f"seed {config.seed}\n", refusal))
+    words = ["--multirun", "scenario=bf16_clip", "seed=3,4", f"hydra.sweep.dir={tmp_path}"]
+    assert main(["run", *words, "on=slurm"]) == 0
+    out = capsys.readouterr().out
+    assert counts == [2]
+    assert all(seed in out for seed in ("seed 3", "seed 4", "2 scenarios in"))
+
+
+def test_hydras_launchers_are_refused(capsys: Capture) -> None:
+    assert main(["run", "hydra/launcher=submitit_slurm", "scenario=bf16_clip"]) == 2
+    assert "hydra/launcher has no effect here: on=slurm sends runs" in capsys.readouterr().err
 
 
 def test_a_run_folder_that_is_not_here_is_named(
@@ -511,13 +447,6 @@ def test_a_run_folder_that_is_not_here_is_named(
     monkeypatch.setattr(suite, "run_in_block", lambda config: ("", ended))
     ((_, found),) = cluster.run_all([base], terminal())
     assert "is not here: name runs=DIR that all nodes see" in found.result.reasons[0]
-
-
-def test_the_same_config_is_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cluster._key(ON_SLURM, "run", nth=0) != cluster._key(ON_SLURM, "run", nth=1)
-    assert cluster._key(ON_SLURM, "cell") == cluster._key(ON_SLURM, "cell")
-    others = [replace(ON_SLURM, seed=1), replace(ON_SLURM, pins={"transformers": "4.38.0"})]
-    assert len({cluster._key(each, "cell") for each in [ON_SLURM, *others]}) == 3
 
 
 @pytest.mark.parametrize(
@@ -581,7 +510,8 @@ def test_without_slurm_one_line_says_what_is_missing(
 
 def test_submitit_is_imported_only_to_submit() -> None:
     """``on=slurm`` is an extra: without it no command may need it."""
-    commands = sorted(path.stem for path in (ROOT / "harness" / "commands").glob("[a-z]*.py"))
+    commands = sorted(path.stem for path in (ROOT / "harness" / "cli").glob("[a-z]*.py"))
+    assert commands
     script = (
         f"import importlib, sys\nfor name in {commands}:\n"
         "    importlib.import_module(f'harness.cli.{name}')\n"

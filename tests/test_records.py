@@ -11,7 +11,7 @@ import pytest
 from harness.api.plan import BrokenPlan, Kind, each
 from harness.api.shapes import NUMBER
 from harness.api.spec import Records
-from harness.launch.exits import Exit, Identity, digest, read_exit, read_json, write_exit
+from harness.launch.exits import Exit, Identity, read_exit, read_json, write_exit
 from harness.runs.recorder import HARNESS_KINDS, Recorder
 from harness.runs.records import RUN_FILE, create_run_folder, last_record, read_records
 from harness.runs.validation import merged
@@ -92,11 +92,6 @@ def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
     ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
     write_exit(tmp_path, ended, OF)
     assert Exit.read(tmp_path) == read_exit(tmp_path, OF) == ended
-
-
-def test_a_digest_depends_only_on_the_content() -> None:
-    assert digest({"a": 1, "b": [2.0]}) == digest({"b": [2.0], "a": 1})
-    assert digest({"a": 1}) != digest({"a": 1.5}) != digest({"a": True})
 
 
 def test_a_run_folder_has_run_json_and_a_folder_for_each_trial(tmp_path: Path) -> None:

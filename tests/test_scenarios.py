@@ -43,7 +43,7 @@ def runs(
         for name, variants in selected(request.session.items).items()
     ]
     with started(configs) as running:
-        yield running
+        yield {config.scenario: run for config, run in zip(configs, running, strict=True)}
 
 
 def selected(items: list[pytest.Item]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from harness.sweep import array, batch, slurm
+from harness.sweep import batch, slurm
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.slurm import Shape
 from harness.system.errors import Fault, UserError
@@ -73,20 +73,15 @@ def queue(of: Cluster) -> list[str]:
     return of.ask("squeue", "--noheader", "--format=%j").split()
 
 
-def arrays_left() -> list[Path]:
-    return [path for path in array.home().iterdir() if path.is_dir()]
+def folders_left() -> list[Path]:
+    return list(batch.home().iterdir())
 
 
-def command(folder: Path, count: int, seconds: float, **env: str) -> subprocess.Popen[str]:
+def command(folder: Path, count: int, seconds: float) -> subprocess.Popen[str]:
     """A command with some tasks, in a process of its own."""
     words = [sys.executable, "-m", "tests.slurm_tasks", str(folder), str(count), str(seconds)]
     return subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_signals,
+        words, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=hear_signals
     )
 
 
@@ -99,13 +94,13 @@ def test_tasks_run_on_both_nodes_and_leave_nothing_behind(there: Cluster, tmp_pa
     found = done(works(tmp_path, [1] * 6))
     assert sorted(found) == list(range(6))
     assert {value.split()[-1] for value in found.values()} == {"n1", "n2"}
-    assert arrays_left() == []
+    assert folders_left() == []
 
 
 def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
     there: Cluster, tmp_path: Path
 ) -> None:
-    tasks = [*works(tmp_path, [1] * 5), Work("wide", (str(tmp_path), "wide", 1), Shape(2, 0))]
+    tasks = [*works(tmp_path, [1] * 5), Work((str(tmp_path), "wide", 1), Shape(2, 0))]
     assert len(done(tasks, array=2, most=2)) == 6
     at_once = [
         sum(float(b[2]) <= float(end[2]) for b in notes(tmp_path, "begin"))
@@ -113,38 +108,6 @@ def test_arrays_are_split_and_together_run_no_more_than_the_most_at_once(
         for end in notes(tmp_path, "end")
     ]
     assert max(at_once) == 2, at_once
-
-
-def test_a_killed_command_that_is_started_again_submits_nothing_twice(
-    there: Cluster, tmp_path: Path
-) -> None:
-    with command(tmp_path, 6, 2) as first:
-        until(lambda: notes(tmp_path, "end"))
-        killed(first)
-    with command(tmp_path, 6, 2) as again:
-        out, _ = again.communicate(timeout=100)
-    assert again.returncode == 0
-    assert sorted(line for line in out.splitlines() if "result" in line) == [
-        f"result {n}: {n} on {node}" for n, node, _ in sorted(notes(tmp_path, "end"))
-    ]
-    assert len(notes(tmp_path, "begin")) == 6, "a task ran twice"
-    assert "6 tasks of an earlier command" in out
-    assert arrays_left() == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("write", "when"), [(1, "before sbatch"), (2, "after sbatch")])
-def test_a_command_that_dies_around_sbatch_leaves_tasks_that_the_next_one_cancels(
-    there: Cluster, tmp_path: Path, write: int, when: str
-) -> None:
-    with command(tmp_path, 2, 1, DIES_AFTER_SBATCH=str(write)) as first:
-        first.communicate(timeout=60)
-    assert first.returncode == -signal.SIGKILL
-    orphans = queue(there)
-    assert bool(orphans) == (when == "after sbatch")
-    assert len(done(works(tmp_path, [1, 1]), slurm_tasks.interruptible)) == 2
-    until(lambda: queue(there) == [])
-    assert arrays_left() == []
 
 
 def test_an_interrupted_command_cancels_its_tasks_and_no_others(
@@ -163,50 +126,11 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
         assert "other" in queue(there)
         # The task ended its processes itself, and not Slurm with SIGKILL.
         until(lambda: notes(tmp_path, "interrupted"))
-        assert len(arrays_left()) == 1
+        assert len(folders_left()) == 1
         neighbour.send_signal(signal.SIGTERM)
         neighbour.communicate(timeout=60)
     until(lambda: queue(there) == ["other"])
-    assert arrays_left() == []
-
-
-def test_the_same_command_at_the_same_time_waits_for_the_same_tasks(
-    there: Cluster, tmp_path: Path
-) -> None:
-    with command(tmp_path, 3, 3) as first:
-        until(lambda: notes(tmp_path, "begin"))
-        found = done(works(tmp_path, [3] * 3), slurm_tasks.interruptible)
-        first.communicate(timeout=60)
-    assert (len(found), first.returncode) == (3, 0)
-    assert len(notes(tmp_path, "begin")) == 3
-    assert arrays_left() == []
-
-
-@pytest.mark.exhaustive
-def test_if_the_other_command_is_interrupted_its_tasks_are_submitted_again(
-    there: Cluster, tmp_path: Path
-) -> None:
-    with command(tmp_path, 2, 4) as first:
-        until(lambda: notes(tmp_path, "begin"))
-        with Batch(works(tmp_path, [4] * 2), slurm_tasks.nap, on(), silent) as second:
-            first.send_signal(signal.SIGINT)
-            first.communicate(timeout=60)
-            assert len(dict(second.results())) == 2
-    assert arrays_left() == []
-
-
-@pytest.mark.exhaustive
-def test_tasks_of_a_larger_command_that_died_are_not_ours_to_cancel(
-    there: Cluster, tmp_path: Path
-) -> None:
-    with command(tmp_path, 3, 5) as larger:
-        until(lambda: notes(tmp_path, "begin"))
-        killed(larger)
-    assert len(done(works(tmp_path, [5]), slurm_tasks.interruptible)) == 1
-    assert len(arrays_left()) == 1, "the results of the others are still wanted"
-    assert len(done(works(tmp_path, [5] * 3), slurm_tasks.interruptible)) == 3
-    assert len(notes(tmp_path, "begin")) == 3
-    assert arrays_left() == []
+    assert folders_left() == []
 
 
 def test_a_cancelled_task_is_submitted_once_more(there: Cluster, tmp_path: Path) -> None:
@@ -295,7 +219,7 @@ def test_a_controller_that_does_not_answer_is_reported_in_one_line(
     with pytest.raises(slurm.Unreachable, match="controller does not answer"):
         done(works(tmp_path, [1]))
     there.controller()
-    assert arrays_left() == []
+    assert folders_left() == []
 
 
 @pytest.fixture
@@ -330,7 +254,7 @@ def test_a_node_that_does_not_see_the_cache_is_named(
 ) -> None:
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this user cannot hide a folder from a node")
-    array.home()
+    batch.home()
     there.stop("n2")
     there.node("n2", hidden=shared)
     time.sleep(1)
@@ -354,18 +278,18 @@ def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(there: Cluster, tmp_p
 def test_what_sbatch_refuses_is_a_mistake_in_one_line(there: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sbatch refused the tasks: .*invalid partition"):
         done(works(tmp_path, [0]), partition="nowhere")
-    assert arrays_left() == []
+    assert folders_left() == []
 
 
 def test_the_first_job_ends_before_the_others_begin(there: Cluster, tmp_path: Path) -> None:
-    first = Work("first", (str(tmp_path), "first", 3), Shape(1, 0))
+    first = Work((str(tmp_path), "first", 3), Shape(1, 0))
     tasks = works(tmp_path, [0] * 3)
-    with Batch(tasks, slurm_tasks.nap, on(), silent, (), (slurm_tasks.nap, first)) as submitted:
+    with Batch(tasks, slurm_tasks.nap, on(), silent, (slurm_tasks.nap, first)) as submitted:
         assert len(dict(submitted.results())) == 3
     assert notes(tmp_path, "begin")[0][0] == "first"
     ended = next(float(at) for name, _, at in notes(tmp_path, "end") if name == "first")
     assert all(float(at) > ended for name, _, at in notes(tmp_path, "begin") if name != "first")
-    assert arrays_left() == []
+    assert folders_left() == []
 
 
 MATRIX = ("matrix", "scenario=sampler_shards", "pins.accelerate=0.29.3,0.30.0,0.30.1")
@@ -411,6 +335,19 @@ def test_a_run_prints_the_verdict_and_has_its_exit_code(
     assert "sbatch refused the tasks: " in out  # no node here has a GPU
 
 
+def test_the_same_command_again_goes_on_after_a_kill(
+    harness: Callable[..., tuple[int, str]], there: Cluster
+) -> None:
+    harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # makes an overlay
+    words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+        until(lambda: len(queue(there)) > 0)
+        killed(first)
+    assert len(folders_left()) == 1
+    until(lambda: queue(there) == [])  # its tasks go on, and store what they find
+    assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
+
+
 def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
     words = ("scenario=sampler_shards", "pins.accelerate=0.29.1:0.30.1")
     code, out = harness("bisect", *words, "on=slurm", "on.overlays=task")
@@ -425,15 +362,3 @@ def test_a_run_over_two_nodes_gets_a_job_with_two_nodes(
     code, output = harness("run", *words, "on.time=10")
     assert code == 0, output
     assert "tied_embedding_order: reproduced" in output
-
-
-def test_hydras_own_launcher_runs_a_sweep(
-    harness: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    words = ("--multirun", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}")
-    chosen = ("scenario=sampler_shards", "variant=buggy", "seed=0,1")
-    code, out = harness("run", *words, *chosen)
-    assert code == 0, out
-    logs = [file.read_text() for file in tmp_path.rglob("*_log.out")]
-    assert ["symptom" in log for log in logs] == [True, True], out

@@ -84,7 +84,7 @@ def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
     process.send_signal(signal.SIGTERM)
     done = ended(process)
     assert done.code == INTERRUPTED
-    assert done.complaint.startswith("interrupted")
+    assert done.err.splitlines()[-1].startswith("harness: interrupted")
     assert sandbox.living() == []
     with reading(file) as history:
         (tonight,) = (night for night in history.nightlies() if night.kind is Kind.NIGHTLY)

@@ -274,9 +274,9 @@ class Exercise:
     text: str
 
     @staticmethod
-    def of(met: bool, how: str, why_not: str) -> Exercise:
-        """An Exercise with the text ``how`` if it is met, otherwise ``why_not``."""
-        return Exercise(met, how if met else why_not)
+    def of(met: bool, how: str, why_not: str | None = None) -> Exercise:
+        """An Exercise with the text ``how``; with ``why_not``, if given, unless it is met."""
+        return Exercise(met, how if met or why_not is None else why_not)
 
     def __bool__(self) -> bool:
         return self.met

@@ -6,7 +6,6 @@ import io
 import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from harness import catalog
@@ -18,13 +17,13 @@ from harness.config.run_config import SLURM, RunConfig
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay
 from harness.runs.run import run
+from harness.sweep import local
 from harness.sweep.cell import STATUSES, Status
-from harness.sweep.cells import find, room
+from harness.sweep.cells import find, make_overlay, room
 from harness.system.errors import HarnessError, Unsupported, UserError
 from harness.system.machine import cache_folder, release_of
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
-from harness.upstream import uv
 from harness.upstream.interpreter import Interpreter
 
 LEAST_AT_ONCE = 2
@@ -61,7 +60,10 @@ def statuses(
         together = _together(names, own)
         if composed[0].on.where == SLURM:
             raise UserError("check --run tests the packages of this machine: leave on=slurm out")
-        configs = [replace(each, installed=own, together=together) for each in composed]
+        configs = [
+            replace(config, installed=own, together=together, pins={} if own else _pins(checked))
+            for checked, config in zip(found, composed, strict=True)
+        ]
         return _side_by_side(found, configs, own, progress)
 
 
@@ -86,21 +88,15 @@ def _side_by_side(
     progress: Progress,
 ) -> list[Checked]:
     """The statuses of all runs, as many at once as there is room for."""
-    stop, at_once = threading.Event(), max(LEAST_AT_ONCE, min(map(room, configs), default=1))
-    with Pool() as pool, ThreadPoolExecutor(at_once, "check") as workers:
-        runs = _Runs(own, pool, stop)
+    jobs = max(LEAST_AT_ONCE, min(map(room, configs), default=1))
 
-        def ask(checked: Checked, config: RunConfig) -> Checked:
-            progress.say(f"checking {checked.scenario}")
-            return _asked(checked, config, runs)
+    def ask(index: int, stop: threading.Event, pool: Pool) -> Checked:
+        progress.say(f"checking {found[index].scenario}")
+        return _asked(found[index], configs[index], _Runs(own, pool, stop))
 
-        try:
-            return list(workers.map(ask, found, configs))
-        except BaseException:
-            stop.set()
-            uv.give_up()
-            workers.shutdown(cancel_futures=True)
-            raise
+    make = (lambda _: False) if own else make_overlay
+    with local.started(configs, ask, make, Pool(), jobs, ahead=1) as running:
+        return [future.result() for future in running]
 
 
 def _asked(checked: Checked, config: RunConfig, runs: _Runs) -> Checked:
@@ -128,11 +124,13 @@ def _here(config: RunConfig, own: Interpreter, runs: _Runs) -> tuple[Status, str
 
 def _on_overlay(checked: Checked, config: RunConfig, runs: _Runs) -> tuple[Status, str]:
     """The status of an overlay with the releases of a file, and why."""
-    pins = {
-        p: v for p, v in checked.releases.items() if p in catalog.scenario(config.scenario).pins
-    }
-    if unnamed := [name for name, version in pins.items() if not version]:
+    if unnamed := [name for name, version in config.pins.items() if not version]:
         raise UserError(f"no release of {unnamed[0]} is named")
-    pinned = replace(config, pins=pins)
-    cell = find(pinned, cache_folder(), stop=runs.stop, pool=runs.pool)
+    cell = find(config, cache_folder(), stop=runs.stop, pool=runs.pool)
     return cell.status, cell.reason
+
+
+def _pins(checked: Checked) -> dict[str, str]:
+    """The releases of a file, of the packages that a scenario pins."""
+    pins = catalog.scenario(checked.scenario).pins
+    return {name: version for name, version in checked.releases.items() if name in pins}

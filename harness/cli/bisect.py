@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
 from harness.cli import Arguments, pages
 from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
-from harness.config.run_config import SLURM, RunConfig
 from harness.ranges import affected
 from harness.ranges.streak import FAULTS, Streak
 from harness.sweep.cell import Cell, Status
-from harness.sweep.cells import find, find_all, overlays_made
+from harness.sweep.cells import find_all
 from harness.system.errors import ExitCode, Fault, UserError
 from harness.system.installation import refuse_without_checkout
-from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
 
 StatusOf = Callable[[int], Status]
@@ -152,10 +149,10 @@ def bisect(
     )
     cells: dict[int, Cell] = {}
     with Progress(console) as progress:
-        status_of = _tester(sweep, cells, console, progress, again)
-        search = Search(len(releases), status_of, apart)
-        with _ahead(sweep, search.first, cells, progress, again):
-            found = search.run()
+        tester = _Tester(sweep, cells, console, progress, again)
+        search = Search(len(releases), tester.status_of, apart)
+        tester.find(search.first)
+        found = search.run()
     _report(console, name, releases, cells, found)
     if record:
         affected.record(cells.values())
@@ -164,48 +161,37 @@ def bisect(
     return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
 
 
-@contextmanager
-def _ahead(
-    sweep: Sweep, first: Sequence[int], cells: dict[int, Cell], progress: Progress, again: bool
-) -> Iterator[None]:
-    """Prepare the releases that are tested in any case: their overlays, or on Slurm their cells."""
-    configs = [sweep.configs[index] for index in first]
-    if configs[0].on.where == SLURM:
-        for at, cell in find_all(configs, again=again, say=progress.tally):
-            cells[first[at]] = cell
-        yield
-        return
-    with overlays_made(configs, again=again):
-        yield
+@dataclass
+class _Tester:
+    """Finds and prints the cells that a search asks for."""
 
+    sweep: Sweep
+    cells: dict[int, Cell]
+    console: Console
+    progress: Progress
+    again: bool
+    streak: Streak = field(default_factory=Streak)
 
-def _tester(
-    sweep: Sweep, cells: dict[int, Cell], console: Console, progress: Progress, again: bool
-) -> StatusOf:
-    (name,) = sweep.axes
-    streak = Streak()
+    def find(self, indices: Sequence[int]) -> None:
+        """Find and print the cells of some releases, as many at once as there is room for."""
+        ((name, releases),) = self.sweep.axes.items()
+        if self.console.is_terminal:
+            named = releases[indices[0]] if len(indices) == 1 else f"{len(indices)} releases"
+            self.progress.say(f"testing {name} {named}")
+        configs = [self.sweep.configs[index] for index in indices]
+        for at, cell in find_all(configs, again=self.again, say=self.progress.tally):
+            self.cells[indices[at]] = cell
+            line = f"  {name} {releases[indices[at]]}: {describe(cell)}"
+            self.console.print(line, style=STYLES[cell.status])
+            if hint := self.streak.hint(cell):
+                if FAULTS.search(cell.reason):
+                    raise Fault(hint)
+                self.console.print(f"  {hint}")
 
-    def found(config: RunConfig) -> Cell:
-        if config.on.where == SLURM:
-            ((_, cell),) = find_all([config], again=again, say=progress.tally)
-            return cell
-        return find(config, cache_folder(), again=again)
-
-    def status_of(index: int) -> Status:
-        config: RunConfig = sweep.configs[index]
-        release = sweep.axes[name][index]
-        if console.is_terminal:
-            progress.say(f"testing {name} {release}")
-        cell = cells[index] if index in cells else found(config)
-        cells[index] = cell
-        console.print(f"  {name} {release}: {describe(cell)}", style=STYLES[cell.status])
-        if hint := streak.hint(cell):
-            if FAULTS.search(cell.reason):
-                raise Fault(hint)
-            console.print(f"  {hint}")
-        return cell.status
-
-    return status_of
+    def status_of(self, index: int) -> Status:
+        if index not in self.cells:
+            self.find([index])
+        return self.cells[index].status
 
 
 def _report(

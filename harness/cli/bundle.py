@@ -34,7 +34,7 @@ from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.upstream import pins, resolution
 
-FORMAT = 2
+FORMAT = 3
 """The format of bundles; others are refused."""
 
 ARCHIVE = "overlays.tar.xz"

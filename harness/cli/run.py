@@ -10,12 +10,22 @@ The arguments are Hydra's: overrides, --multirun, --cfg job, --help.
 from __future__ import annotations
 
 from harness.config import command_line
-from harness.sweep.suite import noted_exit_codes, run_and_note
+from harness.config.run_config import SLURM, RunConfig
+from harness.sweep.suite import run_selected
 from harness.system.errors import ExitCode
 
 
 def main(arguments: list[str]) -> int:
-    elsewhere = any(word.startswith("hydra/launcher=") for word in arguments)
-    with noted_exit_codes(shared=elsewhere) as codes:
-        command_line.run(arguments, run_and_note)
+    codes: list[int] = []
+    for_slurm: list[RunConfig] = []
+
+    def job(configs: list[RunConfig]) -> None:
+        if configs[0].on.where == SLURM:
+            for_slurm.extend(configs)  # the combinations of --multirun go together
+        else:
+            codes.append(run_selected(configs))
+
+    command_line.run(arguments, job)
+    if for_slurm:
+        codes.append(run_selected(for_slurm))
     return ExitCode.worst(codes)

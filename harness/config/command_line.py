@@ -51,10 +51,11 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     """Run ``arguments`` as a Hydra application that calls ``job`` for each composed configuration.
 
     ``job`` gets a list with one RunConfig, or with one for each scenario if ``scenario=all``. All
-    of Hydra's command line works: ``--multirun``, ``--cfg``, ``--help``, launchers and sweepers.
-    Raises UserError for what cannot be composed."""
+    of Hydra's command line works, ``--multirun``, ``--cfg``, ``--help``, sweepers, but no launcher:
+    ``job`` must be called here. Raises UserError for what cannot be composed."""
+    if any(word.startswith("hydra/launcher=") for word in arguments):
+        raise UserError("hydra/launcher has no effect here: on=slurm sends runs to Slurm")
     _register(arguments)
-    here = os.getpid()
     begun = False
     refused: list[Exception] = []
     done = False
@@ -70,8 +71,6 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         try:
             job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
         except Exception as error:
-            if os.getpid() != here:  # in a launcher's process: Hydra brings the error back
-                raise
             refused.append(error)  # if raised here, Hydra would print another line
             return
         done = True

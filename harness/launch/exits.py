@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -64,12 +63,6 @@ _DIFFERENCES = {
     "launch": "the launch '{}', not '{}'",
     "world_size": "a trial on {} ranks, not {}",
 }
-
-
-def digest(data: Any) -> str:
-    """A digest of JSON data that does not depend on the order of keys, nor on white space."""
-    text = json.dumps(data, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def run_ours(watched: Watch) -> None:
     if not left:
         return
     with closing(side_by_side(left, terminal(io.StringIO()))) as ended_runs:
-        for ended in ended_runs:
+        for _, ended in ended_runs:
             watched.history.add_verdict(nightly, ended.result, ended.seconds, ended.folder)
             watched.console.print(_own_line(ended))
 

@@ -1,30 +1,25 @@
-"""An archive of overlays, for a machine that cannot build them. Each content is stored once.
+"""An archive of overlays, for a machine that cannot build them.
 
-    contents/SHA256             the content of files, named by its hash
-    overlays/KEY/overlay.json   the manifest: the files of an overlay, with their hashes
-    releases/NAME.json          the day of a release, as in the cache
-
-An archive may come from a stranger. So only plain files with expected names are unpacked, each
-content is compared with its hash, and the folders of overlays are created here.
+overlays/KEY/overlay.json   the manifest of an overlay
+overlays/KEY/site/...       its files without bytecode; one that overlays share is stored once
+releases/NAME.json          the day of a release, as in the cache
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any
 
 from harness.overlays import bytecode, contents, overlay
-from harness.overlays.contents import Made
 from harness.overlays.overlay import DamagedOverlay, Overlay
 from harness.system.errors import Inconclusive
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole
@@ -39,11 +34,6 @@ by side, halves the archive. Unpacking needs that much memory."""
 STREAMS = 4
 """The most streams of an archive, which cores compress in parallel. An xz reader joins them. Fewer
 streams compress better."""
-MEMBER = re.compile(
-    r"contents/[0-9a-f]{64}|overlays/[0-9a-f]{20}/overlay\.json|"
-    r"releases/[A-Za-z0-9][A-Za-z0-9._+!-]*\.json"
-)
-"""The valid names in an archive; none points outside of the folder that it is unpacked to."""
 
 
 class Refused(Inconclusive):
@@ -52,60 +42,48 @@ class Refused(Inconclusive):
 
 def write(archive: Path, borrowed: Mapping[str, tuple[pins.Stack, Overlay]], cache: Path) -> None:
     """Archive borrowed overlays, by key, with the days of their releases."""
-    with tempfile.TemporaryDirectory(dir=archive.parent) as manifests:
-        pack(archive, _members(borrowed, cache, Path(manifests)))
+    pack(archive, _members(borrowed, cache))
 
 
 def _members(
-    borrowed: Mapping[str, tuple[pins.Stack, Overlay]], cache: Path, manifests: Path
+    borrowed: Mapping[str, tuple[pins.Stack, Overlay]], cache: Path
 ) -> Iterator[tuple[str, Path]]:
-    """The names and files of an archive, with similar files side by side.
-
-    ``manifests`` is a folder for manifests without bytecode: the other machine compiles.
-    """
-    files: dict[tuple[str, str], Overlay] = {}
-    released: dict[str, Path] = {}
+    """The names and files of an archive, with similar files side by side."""
+    files: list[tuple[str, Overlay]] = []
+    days: dict[str, Path] = {}
     for key, (stack, found) in borrowed.items():
-        manifest = overlay.read_manifest(found.folder)
-        manifest["files"] = sources = _packed(found)
-        write_whole(manifests / key, json.dumps(manifest))
-        yield f"overlays/{key}/{overlay.MANIFEST}", manifests / key
-        files.update({(path, made.sha256): found for path, made in sources.items()})
-        days = (
-            release_days.release_file(cache, name, version) for name, version in stack.pins.items()
-        )
-        released.update({day.name: day for day in days if day.is_file()})
-    yield from ((f"releases/{name}", day) for name, day in released.items())
-    stored: set[str] = set()
-    for path, content in sorted(files, key=_kind):
-        if content not in stored:
-            stored.add(content)
-            yield f"contents/{content}", _file_with(content, files[path, content], path)
+        yield f"overlays/{key}/{overlay.MANIFEST}", found.folder / overlay.MANIFEST
+        files += ((path, found) for path in _packed(found))
+        for name, version in stack.pins.items():
+            day = release_days.release_file(cache, name, version)
+            days[day.name] = day
+    yield from ((f"releases/{name}", day) for name, day in days.items() if day.is_file())
+    for path, found in sorted(files, key=lambda file: _kind(file[0])):
+        yield f"overlays/{found.key}/{overlay.SITE}/{path}", found.site / path
 
 
-def _packed(source: Overlay) -> dict[str, Made]:
-    """The files of an overlay to pack: code as it was built, data as it is now, no bytecode."""
-    packed = {}
-    for name, made in (source.files or {}).items():
-        if overlay.CODE.search(name):
-            if "__pycache__" not in name.split("/"):
-                packed[name] = made
-        elif (source.site / name).is_file():
-            packed[name] = overlay.sealed_file(source.site / name)
-    return packed
+def _packed(source: Overlay) -> Iterator[str]:
+    """The files of an overlay to pack: code, which must be as it was built; data as it is now."""
+    for path, made in (source.files or {}).items():
+        if _is_bytecode(path):
+            continue
+        if not overlay.CODE.search(path):
+            if (source.site / path).is_file():
+                yield path
+        elif sha256(source.site / path) == made.sha256:
+            yield path
+        else:
+            raise overlay.damaged(source, path)
 
 
-def _file_with(content: str, source: Overlay, path: str) -> Path:
-    """A file of an overlay with this hash; raises DamagedOverlay if it has another."""
-    if sha256(source.site / path) != content:
-        raise overlay.damaged(source, path)
-    return source.site / path
+def _is_bytecode(path: str) -> bool:
+    """The other machine compiles by itself."""
+    return "__pycache__" in path.split("/")
 
 
-def _kind(file: tuple[str, str]) -> tuple[str, ...]:
+def _kind(path: str) -> tuple[str, str]:
     """The sort key of archived files: their ending, then their path."""
-    path, content = file
-    return path.rpartition(".")[2], path, content
+    return path.rpartition(".")[2], path
 
 
 def pack(archive: Path, files: Iterable[tuple[str, Path]]) -> None:
@@ -120,10 +98,11 @@ def pack(archive: Path, files: Iterable[tuple[str, Path]]) -> None:
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    member = tarfile.TarInfo(name)  # no owner and no time of this machine
     with path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        member.size, member.mode = found.st_size, 0o755 if found.st_mode & 0o100 else 0o644
+        member = tar.gettarinfo(fileobj=file, arcname=name)  # a link, if it was added before
+        member.mode = 0o755 if member.mode & 0o100 else 0o644
+        member.uid = member.gid = member.mtime = 0
+        member.uname = member.gname = ""
         tar.addfile(member, file)
 
 
@@ -165,85 +144,53 @@ def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Unpack only plain files with valid names, and compare each content with its hash."""
+    checked: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     try:
         with tarfile.open(archive) as tar:
-            for member in tar:
-                if not (member.isreg() and MEMBER.fullmatch(member.name)):
-                    raise Refused(f"{member.name!r} does not belong in an archive of overlays")
-                _write(tar, member, folder / member.name)
+            tar.extractall(folder, **checked)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise Refused(f"it cannot be read: {error}") from None
 
 
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    content, hashed = tar.extractfile(member), hashlib.sha256()
-    if content is None or path.exists():
-        raise Refused(f"{member.name} occurs twice, or is not a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
-        while block := content.read(1 << 20):
-            hashed.update(block)
-            file.write(block)
-    if path.parent.name == "contents" and hashed.hexdigest() != path.name:
-        raise Refused(f"the content of {member.name} does not have this hash")
-    if member.mode & 0o100:
-        mode = path.stat().st_mode
-        path.chmod(mode | (mode & 0o444) >> 2)
-
-
 def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
-    """Create the folders of overlays from the contents, and compile them for this Python."""
-    compiled: dict[tuple[str, str], Path] = {}
+    """Compile the overlays for this Python, and write their manifests anew."""
+    compiled: dict[tuple[str, int], Path] = {}
     for key in keys:
         folder = aside / "overlays" / key
-        manifest, sources = _read(folder)
-        for path, made in sources.items():
-            _link_content(folder / overlay.SITE, path, made, aside / "contents")
-        _compile(folder / overlay.SITE, sources, compiled)
+        manifest = _read(folder)
+        _compile(folder / overlay.SITE, compiled)
         manifest["files"] = files = overlay.sealed(folder / overlay.SITE)
         contents.share(folder / overlay.SITE, files, cache)
         write_whole(folder / overlay.MANIFEST, json.dumps(manifest) + "\n")
 
 
-def _read(folder: Path) -> tuple[dict[str, object], overlay.Files]:
-    """The manifest of an overlay in an archive, and its files."""
+def _read(folder: Path) -> dict[str, Any]:
+    """The manifest of an unpacked overlay that has all its code."""
     try:
         manifest = overlay.read_manifest(folder)
-        sources = overlay.files_of(folder, manifest)
+        files = overlay.files_of(folder, manifest)
     except DamagedOverlay:
         raise Refused(f"it has no valid manifest of overlay {folder.name}") from None
     if (manifest["key"], manifest["format"]) != (folder.name, overlay.FORMAT):
         raise Refused(f"its overlay {folder.name} is another one, or has another format")
-    return manifest, sources
+    code = (path for path in files if overlay.CODE.search(path) and not _is_bytecode(path))
+    if missing := [path for path in code if not (folder / overlay.SITE / path).is_file()]:
+        raise Refused(f"it lacks {missing[0]} of overlay {folder.name}")
+    return manifest
 
 
-def _link_content(site: Path, path: str, made: Made, contents: Path) -> None:
-    """Link an unpacked content to its path in an overlay."""
-    plain = PurePosixPath(path)
-    if str(plain) != path or plain.is_absolute() or ".." in plain.parts or path == ".":
-        raise Refused(f"{path!r} is outside of its overlay")
-    content = contents / made.sha256
-    if content.parent != contents or not content.is_file() or content.stat().st_size != made.size:
-        raise Refused(f"it does not contain {path} with the hash in its manifest")
-    target = site / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    link(content, target)
-
-
-def _compile(site: Path, sources: overlay.Files, compiled: dict[tuple[str, str], Path]) -> None:
+def _compile(site: Path, compiled: dict[tuple[str, int], Path]) -> None:
     """Compile an overlay, and link bytecode that an earlier overlay already has.
 
     ``compiled`` has the bytecode of each path and content, and is extended.
     """
     waiting = []
-    for path, made in sources.items():
-        if not path.endswith(".py"):
-            continue
-        ours = bytecode.of(site / path)
-        ready = compiled.setdefault((path, made.sha256), ours)
+    for source in sorted(site.rglob("*.py")):
+        ours = bytecode.of(source)
+        file = (str(source.relative_to(site)), source.stat().st_ino)
+        ready = compiled.setdefault(file, ours)
         if ready is ours:
-            waiting.append(site / path)
+            waiting.append(source)
         elif ready.is_file():
             ours.parent.mkdir(exist_ok=True)
             link(ready, ours)

@@ -1,22 +1,28 @@
-"""The tasks of one command on Slurm: submitted, followed, and submitted again if they are lost."""
+"""The tasks of one command on Slurm: submitted, followed, and submitted again if they are lost.
+
+A task stores what it finds, so nothing here outlives its command: the same command again finds
+what is stored, and submits the rest.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.config.run_config import OnConfig
-from harness.sweep import array as arrays
 from harness.sweep import slurm
-from harness.sweep.array import Array
 from harness.sweep.slurm import End, Shape, Waiting
 from harness.system.errors import Fault, UserError
-from harness.system.terminal import count
+from harness.system.files import writing
+from harness.system.machine import cache_folder
 from harness.system.text import short, warn
 
 TRIES = 2
@@ -30,6 +36,8 @@ GRACE = 60.0
 late (acdirmax)."""
 RETRY = 30.0
 """Seconds until tasks are submitted again after the controller did not answer."""
+KEPT = 7 * 24 * 3600.0
+"""Seconds until the folder of a command that was killed is deleted. Its tasks may still read it."""
 
 Say = Callable[[str], object]
 """Shows how far the tasks are."""
@@ -39,12 +47,30 @@ class Lost(Fault):
     """Slurm lost a task, each time that it was submitted; nothing is known about the bug."""
 
 
+def home() -> Path:
+    """This user's folder of tasks in the cache. It is private, because results are unpickled.
+
+    Raises UserError if the cache is read-only: results come through it.
+    """
+    cache = cache_folder()
+    folder = cache / "slurm" / str(os.getuid())
+    try:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise UserError(
+            f"on=slurm needs a cache that can be written, and that all nodes see: {cache}: "
+            f"{error.strerror}; name one with HARNESS_CACHE"
+        ) from None
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
+    return folder
+
+
 @dataclass(frozen=True)
 class Work:
     """What a task does."""
 
-    key: str
-    """Equal for tasks that do the same: a command goes on with what an earlier one submitted."""
     argument: Any
     shape: Shape
 
@@ -56,7 +82,6 @@ class _Task:
     index: int
     work: Work
     tries: int = 0
-    array: Array | None = None
     name: str = ""
     """Slurm's name of it: ``12_3``."""
     gone: float | None = None
@@ -64,11 +89,24 @@ class _Task:
     end: End | None = None
 
 
+@dataclass(eq=False)
+class _Array:
+    """Tasks that were submitted together."""
+
+    job: str
+    folder: Path
+    """Where their results appear."""
+    tasks: list[_Task]
+    """Those without a result."""
+    single: bool
+    at_once: int
+    """How many tasks of it may run at the same time."""
+
+
 class Batch:
     """Tasks that belong to one command. Leaving its context cancels those that have not ended.
 
-    ``also`` has the keys of work that belongs to the command but needs no task any more: an array
-    is owned only by a command to which all of it belongs. ``first`` is a task that the others need.
+    ``first`` is a task that the others need.
     """
 
     def __init__(
@@ -77,28 +115,26 @@ class Batch:
         do: Callable[[Any], Any],
         on: OnConfig,
         say: Say,
-        also: Collection[str] = (),
         first: tuple[Callable[[Any], Any], Work] | None = None,
     ) -> None:
         self.do, self.on, self.say, self.first = do, on, say, first
         tasks = [_Task(index, work) for index, work in enumerate(works)]
-        self.ours = {work.key for work in works} | set(also)
-        if first:
-            self.ours.add(first[1].key)
         self.waiting = sorted(tasks, key=lambda task: task.work.shape, reverse=True)
-        self.under_way: dict[Array, list[_Task]] = {}
+        self.arrays: list[_Array] = []
         self.queue = slurm.Queue()
-        self.home = arrays.home()
+        self.folder = home() / uuid.uuid4().hex[:8]
+        self.name = f"distributed-bugs-{self.folder.name}"
+        """The name of all its jobs, by which they can be cancelled."""
         self.total, self.ended, self.lost = len(works), 0, 0
         self.begun = time.monotonic()
-        self._ended_before: int | None = None
-        """How many had ended when we came: they say nothing about how long the others take."""
         self._not_before = 0.0
         self._largest = 0
         self._after = ""
         """Slurm's number of the job that does ``first``."""
 
     def __enter__(self) -> Batch:
+        slurm.submitit()  # refuses a machine without it before anything is written
+        _delete_old(self.folder.parent)
         try:
             self._fill()
         except BaseException:
@@ -107,20 +143,11 @@ class Batch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancel what has not ended, and delete what was collected, if it is this command's."""
-        done = []
-        for array, tasks in self.under_way.items():
-            if array.owned or (self._all_ours(array) and array.use(own=True)):
-                # A first job has no results to wait for.
-                if (tasks or array.job == self._after) and not slurm.cancel(array.name):
-                    warn(f"not cancelled: scancel --name={array.name}")
-                else:
-                    done.append(array)
-        for array in self.under_way:
-            array.leave()
-        with suppress(Fault), arrays.alone(self.home):
-            for array in done:
-                array.delete_unless_used()
+        """Cancel what has not ended: also what Slurm accepted without our seeing its answer."""
+        if not slurm.cancel(self.name) and self.arrays:
+            warn(f"not cancelled: scancel --name={self.name}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """The index of each work with its value, or with a Fault, as they end."""
@@ -130,25 +157,20 @@ class Batch:
                 yield task.index, value
             if self.ended == self.total:
                 return
-            if self._ended_before is None:
-                self._ended_before = self.ended
             self._fill()
             self._look()
             time.sleep(POLL)
 
     def _collected(self) -> Iterator[tuple[_Task, Any]]:
         """The tasks that have ended since the last time."""
-        for array, tasks in self.under_way.items():
-            try:
-                files = set(os.listdir(array.folder)) if tasks else set()
-            except OSError:  # deleted by its owner
-                files = set()
-            for task in list(tasks):
+        for array in self.arrays:
+            files = _names(array.folder) if array.tasks else ()
+            for task in list(array.tasks):
                 file = slurm.result_file(task.name)
                 found = slurm.result(array.folder / file) if file in files else None
                 if found is None and not self._is_lost(task):
                     continue
-                tasks.remove(task)
+                array.tasks.remove(task)
                 if found is not None:
                     yield task, found[1] if found[0] else _failed(found[1])
                 elif (lost := self._lost(array, task)) is not None:
@@ -161,135 +183,91 @@ class Batch:
         task.end = task.end or slurm.end_of(task.name)
         return task.end.by_slurm or gone >= GRACE
 
-    def _lost(self, array: Array, task: _Task) -> Lost | None:
+    def _lost(self, array: _Array, task: _Task) -> Lost | None:
         """Let a lost task be submitted again; after TRIES times it is lost, with the reason."""
-        why = _why(array, task)
-        if not array.owned:  # its owner may have cancelled it
-            task.tries = 0
         if task.tries >= TRIES:
-            return Lost(f"lost {task.tries} times: {why}")
+            return Lost(f"lost {task.tries} times: {_why(array, task)}")
         self.lost += 1
-        task.array, task.gone, task.end = None, None, None
+        task.gone, task.end = None, None
         self.waiting.append(task)
         return None
 
     def _fill(self) -> None:
-        """Submit tasks, as many as may run at the same time; others stay in arrays that wait."""
-        if not self._room() or not self.waiting or time.monotonic() < self._not_before:
+        """Submit tasks, as many as may run at the same time."""
+        if not self.waiting or time.monotonic() < self._not_before:
             return
-        with arrays.alone(self.home):
-            self._go_on()
-            while self.waiting and (room := self._room()):
-                try:
-                    self._submit(room)
-                except (slurm.Unreachable, UserError) as error:  # perhaps a limit of jobs
-                    if not any(self.under_way.values()):
-                        raise
-                    self.say(f"{error}; trying again")
-                    self._not_before = time.monotonic() + RETRY
-                    return
+        while self.waiting and (room := self._room()):
+            try:
+                self._submit(room)
+            except (slurm.Unreachable, UserError) as error:  # perhaps a limit of jobs
+                if not any(array.tasks for array in self.arrays):
+                    raise
+                self.say(f"{error}; trying again")
+                self._not_before = time.monotonic() + RETRY
+                return
 
     def _room(self) -> int:
         """How many more tasks may run at the same time. Arrays get it in their order."""
         room = self.on.most
-        for array, tasks in self.under_way.items():
-            if not array.owned or array.job == self._after:
-                continue
-            share = min(len(tasks), room)
+        for array in self.arrays:
+            share = min(len(array.tasks), room)
             room -= share
-            if array.at_once < share and len(array.tasks) > 1:
+            if array.at_once < share and not array.single:
                 slurm.allow(array.job, share)
                 array.at_once = share
         return room
-
-    def _go_on(self) -> None:
-        """Follow tasks that are under way already: their command died, or waits for them too."""
-        waiting = {task.work.key: task for task in self.waiting}
-        first = self.first[1].key if self.first else ""
-        known = {array.folder.name for array in self.under_way}
-        for array in arrays.found(self.home, {*waiting, first}, known):
-            array.use(own=self._all_ours(array))
-            self.under_way[array] = []
-            for number, (key, tries) in enumerate(array.tasks):
-                if key == first:
-                    self._after = array.job
-                task = waiting.get(key)
-                if task is None or task.tries >= tries:
-                    continue
-                if task.array:  # this is a later try
-                    self.under_way[task.array].remove(task)
-                self._place(task, array, number)
-        placed = sum(task.array is not None for task in self.waiting)
-        if placed:
-            self.waiting = [task for task in self.waiting if task.array is None]
-            self.say(f"{count(placed, 'task')} of an earlier command: waiting for them")
-
-    def _place(self, task: _Task, array: Array, number: int) -> None:
-        task.array, task.name, task.tries = array, array.task(number), array.tasks[number][1]
-        self.under_way[array].append(task)
-
-    def _all_ours(self, array: Array) -> bool:
-        return all(key in self.ours for key, _ in array.tasks)
 
     def _submit(self, room: int) -> None:
         """Submit an array of waiting tasks with the same shape, for so much room."""
         if self.first and not self._after:
             do, work = self.first
-            first = self._submitted([(work.key, 1)], do, [work.argument], work.shape, 1)
-            self._after = first.job
+            self._after, _ = self._submitted(do, [work], 1)
         self._largest = self._largest or min(slurm.largest_array(), self.on.array)
         shape = self.waiting[0].work.shape
         tasks = [task for task in self.waiting if task.work.shape == shape][: self._largest]
-        notes = [(task.work.key, task.tries + 1) for task in tasks]
-        array = self._submitted(notes, self.do, [t.work.argument for t in tasks], shape, room)
+        job, folder = self._submitted(self.do, [task.work for task in tasks], room)
+        single = len(tasks) == 1
         for number, task in enumerate(tasks):
-            self._place(task, array, number)
-        self.waiting = [task for task in self.waiting if task.array is None]
+            task.name = job if single else f"{job}_{number}"
+            task.tries += 1
+            self.waiting.remove(task)
+        self.arrays.append(_Array(job, folder, tasks, single, room))
 
     def _submitted(
-        self,
-        notes: Sequence[tuple[str, int]],
-        do: Callable[[Any], Any],
-        arguments: Sequence[Any],
-        shape: Shape,
-        room: int,
-    ) -> Array:
-        array = arrays.new(self.home, notes, at_once=room)
-        try:
-            array.job = slurm.submit(
-                do,
-                arguments,
-                self.on,
-                shape,
-                name=array.name,
-                folder=array.folder,
-                at_once=room,
-                after=self._after,
-            )
-            array.write()
-        except BaseException:  # sbatch may have been accepted all the same
-            slurm.cancel(array.name)
-            array.leave()
-            array.delete_unless_used()
-            raise
-        self.under_way[array] = []
-        return array
+        self, do: Callable[[Any], Any], works: Sequence[Work], room: int
+    ) -> tuple[str, Path]:
+        """Submit an array; returns Slurm's number of it, and the folder of its results."""
+        folder = self.folder / uuid.uuid4().hex[:8]
+        with writing(folder, "HARNESS_CACHE"):
+            folder.mkdir(parents=True, mode=0o700)
+        job = slurm.submit(
+            do,
+            [work.argument for work in works],
+            self.on,
+            works[0].shape,
+            name=self.name,
+            folder=folder,
+            at_once=room,
+            after=self._after,
+        )
+        return job, folder
 
     def _look(self) -> None:
         """Look at the queue, and show how far the tasks are."""
-        tasks = [task for of in self.under_way.values() for task in of]
-        names = [array.name for array, of in self.under_way.items() if of]
-        queue = self.queue.look(names) if names else None
+        queue = self.queue.look(self.name)
         if queue is None:
             return
-        for task in tasks:
-            seen = queue.get(task.name)
-            going_on = seen is not None and seen.state in slurm.GOING_ON
-            task.gone = None if going_on else task.gone or time.monotonic()
+        with suppress(OSError):
+            os.utime(self.folder)  # it is in use, see _delete_old
+        for array in self.arrays:
+            for task in array.tasks:
+                seen = queue.get(task.name)
+                going_on = seen is not None and seen.state in slurm.GOING_ON
+                task.gone = None if going_on else task.gone or time.monotonic()
         self.say(self._tally(queue))
 
     def _tally(self, queue: Mapping[str, Waiting]) -> str:
-        """``3 queued, 2 running, 7 ended, 4 min left``."""
+        """``3 queued, 2 running, 7 ended, 4 min left; jobs distributed-bugs-1a2b3c4d``."""
         queued = [task for task in queue.values() if task.state in slurm.QUEUED]
         running = len(queue) - len(queued)
         parts = [
@@ -302,10 +280,26 @@ class Batch:
             parts[0] += f" ({reason})"
         if self.lost:
             parts.append(f"{self.lost} lost and submitted again")
-        if ended := self.ended - (self._ended_before or 0):
-            rest = (time.monotonic() - self.begun) / ended * (self.total - self.ended)
+        if self.ended:
+            rest = (time.monotonic() - self.begun) / self.ended * (self.total - self.ended)
             parts.append(f"{rest / 60:.0f} min left" if rest > 90 else f"{rest:.0f} s left")
-        return ", ".join(parts)
+        return f"{', '.join(parts)}; jobs {self.name}"
+
+
+def _names(folder: Path) -> Collection[str]:
+    """The files of a folder; none if somebody deleted it: then its tasks are lost."""
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return ()
+
+
+def _delete_old(folder: Path) -> None:
+    """Delete the folders of commands that were killed long ago. A living one touches its own."""
+    with suppress(OSError):
+        for each in folder.iterdir():
+            if time.time() - each.stat().st_mtime > KEPT:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def _failed(traceback: str) -> Fault:
@@ -314,7 +308,7 @@ def _failed(traceback: str) -> Fault:
     return Fault(f"the task failed on its node: {short(lines[-1], 300)}")
 
 
-def _why(array: Array, task: _Task) -> str:
+def _why(array: _Array, task: _Task) -> str:
     """Slurm's words about a lost task, and its own last ones."""
     words = slurm.last_words(array.folder, task.name)
     slurms = f"Slurm task {task.name}: {task.end.words if task.end else 'gone'}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import as_completed
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,14 @@ from harness.runs.records import RUN_FILE
 from harness.runs.report import last_lines
 from harness.runs.results import RunResult
 from harness.runs.run import run
-from harness.sweep import cell, cell_store
+from harness.sweep import cell, cell_store, local
 from harness.sweep.cell import STATUSES, Cell, Status
 from harness.sweep.cell_store import inputs_of, lane_of
-from harness.sweep.prefetch import ahead
 from harness.system import machine
 from harness.system.errors import ExitCode, Fault, HarnessError, UserError
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import uv
 
 AHEAD = 2
 """For how many cells after the running ones the imports are done: these take longer than most
@@ -67,51 +65,24 @@ def find_all(
 
         yield from cluster.find_all(configs, again=again, failed=failed, say=say)
         return
-    stop, cache = threading.Event(), cache_folder()
-    jobs = jobs or room(configs[0])
-    with (
-        Pool(most=2 * jobs + AHEAD) as pool,
-        ahead(pool) as prepare,
-        overlay.makers() as makers,
-        ThreadPoolExecutor(jobs, "cell") as runners,
-    ):
-        made = [makers.submit(_make_overlay, config, cache, again) for config in configs]
+    cache, jobs = cache_folder(), jobs or room(configs[0])
 
-        def prepare_when_made(index: int, needed: Future[bool]) -> None:
-            if needed.result():
-                prepare(configs[index])
-
-        def look_ahead(index: int) -> None:
-            if index < len(configs):
-                made[index].add_done_callback(partial(prepare_when_made, index))
-
-        def find_one(index: int) -> Cell | None:
-            made[index].result()
-            look_ahead(index + jobs + AHEAD - 1)
-            config, faults = configs[index], bool(failed)
-            try:
-                return find(config, cache, again=again, stop=stop, pool=pool, faults=faults)
-            except (UserError, Fault) as error:
-                if failed is None:
-                    raise
-                failed(index, error)
-                return None
-
-        for index in range(jobs, jobs + AHEAD - 1):
-            look_ahead(index)
+    def find_one(index: int, stop: threading.Event, pool: Pool) -> Cell | None:
+        config, faults = configs[index], bool(failed)
         try:
-            yield from _as_they_end({runners.submit(find_one, n): n for n in range(len(configs))})
-        except BaseException:
-            stop.set()
-            runners.shutdown(wait=False, cancel_futures=True)
-            uv.give_up()
-            raise
+            return find(config, cache, again=again, stop=stop, pool=pool, faults=faults)
+        except (UserError, Fault) as error:
+            if failed is None:
+                raise
+            failed(index, error)
+            return None
 
-
-def _as_they_end(waiting: Mapping[Future[Cell | None], int]) -> Iterator[tuple[int, Cell]]:
-    for future in as_completed(waiting):
-        if found := future.result():
-            yield waiting[future], found
+    make, pool = partial(make_overlay, again=again), Pool(most=2 * jobs + AHEAD)
+    with local.started(configs, find_one, make, pool, jobs, AHEAD) as running:
+        indices = {future: index for index, future in enumerate(running)}
+        for future in as_completed(running):
+            if found := future.result():
+                yield indices[future], found
 
 
 def room(config: RunConfig) -> int:
@@ -122,21 +93,10 @@ def room(config: RunConfig) -> int:
     return lanes.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
 
 
-@contextmanager
-def overlays_made(configs: Sequence[RunConfig], *, again: bool = False) -> Iterator[None]:
-    """Build the overlays of cells that are not stored in the background, in this order.
-
-    Leaving the context stops unfinished builds.
-    """
-    with overlay.makers() as makers:
-        for config in configs:
-            makers.submit(_make_overlay, config, cache_folder(), again)
-        yield
-
-
-def _make_overlay(config: RunConfig, cache: Path, again: bool) -> bool:
+def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
     """Build the overlay of a cell; False if the cell is stored, or after an error, which the run
     will meet again and report."""
+    cache = cache_folder()
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
         if again or cell_store.read(cache, inputs_of(config, stack)) is None:

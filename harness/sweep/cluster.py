@@ -6,11 +6,10 @@ Overlays are made once in the shared cache: by this machine, by a first job, or 
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -18,7 +17,6 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import RELEASED, Lane
 from harness.config.run_config import HERE, JOB, RunConfig
-from harness.launch.exits import digest
 from harness.overlays import overlay
 from harness.runs.job import stack_of
 from harness.runs.run import make_overlay
@@ -27,7 +25,6 @@ from harness.sweep.batch import Batch, Say, Work
 from harness.sweep.cell import Cell
 from harness.sweep.slurm import Shape
 from harness.sweep.suite import Done
-from harness.system import machine
 from harness.system.errors import Fault, HarnessError, UserError
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress
@@ -48,11 +45,9 @@ def find_all(
             yield index, stored
         else:
             missing.append(index)
-    keys = [_key(config, cell_task.__name__, again=again) for config in configs]
     wanted = [configs[index] for index in missing]
-    works = [Work(keys[index], configs[index], _shape(configs[index])) for index in missing]
     do = partial(cell_task, again=again)
-    for at, found in _results(wanted, works, do, say or _silent, also=keys):
+    for at, found in _results(wanted, do, say or _silent):
         index = missing[at]
         if isinstance(found, (UserError, Fault)) and failed:
             failed(index, found)
@@ -69,13 +64,8 @@ def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[i
 
     Raises UserError for a mistake in the command that only a run finds.
     """
-    works = [
-        # The same config may come several times: then each is a run of its own.
-        Work(_key(config, run_task.__name__, nth=index), config, _shape(config))
-        for index, config in enumerate(configs)
-    ]
     with Progress(console) as progress:
-        for index, found in _results(configs, works, run_task, progress.tally):
+        for index, found in _results(configs, run_task, progress.tally):
             if isinstance(found, UserError):
                 raise found
             if isinstance(found, HarnessError):
@@ -91,11 +81,7 @@ def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[i
 
 
 def _results(
-    configs: Sequence[RunConfig],
-    works: Sequence[Work],
-    do: Callable[[RunConfig], Any],
-    say: Say,
-    also: Iterable[str] = (),
+    configs: Sequence[RunConfig], do: Callable[[RunConfig], Any], say: Say
 ) -> Iterator[tuple[int, Any]]:
     """The index of each config with the value of its task, or with the error that ended it."""
     if not configs:
@@ -103,15 +89,12 @@ def _results(
     on = configs[0].on
     refused = _make_overlays(configs, say) if on.overlays == HERE else {}
     yield from refused.items()
-    left = [index for index in range(len(works)) if index not in refused]
+    left = [index for index in range(len(configs)) if index not in refused]
     if not left:
         return
-    first = None
-    if on.overlays == JOB:
-        key = digest(sorted(work.key for work in works))
-        first = (overlays_task, Work(key, list(configs), Shape(overlay.MAKERS, 0)))
-    ours = {work.key for work in works} | set(also)
-    with Batch([works[index] for index in left], do, on, say, ours, first) as batch:
+    works = [Work(configs[index], _shape(configs[index])) for index in left]
+    maker = (overlays_task, Work(list(configs), Shape(overlay.MAKERS, 0)))
+    with Batch(works, do, on, say, maker if on.overlays == JOB else None) as batch:
         for at, found in batch.results():
             yield left[at], found
 
@@ -186,32 +169,6 @@ def _stored(config: RunConfig) -> Cell | None:
         found = cell_store.read(folder, inputs)
         return replace(found, stored=True) if found else None
     return None
-
-
-def _key(config: RunConfig, do: str, *, again: bool = False, nth: int = 0) -> str:
-    """Equal for tasks that do the same."""
-    sound = config.params is not None
-    return digest(
-        {
-            "do": [do, again, nth],
-            "scenario": config.scenario,
-            "variants": config.variants,
-            "pins": dict(config.pins),
-            "date": config.date,
-            "params": asdict(config.params) if sound else None,
-            "seed": config.seed,
-            "launch": asdict(config.launch),
-            "runs": str(config.runs),
-            "code": cell_store.code(config.scenario) if sound else None,
-            "python": _python(),
-        }
-    )
-
-
-@cache
-def _python() -> list[str | None]:
-    """The interpreter and the torch of the tasks. Reading a package's metadata takes 1 ms."""
-    return [sys.executable, machine.release_of("torch")]
 
 
 def _shape(config: RunConfig) -> Shape:

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +72,8 @@ def submit(
     The array begins when the job ``after`` has ended. Raises UserError with sbatch's message if
     Slurm refuses it, and Unreachable if the controller does not answer.
     """
-    submitit = _submitit()
-    executor = submitit.SlurmExecutor(folder=folder)
+    module = submitit()
+    executor = module.SlurmExecutor(folder=folder)
     executor.update_parameters(
         job_name=name,
         time=on.time,
@@ -96,9 +96,9 @@ def submit(
         try:
             with executor.batch():
                 jobs = [executor.submit(do, argument) for argument in arguments]
-        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        except (module.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
             raise _refused(str(error)) from None
-        except submitit.core.utils.FailedSubmissionError as error:
+        except module.core.utils.FailedSubmissionError as error:
             raise _refused(str(error)) from None
     number: str = jobs[0].job_id.partition("_")[0]
     return number
@@ -111,16 +111,17 @@ OURS = {"no-requeue": True, "signal": "CONT@1"}
 handler would requeue others; SIGCONT does nothing."""
 
 
-def _submitit() -> Any:
+def submitit() -> Any:
+    """The package submitit. Raises Unsupported without it, or without Slurm's commands."""
     try:
-        import submitit
+        import submitit as module
     except ModuleNotFoundError:
         raise Unsupported(f"on=slurm needs the package submitit: {install('submitit')}") from None
-    for command in ("sbatch", "srun"):
+    for command in ("sbatch", "srun", "scancel", "squeue"):
         if shutil.which(command) is None:
             raise _missing(command)
     logging.getLogger("submitit").setLevel(logging.CRITICAL)  # we say it in one line
-    return submitit
+    return module
 
 
 def _missing(command: str) -> Unsupported:
@@ -148,7 +149,7 @@ def allow(job: str, at_once: int) -> None:
 
 
 def cancel(name: str) -> bool:
-    """Cancel the tasks of this user's array; False if that failed."""
+    """Cancel this user's jobs with a name; False if that failed."""
     done = _run(["scancel", "--me", f"--name={name}"])
     return done is not None and done.returncode == 0
 
@@ -180,9 +181,9 @@ class Queue:
     _next: float = 0.0
     _answered: float = field(default_factory=time.monotonic)
 
-    def look(self, names: Iterable[str]) -> Mapping[str, Waiting] | None:
-        """The tasks of some arrays that are in the queue, by name; None if it is not yet time for
-        a look, or without an answer.
+    def look(self, name: str) -> Mapping[str, Waiting] | None:
+        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is not
+        yet time for a look, or without an answer.
 
         Raises Unreachable if the controller has not answered for SILENT seconds.
         """
@@ -190,7 +191,7 @@ class Queue:
         if now < self._next:
             return None
         self.looks += 1
-        found, why = _queued(names)
+        found, why = _queued(name)
         now = time.monotonic()  # the command may have taken a minute
         self._next = now + min(LATER, max(SOON, (now - self._begun) / 20))
         if found is not None:
@@ -200,15 +201,9 @@ class Queue:
         return found
 
 
-def is_queued(name: str) -> bool:
-    """Whether an array has tasks in the queue; also True without an answer."""
-    found, _ = _queued([name])
-    return found is None or bool(found)
-
-
-def _queued(names: Iterable[str]) -> tuple[dict[str, Waiting] | None, str]:
-    """The tasks of arrays in the queue; None and the reason without an answer."""
-    command = ["squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}"]
+def _queued(name: str) -> tuple[dict[str, Waiting] | None, str]:
+    """The tasks of a command in the queue; None and the reason without an answer."""
+    command = ["squeue", "--noheader", "--array", "--me", f"--name={name}"]
     done = _run([*command, "--format=%i %T %r"])
     if done is None or done.returncode:
         return None, done.stderr.strip() if done else f"squeue took more than {LIMIT} s"

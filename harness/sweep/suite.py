@@ -8,16 +8,12 @@ process with torch come next to each other.
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console
@@ -32,18 +28,14 @@ from harness.runs.job import locked
 from harness.runs.records import RUN_FILE
 from harness.runs.report import summary, summary_row
 from harness.runs.results import RunResult
-from harness.runs.run import run
-from harness.sweep.prefetch import ahead, overlays_ahead
+from harness.runs.run import make_overlay, run
+from harness.sweep import local
 from harness.system import machine
 from harness.system.errors import ExitCode, HarnessError, Unsupported, UserError
-from harness.system.files import writing
 from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
 from harness.system.terminal import count, terminal
 from harness.system.text import complaint
-
-NOTES = "HARNESS_EXIT_CODES"
-"""The environment variable with the folder where each job of a command writes its exit code: a
-multirun's launcher may run its jobs in other processes."""
 
 
 @dataclass(frozen=True)
@@ -61,36 +53,15 @@ class Done:
         return summary_row(self.result, run, self.seconds)
 
 
-def run_and_note(configs: list[RunConfig]) -> None:
-    """Run the scenarios that one command line selects, and write the exit code for the command."""
+def run_selected(configs: Sequence[RunConfig]) -> int:
+    """Run the scenarios that one command line selects; returns the exit code."""
     refuse_without_torch("a run")  # once, and not in the table of several
-    if configs[0].on.where == SLURM and len(configs) == 1:
-        code = next(side_by_side(configs, terminal())).result.exit_code
-    elif len(configs) == 1:
-        code = run(configs[0])[0].exit_code
-    else:
-        code = run_all(configs)
-    (Path(os.environ[NOTES]) / uuid.uuid4().hex).write_text(str(code))
-
-
-@contextmanager
-def noted_exit_codes(shared: bool = False) -> Iterator[list[int]]:
-    """Collect the exit codes that jobs write meanwhile; the list is filled on leaving.
-
-    With ``shared`` they are in the cache, for a launcher whose jobs run on other machines.
-    """
-    codes: list[int] = []
-    place = machine.own_folder(machine.cache_folder(), "exit-codes") if shared else None
-    if place:
-        with writing(place, "HARNESS_CACHE"):
-            place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        os.environ[NOTES] = folder
-        try:
-            yield codes
-            codes += [int(note.read_text()) for note in Path(folder).iterdir()]
-        finally:
-            del os.environ[NOTES]
+    if len(configs) > 1:
+        return run_all(configs)
+    if configs[0].on.where == SLURM:
+        ((_, done),) = side_by_side(configs, terminal())
+        return done.result.exit_code
+    return run(configs[0])[0].exit_code
 
 
 def run_all(configs: Sequence[RunConfig]) -> int:
@@ -101,69 +72,67 @@ def run_all(configs: Sequence[RunConfig]) -> int:
     """
     console = terminal()
     started = time.monotonic()
-    done = {d.result.scenario: d for d in side_by_side(configs, console)}
+    ended = dict(side_by_side(configs, console))
+    done = [ended[index] for index in range(len(configs))]
     console.print()
-    console.print(summary([done[c.scenario].row() for c in configs]))
+    console.print(summary([each.row() for each in done]))
     console.print(f"{count(len(done), 'scenario')} in {time.monotonic() - started:.0f} s")
-    codes = [d.result.exit_code for d in done.values()]
+    codes = [each.result.exit_code for each in done]
     if not configs[0].strict:
         codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
     return ExitCode.worst(codes)
 
 
-def side_by_side(configs: Sequence[RunConfig], console: Console) -> Generator[Done, None, None]:
-    """Run as many at once as ``jobs`` or the GPUs allow; yields the scenarios as they end."""
+def side_by_side(
+    configs: Sequence[RunConfig], console: Console
+) -> Generator[tuple[int, Done], None, None]:
+    """Run as many at once as ``jobs`` or the GPUs allow; yields the index of each config and how
+    its run ended, as they end. Each prints its output as one block, or at once if it is alone."""
     if configs[0].on.where == SLURM:
         from harness.sweep import cluster
 
-        for _, done in cluster.run_all(configs, console):
-            yield done
+        yield from cluster.run_all(configs, console)
         return
-    jobs = _jobs(configs)
-    if jobs == 1:
-        yield from _one_by_one(_in_order(configs), console)
-        return
-    with started(configs) as running:
-        for future in as_completed(running.values()):
+    with started(configs, console if _jobs(configs) == 1 else None) as running:
+        indices = {future: index for index, future in enumerate(running)}
+        for future in as_completed(running):
             block, done = future.result()
             console.print(block, end="")
-            yield done
-
-
-def _one_by_one(configs: Sequence[RunConfig], console: Console) -> Iterator[Done]:
-    """Run one after another, and prepare the next one meanwhile."""
-    with Pool() as pool, ahead(pool) as prepare, overlays_ahead(configs):
-        for config, following in zip_longest(configs, configs[1:]):
-            if following:
-                prepare(following)
-            yield _run_one(config, console, threading.Event(), pool)
+            yield indices[future], done
 
 
 @contextmanager
-def started(configs: Sequence[RunConfig]) -> Iterator[dict[str, Future[tuple[str, Done]]]]:
-    """Start runs of several scenarios; yields a future for each, by scenario.
+def started(
+    configs: Sequence[RunConfig], console: Console | None = None
+) -> Iterator[list[Future[tuple[str, Done]]]]:
+    """Start runs, as many at once as ``jobs`` or the GPUs allow; yields their futures, in the order
+    of the configs. Leaving the context ends running ones.
 
-    A future's result is the output of the run and how it ended. As many run at once as ``jobs`` or
-    the GPUs allow. Leaving the context ends running ones.
+    A result is what the run printed, which is nothing if it prints to ``console``, and how it
+    ended.
     """
-    stop, jobs, ordered = threading.Event(), _jobs(configs), _in_order(configs)
-    with (
-        Pool(most=SERVERS_A_RUN * (jobs + 1)) as pool,
-        ahead(pool) as prepare,
-        overlays_ahead(ordered),
-        ThreadPoolExecutor(jobs) as runners,
-    ):
+    jobs, order = _jobs(configs), _order(configs)
+    ordered = [configs[index] for index in order]
 
-        def run_(index: int) -> tuple[str, Done]:
-            for following in ordered[index + jobs : index + jobs + 1]:
-                prepare(following)
-            return run_in_block(ordered[index], stop, pool)
+    def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
+        if console:
+            return "", _run_one(ordered[at], console, stop, pool)
+        return run_in_block(ordered[at], stop, pool)
 
-        try:
-            yield {c.scenario: runners.submit(run_, index) for index, c in enumerate(ordered)}
-        finally:
-            stop.set()
-            runners.shutdown(cancel_futures=True)
+    pool = Pool(most=SERVERS_A_RUN * (jobs + 1))
+    with local.started(ordered, run_one, _make_overlays, pool, jobs, ahead=1) as running:
+        futures = dict(zip(order, running, strict=True))
+        yield [futures[index] for index in range(len(configs))]
+
+
+def _make_overlays(config: RunConfig) -> bool:
+    """Make the overlays of a run; False for a broken scenario. The run meets errors again."""
+    if config.params is None:
+        return False
+    for variant in config.variants:
+        with suppress(HarnessError):
+            make_overlay(config, variant, cache_folder())
+    return True
 
 
 def _jobs(configs: Sequence[RunConfig]) -> int:
@@ -177,11 +146,11 @@ def _gpus(configs: Sequence[RunConfig]) -> int:
     return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
 
 
-def _in_order(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The runs in the order to start them."""
+def _order(configs: Sequence[RunConfig]) -> list[int]:
+    """The runs in the order to start them, by index."""
     if _gpus(configs):
-        return sorted(configs, key=_width, reverse=True)
-    return sorted(configs, key=_beside_torch)
+        return sorted(range(len(configs)), key=lambda index: -_width(configs[index]))
+    return sorted(range(len(configs)), key=lambda index: _beside_torch(configs[index]))
 
 
 def _width(config: RunConfig) -> int:

@@ -225,7 +225,7 @@ def exercised(records: Records) -> Exercise:
     loader as it was."""
     p, (loader,) = records.params, records.of("loader")
     text = f"{p.epochs} epochs of {p.accumulation} accumulation steps, with {loader['name']}"
-    return Exercise.of(p.epochs > 1 and p.accumulation > 1, text, text) & Exercise.of(
+    return Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & Exercise.of(
         not p.reset, "", "the script reset the loader at each epoch"
     )
 

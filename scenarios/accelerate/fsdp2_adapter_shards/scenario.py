@@ -162,7 +162,7 @@ def exercised(records: Records) -> Exercise:
     text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
     peft = all(one["peft"] for one in loaded)
     return Exercise.of(moved and parted and peft, "", f"not a trained, sharded adapter: {text}") & (
-        Exercise.of(kind == FULL, text, text)
+        Exercise.of(kind == FULL, text)
     )
 
 

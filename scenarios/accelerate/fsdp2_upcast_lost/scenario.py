@@ -138,7 +138,7 @@ def exercised(records: Records) -> Exercise:
     parts = [f"{one['own']} of {one['whole']}" for one in made]
     sharded = all(0 < one["own"] < one["whole"] for one in made)
     text = f"loaded in {loaded}, computed in {forward}; the ranks have {', '.join(parts)} weights"
-    return Exercise.of(sharded and loaded == forward == BF16, text, text)
+    return Exercise.of(sharded and loaded == forward == BF16, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

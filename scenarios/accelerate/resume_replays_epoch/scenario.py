@@ -121,7 +121,7 @@ def exercised(records: Records) -> Exercise:
     number, done = divmod(p.stop * BATCH, p.rows)
     text = f"resumed after {done} of {p.rows} rows of epoch {number + 1}"
     orders = len({tuple(epoch) for epoch in whole})
-    return Exercise.of(number > 0 and done > 0, text, text) & Exercise.of(
+    return Exercise.of(number > 0 and done > 0, text) & Exercise.of(
         orders == len(whole), "", f"{len(whole)} epochs have only {orders} orders"
     )
 

@@ -126,7 +126,7 @@ def exercised(records: Records) -> Exercise:
     generator = records.params.generator
     text = f"the seeds were {' and '.join(map(str, seeds))}, the user's generator: {generator}"
     met = len(seeds) == 2 and generator == "none"
-    return coverage.shuffled(records) & Exercise.of(met, text, text)
+    return coverage.shuffled(records) & Exercise.of(met, text)
 
 
 def picture(trials: Trials) -> Iterator[Picture]:

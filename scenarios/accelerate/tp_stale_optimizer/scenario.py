@@ -179,7 +179,7 @@ def exercised(records: Records) -> Exercise:
         f"{left} of {whole} parameters were not sharded when prepare() got the model, {when} the "
         "optimizer was made"
     )
-    return Exercise.of(left > 0 and made["first"], text, text)
+    return Exercise.of(left > 0 and made["first"], text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -142,7 +142,7 @@ def exercised(records: Records) -> Exercise:
     text = f"{len(epochs)} epochs, read by {len(workers)} worker process(es)"
     return Exercise.of(
         len(orders) == len(epochs), f"the dataset has {len(orders)} orders", "it did not shuffle"
-    ) & Exercise.of(len(workers) == 1, text, text)
+    ) & Exercise.of(len(workers) == 1, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -105,7 +105,7 @@ def exercised(records: Records) -> Exercise:
     order = records.params.split
     when = f"the stream was split {order}"
     return Exercise.of(apart, text, f"{text}, and some in common") & Exercise.of(
-        order == FIRST, when, when
+        order == FIRST, when
     )
 
 

@@ -139,7 +139,7 @@ def exercised(records: Records) -> Exercise:
     """A stream with a transform was resumed in the middle."""
     transform = records.params.transform
     text = f"the stream had the transform {transform}"
-    return stream.resumed(records) & Exercise.of(transform != "none", text, text)
+    return stream.resumed(records) & Exercise.of(transform != "none", text)
 
 
 picture = stream.around_resume

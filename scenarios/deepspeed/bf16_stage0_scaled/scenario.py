@@ -162,7 +162,7 @@ def exercised(records: Records) -> Exercise:
     """The training was in bf16, without ZeRO."""
     precision, stage = records.params.precision, records.params.zero_stage
     text = f"{len(records.of('step', 0))} steps in {precision} with ZeRO stage {stage}"
-    return Exercise.of(precision == "bf16" and stage == 0, text, text)
+    return Exercise.of(precision == "bf16" and stage == 0, text)
 
 
 def _losses_wrong(records: Records) -> bool:

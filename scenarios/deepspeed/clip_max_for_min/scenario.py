@@ -134,7 +134,7 @@ def exercised(records: Records) -> Exercise:
     large = sum(0 < clipping < step["gradient"] for step in steps)
     small = sum(step["gradient"] < clipping for step in steps)
     text = f"{large} gradients were above the threshold, and {small} below it, of {len(steps)}"
-    return Exercise.of(bool(large and small), text, text)
+    return Exercise.of(bool(large and small), text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

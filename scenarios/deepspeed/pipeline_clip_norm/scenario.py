@@ -181,7 +181,7 @@ def exercised(records: Records) -> Exercise:
         [step for step, found in norms.items() if 0 < p.clipping < math.hypot(*found)],
     )
     text = f"{stages} stages at ZeRO stage {p.zero_stage}"
-    return Exercise.of(stages > 1 and p.zero_stage == 0, text, text) & Exercise.of(
+    return Exercise.of(stages > 1 and p.zero_stage == 0, text) & Exercise.of(
         len(above_limit) == len(norms),
         f"{len(above_limit)} gradients were above the limit",
         f"{len(above_limit)} of {len(norms)} gradients were above the limit",

@@ -67,4 +67,4 @@ def exercised(records: Records) -> Exercise:
     stages = max((step["stages"] for step in records.of("step")), default=0)
     count = records.params.micro_batches
     text = f"a pipeline of {stages} stages accumulated over {count} micro-batches"
-    return Exercise.of(count > 1, text, text)
+    return Exercise.of(count > 1, text)

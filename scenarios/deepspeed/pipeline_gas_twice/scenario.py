@@ -144,7 +144,7 @@ def exercised(records: Records) -> Exercise:
     stages = max((step["stages"] for step in records.of("step")), default=0)
     count = records.params.micro_batches
     text = f"{stages} stages accumulated over {count} micro-batches"
-    return Exercise.of(stages > 1 and count > 1, text, text)
+    return Exercise.of(stages > 1 and count > 1, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

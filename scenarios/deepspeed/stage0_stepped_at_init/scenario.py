@@ -194,7 +194,7 @@ def exercised(records: Records) -> Exercise:
     """Adam was made for 16 bits, without ZeRO."""
     p, made = records.params, records.of("made", 0)[0]["optimizer"]
     text = f"{made} made Adam's state, in {p.precision} at ZeRO stage {p.zero_stage}"
-    return Exercise.of(made.startswith("FP16_"), text, text)
+    return Exercise.of(made.startswith("FP16_"), text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

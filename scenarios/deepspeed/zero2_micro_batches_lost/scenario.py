@@ -125,7 +125,7 @@ def exercised(records: Records) -> Exercise:
     """ZeRO was at stage 2, and there were micro-batches before the last."""
     p = records.params
     text = f"each step had {p.micro_batches} micro-batches, at ZeRO stage {p.zero_stage}"
-    return Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text, text)
+    return Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -146,7 +146,7 @@ def exercised(records: Records) -> Exercise:
     """The adapter has a bias that is not 0, and a scaling that is not 1."""
     p, (found,) = records.params, records.of("merged")
     text = f"the bias has the norm {found['bias']:.3g}; alpha is {p.alpha}, r is {p.rank}"
-    return Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text, text)
+    return Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -159,7 +159,7 @@ def exercised(records: Records) -> Exercise:
     (found,), kind = records.of("combined"), records.params.kind
     text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
     met = found["adapters"] == ["sum"] and found["effect"] > 0
-    return Exercise.of(met, "", f"not combined: {text}") & Exercise.of(kind != "lora", text, text)
+    return Exercise.of(met, "", f"not combined: {text}") & Exercise.of(kind != "lora", text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

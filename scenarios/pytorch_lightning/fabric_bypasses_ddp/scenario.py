@@ -97,5 +97,5 @@ def exercised(records: Records) -> Exercise:
     """DDP wrapped the model, and the loop called another method than forward."""
     wrapped, method = records.of("wrapped", 0)[0]["ddp"], records.params.method
     text = f"{'' if wrapped else 'no '}DDP around the model; the loop calls {method}"
-    called = Exercise.of(wrapped and method != "forward", text, text)
+    called = Exercise.of(wrapped and method != "forward", text)
     return called & unreduced.parted(records)

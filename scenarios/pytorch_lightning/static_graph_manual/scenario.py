@@ -110,7 +110,7 @@ def exercised(records: Records) -> Exercise:
     p, ranks = records.params, len(records.ranks)
     static = all(step["static"] for step in records.of("step"))
     text = f"static graph: {static}; manual optimization: {p.manual}; {ranks} ranks"
-    return Exercise.of(static and p.manual and ranks > 1, text, text)
+    return Exercise.of(static and p.manual and ranks > 1, text)
 
 
 insufficient_checks = usual_checks.loss_ends_higher

@@ -191,7 +191,7 @@ def exercised(records: Records) -> Exercise:
     moved = all(one["moved"] for one in saved) and not any(one["waited"] for one in saved)
     when = "after" if saved[0]["waited"] else "before"
     text = f"the weights moved by up to {max(one['moved'] for one in saved):.3g} {when} each file "
-    return Exercise.of(moved, f"{text}was written", f"{text}was written")
+    return Exercise.of(moved, f"{text}was written")
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

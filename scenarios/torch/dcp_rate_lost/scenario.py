@@ -287,7 +287,7 @@ def exercised(records: Records) -> Exercise:
         f"a rate of {p.saved:.3g} and epoch {p.done - 1} were saved as {p.form}; "
         f"new objects have {p.lr:.3g} and 0"
     )
-    return Exercise.of(p.saved != p.lr and p.done > 1 and p.form == "dicts", text, text)
+    return Exercise.of(p.saved != p.lr and p.done > 1 and p.form == "dicts", text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -221,4 +221,4 @@ def exercised(records: Records) -> Exercise:
     found = "found" if output["found"] else "not found"
     text = f"a {graph} graph; the tensor in the output of type {output['type']} is {found}"
     hidden = output["static"] and not output["found"]
-    return Exercise.of(hidden, text, text) & unreduced.parted(records)
+    return Exercise.of(hidden, text) & unreduced.parted(records)

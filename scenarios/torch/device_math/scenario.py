@@ -147,7 +147,7 @@ def exercised(records: Records) -> Exercise:
         f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
     )
     on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
-    return Exercise.of(on_gpu, text, text)
+    return Exercise.of(on_gpu, text)
 
 
 def picture(trials: Trials) -> list[Picture]:

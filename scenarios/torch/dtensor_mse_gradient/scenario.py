@@ -237,7 +237,7 @@ def exercised(records: Records) -> Exercise:
     rows = max(step["local"]["rows"] for step in records.of("step"))
     text = f"{p.loss} with a {p.reduction} of {p.rows} rows, {rows} of them on a rank"
     fused = p.loss != "written_out" and p.reduction == "mean"
-    return Exercise.of(fused and rows < p.rows, text, text)
+    return Exercise.of(fused and rows < p.rows, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

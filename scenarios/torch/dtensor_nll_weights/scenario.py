@@ -225,7 +225,7 @@ def exercised(records: Records) -> Exercise:
     step, p = records.of("step", 0)[0], records.params
     counted = " and ".join(f"{count:g}" for count in step["counted"])
     text = f"the ranks' rows weighed {counted}, and the loss was their {p.reduction}"
-    return Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text, text)
+    return Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

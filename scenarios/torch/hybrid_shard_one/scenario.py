@@ -180,4 +180,4 @@ def exercised(records: Records) -> Exercise:
     groups = records.of("groups", 0)[0]
     text = f"{groups['strategy']} with {groups['replicas']} replicas of {groups['shards']} ranks"
     alone = groups["strategy"] != "NO_SHARD" and groups["shards"] == 1 and groups["replicas"] > 1
-    return Exercise.of(alone, text, text) & unreduced.parted(records)
+    return Exercise.of(alone, text) & unreduced.parted(records)

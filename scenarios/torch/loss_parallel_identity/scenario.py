@@ -249,7 +249,7 @@ def exercised(records: Records) -> Exercise:
     parts = {step["classes"] for step in records.of("step")}
     split = parts == {records.params.classes // len(records.ranks)}
     text = f"the loss was {loss}, with {min(parts)} of {records.params.classes} classes on a rank"
-    return Exercise.of(split and loss != "cross_entropy", text, text)
+    return Exercise.of(split and loss != "cross_entropy", text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -264,7 +264,7 @@ def exercised(records: Records) -> Exercise:
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} was called {min(calls)} times for each step, with scale_grads "
     text += "on" if schedule["scales"] else "off"
-    return Exercise.of(min(calls) > 1 and schedule["scales"], text, text)
+    return Exercise.of(min(calls) > 1 and schedule["scales"], text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -246,7 +246,7 @@ def exercised(records: Records) -> Exercise:
     p = records.params
     text = f"{p.schedule} was resumed after {p.done} epochs by {p.resume}"
     by_counter = (p.schedule, p.resume) == ("sequential", "last_epoch")
-    return Exercise.of(by_counter and p.done > WARMUP, text, text)
+    return Exercise.of(by_counter and p.done > WARMUP, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

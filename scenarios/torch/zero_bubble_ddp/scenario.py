@@ -249,7 +249,7 @@ def exercised(records: Records) -> Exercise:
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} split {schedule['halves']} backward passes in a step"
     differed = all(one["parted"] for one in records.of("stage"))
-    return Exercise.of(schedule["halves"] > 0, text, text) & Exercise.of(
+    return Exercise.of(schedule["halves"] > 0, text) & Exercise.of(
         differed, "the replicas' gradients differed", "the replicas had equal gradients"
     )
 

@@ -221,7 +221,7 @@ def exercised(records: Records) -> Exercise:
     schedule = records.of("schedule", 0)[0]
     weights = "one weight, used twice" if schedule["shared"] else "two weights"
     text = f"{schedule['type']} split {schedule['halves']} backward passes; a stage has {weights}"
-    return Exercise.of(schedule["halves"] > 0 and schedule["shared"], text, text)
+    return Exercise.of(schedule["halves"] > 0 and schedule["shared"], text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

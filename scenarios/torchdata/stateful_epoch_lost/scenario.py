@@ -145,7 +145,7 @@ def exercised(records: Records) -> Exercise:
     """The state was saved when an epoch was complete."""
     done, rest = divmod(records.params.stop * BATCH, records.params.rows)
     text = f"complete epochs before the save: {done}; rows of the next one: {rest}"
-    return Exercise.of(done > 0 and rest == 0, text, text)
+    return Exercise.of(done > 0 and rest == 0, text)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

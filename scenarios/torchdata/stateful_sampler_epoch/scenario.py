@@ -188,7 +188,7 @@ def exercised(records: Records) -> Exercise:
     whole = [_of(records, rank)[0] for rank in records.ranks]
     other = all(epochs[0] != epochs[-1] for epochs in whole)
     text = f"resumed in epoch {p.epoch}; set_epoch after the load: {'yes' if p.again else 'no'}"
-    return Exercise.of(p.epoch > 0 and not p.again, text, text) & Exercise.of(
+    return Exercise.of(p.epoch > 0 and not p.again, text) & Exercise.of(
         other, "", "the epoch has the order of epoch 0"
     )
 

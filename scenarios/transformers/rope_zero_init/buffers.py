@@ -395,7 +395,7 @@ def compared_beyond(records: Records, position: int) -> Exercise:
     """Logits were compared at more positions than those before ``position``, from 0."""
     tokens = min(map(_tokens, records.of("logits")), default=0)
     text = f"the logits of {tokens} tokens were compared"
-    return Exercise.of(tokens > position, text, text)
+    return Exercise.of(tokens > position, text)
 
 
 def weights_differ(records: Records) -> dict[str, bool]:

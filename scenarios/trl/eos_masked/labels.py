@@ -96,7 +96,7 @@ def ended(records: Records) -> Exercise:
     with_end = sum(one.ids[-1] == eos for one in got)
     padded = sum(len(one.ids) < len(one.labels) for one in got)
     text = f"{with_end} of {len(got)} examples ended with the EOS token, {padded} were padded"
-    return Exercise.of(with_end == len(got) and padded > 0, text, text)
+    return Exercise.of(with_end == len(got) and padded > 0, text)
 
 
 def padding_trained(records: Records) -> dict[str, bool]:

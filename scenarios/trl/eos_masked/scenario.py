@@ -164,7 +164,7 @@ def exercised(records: Records) -> Exercise:
     """The padding token was the EOS token, and examples that end with it were padded."""
     dataset = records.of("dataset")[0]
     text = f"the padding token was {dataset['pad']}, the EOS token {dataset['eos']}"
-    return Exercise.of(dataset["pad"] == dataset["eos"], text, text) & labels.ended(records)
+    return Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
 
 
 def insufficient_checks(records: Records) -> dict[str, bool]:

@@ -119,7 +119,7 @@ def exercised(records: Records) -> Exercise:
     counts = sorted({step["micro_batches"] for step in records.of("step")})
     text = f"each update had {counts} micro-batches, and each generation {p.generation}"
     return Exercise.of(p.loss_type == "dapo", "", f"the loss type was {p.loss_type}") & Exercise.of(
-        counts == [p.accumulation] and p.accumulation != p.generation, text, text
+        counts == [p.accumulation] and p.accumulation != p.generation, text
     )
 
 

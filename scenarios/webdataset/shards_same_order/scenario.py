@@ -170,7 +170,7 @@ def exercised(records: Records) -> Exercise:
     shuffled = not any(one["by_name"] for one in epochs)
     text = f"{len(epochs)} epochs with {shuffle}"
     return Exercise.of(shuffled and len(epochs) > 1, "", f"not shuffled: {text}") & Exercise.of(
-        shuffle == "shardshuffle", text, text
+        shuffle == "shardshuffle", text
     )
 
 
