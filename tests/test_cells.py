@@ -88,7 +88,7 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     paths = catalog.sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
-    own = {f"rope_zero_init/{name}.py" for name in ("scenario", "models", "buffers")}
+    own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
     assert own | {"runs/grade.py", "runs/records.py"} <= files
     assert "bf16_clip/scenario.py" not in files
     assert cell_store.code("rope_zero_init") != cell_store.code("bf16_clip")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from harness.api import spec
-from scenarios.deepspeed.fp16_overflow import loss_scale
+from scenarios.deepspeed import _loss_scale as loss_scale
+from scenarios.deepspeed._loss_scale import expected_skips, overflowed
 from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
-from scenarios.deepspeed.fp16_overflow.loss_scale import expected_skips, overflowed
 from scenarios.deepspeed.fp16_overflow_stage0 import scenario as fp16_overflow_stage0
 from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave

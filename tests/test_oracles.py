@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from harness.api.spec import Exercise, Records
-from scenarios.accelerate.sampler_shards import coverage
+from scenarios.accelerate import _coverage as coverage
 from scenarios.common import agree, applied, copies, usual_checks
 from scenarios.datasets.streaming_map_resume import stream
-from scenarios.deepspeed.warmup_first_step import rates, schedule
-from scenarios.transformers.trainer_gas_twice import normaliser
+from scenarios.deepspeed import _rates as rates
+from scenarios.deepspeed import _schedule as schedule
+from scenarios.transformers import _normaliser as normaliser
 
 
 def ranks(*by_rank: list[dict[str, Any]], **params: Any) -> Records:
@@ -164,8 +165,10 @@ def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:
 
 def stepped(scale: list[float]) -> dict[str, Any]:
     """The record of a step that applied these multiples of four micro-batches' gradients."""
-    weights = {"w": torch.randn(6, dtype=torch.float64)}
-    plain = applied.plainly(linear, weights, torch.randn(4, 5, 6, dtype=torch.float64))
+    numbers = torch.Generator().manual_seed(0)
+    weights = {"w": torch.randn(6, dtype=torch.float64, generator=numbers)}
+    rows = torch.randn(4, 5, 6, dtype=torch.float64, generator=numbers)
+    plain = applied.plainly(linear, weights, rows)
     moved = sum(s * g["w"] for s, g in zip(scale, plain.micro, strict=True)) / 4
     facts = applied.facts(plain, weights, {"w": weights["w"] - 0.1 * moved}, 0.1)
     return {"rank": 0, "step": 1, **facts}

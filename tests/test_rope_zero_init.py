@@ -12,7 +12,7 @@ import torch
 
 from harness.api.spec import Lane, Records
 from harness.detectors.buffers import difference
-from scenarios.transformers.rope_zero_init import buffers
+from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers.rope_zero_init import scenario as rope_zero_init
 from scenarios.transformers.rope_zero_init.scenario import DOCUMENTED
 from scenarios.transformers.rope_zero_init_v5 import scenario as rope_zero_init_v5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from scenarios.deepspeed._loss_scale import LIMIT
 from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
-from scenarios.deepspeed.fp16_overflow.loss_scale import LIMIT
-from scenarios.megatron_core.tied_embedding_order import grad_buffer
+from scenarios.megatron_core import _tied_grad_buffer as grad_buffer
 from tests.tampering.changes import (
     Change,
     Table,

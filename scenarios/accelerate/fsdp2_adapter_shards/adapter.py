@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from harness.api.spec import Context
-from scenarios.accelerate.fsdp2_upcast_lost import sharded
+from scenarios.accelerate import _sharded as sharded
 
 FEATURES, RANK, ROWS = 8, 4, 16
 

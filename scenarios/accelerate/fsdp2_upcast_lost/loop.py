@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.api.spec import Context
-from scenarios.accelerate.fsdp2_upcast_lost import sharded
+from scenarios.accelerate import _sharded as sharded
 from scenarios.common import applied, linear
 
 Local = Mapping[str, Tensor]

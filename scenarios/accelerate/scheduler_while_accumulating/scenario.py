@@ -36,7 +36,7 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import applied, usual_checks
-from scenarios.deepspeed.warmup_first_step import schedule
+from scenarios.deepspeed import _schedule as schedule
 
 PREPARED = "AcceleratedScheduler"
 """The name of accelerate's class."""
@@ -110,7 +110,7 @@ def run(ctx: Context) -> None:
     from torch.utils.data import DataLoader
 
     from scenarios.common import linear
-    from scenarios.deepspeed.warmup_first_step import rates
+    from scenarios.deepspeed import _rates as rates
 
     class Linear(lr_scheduler.LambdaLR, lr_scheduler._LRScheduler):
         """What every release takes for a scheduler: 0.16.0 asks for the base class of torch 1."""

@@ -37,7 +37,7 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.accelerate.sampler_shards import coverage
+from scenarios.accelerate import _coverage as coverage
 
 BATCH = 4
 """Samples in a batch of a rank."""
@@ -94,7 +94,7 @@ def run(ctx: Context) -> None:
     from accelerate.utils import set_seed
     from torch.utils.data import DataLoader
 
-    from scenarios.accelerate.sampler_shards.accelerator import accelerator
+    from scenarios.accelerate._accelerator import accelerator
 
     made = accelerator(ctx)
     samples: Any = range(ctx.params.samples)

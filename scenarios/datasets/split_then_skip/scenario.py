@@ -18,7 +18,7 @@ from harness.api.knobs import Knobs, knob
 from harness.api.plan import Plan
 from harness.api.settings import above, by_code
 from harness.api.spec import Context, Position, Scenario, expect_clean, expect_symptom
-from scenarios.datasets.split_then_skip import splits
+from scenarios.datasets import _splits as splits
 
 
 @dataclass

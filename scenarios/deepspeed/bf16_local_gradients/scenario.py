@@ -74,7 +74,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Train one step; compare it with the mean over the ranks, and with each rank's own."""
-    from scenarios.deepspeed.bf16_local_gradients import partition
+    from scenarios.deepspeed import _partition as partition
 
     p = ctx.params
     zero = {"stage": p.zero_stage}

@@ -82,7 +82,7 @@ def plan(at: Position) -> Plan:
 def run(ctx: Context) -> None:
     """Train, save and train on; or load and train on."""
     from scenarios.common import regression
-    from scenarios.deepspeed.bf16_stage0_resume import restored
+    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     with ctx.phase("init"):

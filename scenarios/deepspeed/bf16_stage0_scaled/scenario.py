@@ -93,7 +93,7 @@ def run(ctx: Context) -> None:
     import torch
 
     from scenarios.common import linear, regression
-    from scenarios.deepspeed.bf16_stage0_resume import restored
+    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     torch.manual_seed(ctx.seed)

@@ -63,7 +63,7 @@ insufficient_checks = local_gradients.insufficient_checks
 
 def run(ctx: Context) -> None:
     """Train one step; compare it with the mean, and with one whose last micro-batch is local."""
-    from scenarios.deepspeed.bf16_local_gradients import partition
+    from scenarios.deepspeed import _partition as partition
 
     p = ctx.params
     bf16: dict[str, Any] = {"enabled": True}

@@ -40,8 +40,8 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
+from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
-from scenarios.deepspeed.fp16_overflow import loss_scale
 
 
 @dataclass

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from harness.api.knobs import knob
 from harness.api.settings import by_code
 from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
-from scenarios.deepspeed.fp16_overflow import loss_scale
+from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
 SILENT = 10

@@ -96,7 +96,7 @@ def plan(at: Position) -> Plan:
 def run(ctx: Context) -> None:
     """Train and save; or load the weights alone, and train on."""
     from scenarios.common import regression
-    from scenarios.deepspeed.bf16_stage0_resume import restored
+    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     precision = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}

@@ -93,7 +93,7 @@ def run(ctx: Context) -> None:
     import torch
 
     from scenarios.common import linear, regression
-    from scenarios.deepspeed.optimizer_stepped_at_init import reference
+    from scenarios.deepspeed import _adamw_reference as reference
 
     p = ctx.params
     make = partial(torch.optim.Adam, lr=p.lr)

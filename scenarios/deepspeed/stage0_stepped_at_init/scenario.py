@@ -123,8 +123,8 @@ def run(ctx: Context) -> None:
     import torch
 
     from scenarios.common import linear, regression
-    from scenarios.deepspeed.bf16_stage0_resume import restored
-    from scenarios.deepspeed.optimizer_stepped_at_init import reference
+    from scenarios.deepspeed import _adamw_reference as reference
+    from scenarios.deepspeed import _restored as restored
 
     p = ctx.params
     make = partial(torch.optim.Adam, lr=p.lr)

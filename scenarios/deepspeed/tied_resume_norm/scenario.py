@@ -39,7 +39,7 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import copies, stepped
-from scenarios.deepspeed.tied_resume_norm import resume
+from scenarios.deepspeed import _tied_resume as resume
 
 
 @dataclass

@@ -45,8 +45,8 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import copies, stepped
+from scenarios.deepspeed import _tied_resume as resume
 from scenarios.deepspeed.tied_grad_reduce.scenario import DEFECT as REDUCE_DEFECT
-from scenarios.deepspeed.tied_resume_norm import resume
 
 
 @dataclass

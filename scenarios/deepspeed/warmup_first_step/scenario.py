@@ -32,7 +32,7 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import applied, usual_checks
-from scenarios.deepspeed.warmup_first_step import schedule
+from scenarios.deepspeed import _schedule as schedule
 
 SCHEDULE = "WarmupLR"
 """The name of DeepSpeed's class, and its name in DeepSpeed's config."""
@@ -105,7 +105,7 @@ def run(ctx: Context) -> None:
     import torch
 
     from scenarios.common import linear, regression
-    from scenarios.deepspeed.warmup_first_step import rates
+    from scenarios.deepspeed import _rates as rates
 
     p = ctx.params
     warmup = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}

@@ -26,7 +26,7 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.megatron_core.moe_aux_tensor_parallel import shares
+from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
 
 
@@ -93,7 +93,7 @@ plan, picture, insufficient_checks = shares.plan, shares.picture, shares.insuffi
 
 def run(ctx: Context) -> None:
     """Train the router alone, on padded sequences that the ranks share."""
-    from scenarios.megatron_core.moe_aux_tensor_parallel import router
+    from scenarios.megatron_core import _moe_router as router
 
     p = ctx.params
     with ctx.phase("steps"):

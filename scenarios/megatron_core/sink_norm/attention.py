@@ -16,7 +16,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from harness.api.spec import Context
-from scenarios.megatron_core.moe_aux_tensor_parallel import training
+from scenarios.megatron_core import _training as training
 
 HIDDEN, HEADS, LENGTH, ROWS = 16, 4, 8, 2
 SINKS = "softmax_offset"

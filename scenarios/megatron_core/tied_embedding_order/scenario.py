@@ -45,7 +45,7 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+from scenarios.megatron_core import _tied_grad_buffer as cells
 
 COPIES = ("embedding.word_embeddings.weight", "output_layer.weight")
 SCATTERED, SUMMED = "after reduce-scatter", "after embedding all-reduce"
@@ -165,7 +165,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Give each rank a gradient of its own, and follow it through upstream's reductions."""
-    from scenarios.megatron_core.tied_embedding_order import stages as tied
+    from scenarios.megatron_core import _tied_stages as tied
 
     sharded, overlap = ctx.params.distributed_optimizer, ctx.params.overlap_grad_reduce
     with ctx.phase("init"):
@@ -182,7 +182,7 @@ def run(ctx: Context) -> None:
 
 def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
     """One backward pass and finalize_model_grads; records the cells before, between and after."""
-    from scenarios.megatron_core.tied_embedding_order import stages as tied
+    from scenarios.megatron_core import _tied_stages as tied
 
     finalize = import_module("megatron.core.distributed.finalize_model_grads")
     gradient = tied.tied_weight(ddp).main_grad

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.api.numbers import near
 from harness.api.shapes import SIZE, Facts, held
 from harness.api.spec import Finding, Record, Records
-from scenarios.megatron_core.tied_embedding_order.grad_buffer import RANKS, REPLICAS, misplaced
+from scenarios.megatron_core._tied_grad_buffer import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.api.spec import Context
-from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
-from scenarios.megatron_core.tied_embedding_order import stages as tied
+from scenarios.megatron_core import _tied_grad_buffer as cells
+from scenarios.megatron_core import _tied_stages as tied
 from scenarios.megatron_core.tied_embedding_training import owners
 
 Weights = Sequence[Tensor]

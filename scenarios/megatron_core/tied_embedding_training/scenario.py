@@ -42,7 +42,7 @@ from harness.api.spec import (
 )
 from scenarios.common import agree as agreement
 from scenarios.common import copies
-from scenarios.megatron_core.tied_embedding_order import grad_buffer as cells
+from scenarios.megatron_core import _tied_grad_buffer as cells
 from scenarios.megatron_core.tied_embedding_training import owners
 
 STEP = {
@@ -135,7 +135,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Train; after every step compare the tied copies, the replicas, and the gradients."""
-    from scenarios.megatron_core.tied_embedding_order import stages as tied
+    from scenarios.megatron_core import _tied_stages as tied
     from scenarios.megatron_core.tied_embedding_training import plain as tied_plain
 
     p, shape = ctx.params, tied.Shape()
@@ -156,7 +156,7 @@ def run(ctx: Context) -> None:
 def _train(ctx: Context, trainer: Any, beside: Any, data: Any) -> None:
     import torch.distributed as dist
 
-    from scenarios.megatron_core.tied_embedding_order import stages as tied
+    from scenarios.megatron_core import _tied_stages as tied
 
     weight = tied.tied_weight(trainer.ddp)
     for step in range(1, ctx.params.steps + 1):

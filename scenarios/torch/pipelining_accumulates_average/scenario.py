@@ -197,7 +197,7 @@ def run(ctx: Context) -> None:
     import torch.distributed as dist
 
     from scenarios.common import linear
-    from scenarios.torch.pipelining_accumulates_average import pipeline
+    from scenarios.torch import _pipeline as pipeline
 
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)

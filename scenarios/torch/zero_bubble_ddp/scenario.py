@@ -158,7 +158,7 @@ def run(ctx: Context) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from scenarios.common import linear
-    from scenarios.torch.pipelining_accumulates_average import pipeline
+    from scenarios.torch import _pipeline as pipeline
 
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)

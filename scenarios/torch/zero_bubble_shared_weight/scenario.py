@@ -141,7 +141,7 @@ def run(ctx: Context) -> None:
     from torch import nn
 
     from scenarios.common import linear
-    from scenarios.torch.pipelining_accumulates_average import pipeline
+    from scenarios.torch import _pipeline as pipeline
 
     class Twice(nn.Module):
         """Two maps in a row, which may be the same one."""

@@ -98,7 +98,7 @@ def run(ctx: Context) -> None:
     from transformers import Trainer
 
     from scenarios.common.hf_trainer import Loss, arguments
-    from scenarios.transformers.heads_gas_ranks import heads
+    from scenarios.transformers import _heads as heads
 
     head = ctx.params.head
     torch.manual_seed(ctx.seed)

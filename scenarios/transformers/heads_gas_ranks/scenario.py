@@ -112,7 +112,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
-    from scenarios.transformers.heads_gas_ranks import heads
+    from scenarios.transformers import _heads as heads
 
     with ctx.phase("init"):
         made = heads.trainer(ctx)

@@ -82,7 +82,7 @@ insufficient_checks = applied.same_direction
 def run(ctx: Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's smoothed loss."""
     from scenarios.common.hf_trainer import IGNORED
-    from scenarios.transformers.heads_gas_ranks import heads
+    from scenarios.transformers import _heads as heads
 
     p = ctx.params
     rows = heads.dataset(p.head, heads.ROWS * p.steps, ctx.seed)

@@ -89,7 +89,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
-    from scenarios.transformers.length_grouped_resume import loop
+    from scenarios.transformers import _resumed_loop as loop
 
     given = loop.trained(ctx, ctx.params.grouped)
     ctx.record("order", rows=[row for step in given for row in step])

@@ -42,8 +42,8 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.transformers.rope_zero_init import buffers
-from scenarios.transformers.rope_zero_init.buffers import EQUAL, Documented, Figures
+from scenarios.transformers import _rope_buffers as buffers
+from scenarios.transformers._rope_buffers import EQUAL, Documented, Figures
 
 PRECISIONS = ("bf16", "fp32", "fp16")
 ROUNDED = 257
@@ -189,7 +189,7 @@ def plan(at: Position) -> Plan:
 def run(ctx: Context) -> None:
     """Build the model as DeepSpeed does, in three precisions, and compare it with one built on the
     CPU."""
-    from scenarios.transformers.rope_zero_init import models as rope
+    from scenarios.transformers import _rope_models as rope
 
     with ctx.phase("init"):
         rope.init_distributed(ctx)
@@ -201,7 +201,7 @@ def run(ctx: Context) -> None:
 
 def _compared(ctx: Context, precision: str) -> Any:
     """One model, after its remedy, whose buffers have been compared."""
-    from scenarios.transformers.rope_zero_init import models as rope
+    from scenarios.transformers import _rope_models as rope
 
     remedy, saved = ctx.params.remedy, []
     contexts: list[AbstractContextManager[Any]] = []

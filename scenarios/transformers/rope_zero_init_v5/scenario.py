@@ -40,8 +40,8 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
-from scenarios.transformers.rope_zero_init import buffers
-from scenarios.transformers.rope_zero_init.buffers import Documented, Figures
+from scenarios.transformers import _rope_buffers as buffers
+from scenarios.transformers._rope_buffers import Documented, Figures
 
 FREQUENCIES = ("model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq")
 
@@ -113,7 +113,7 @@ def plan(at: Position) -> Plan:
 
 def run(ctx: Context) -> None:
     """Build the model; compare its frequencies, cosines and logits with a reference."""
-    from scenarios.transformers.rope_zero_init import models as rope
+    from scenarios.transformers import _rope_models as rope
 
     with ctx.phase("init"):
         rope.init_distributed(ctx)
@@ -127,7 +127,7 @@ def run(ctx: Context) -> None:
 
 def _contexts(ctx: Context) -> Iterator[AbstractContextManager[Any]]:
     """What the model is built in, outermost first."""
-    from scenarios.transformers.rope_zero_init import models as rope
+    from scenarios.transformers import _rope_models as rope
 
     if ctx.params.guard:
         from transformers.integrations.deepspeed import prevent_arange_dtype_change  # type: ignore[import-not-found]

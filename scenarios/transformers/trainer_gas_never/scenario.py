@@ -21,8 +21,8 @@ from harness.api.settings import above, by_code
 from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._normaliser import SUM, TOKENS
 from scenarios.transformers.trainer_gas_twice import scenario as sibling
-from scenarios.transformers.trainer_gas_twice.normaliser import SUM, TOKENS
 
 
 @dataclass

@@ -36,8 +36,8 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import applied
-from scenarios.transformers.trainer_gas_twice import normaliser
-from scenarios.transformers.trainer_gas_twice.normaliser import TOKENS
+from scenarios.transformers import _normaliser as normaliser
+from scenarios.transformers._normaliser import TOKENS
 
 
 @dataclass

@@ -93,7 +93,7 @@ def run(ctx: Context) -> None:
     import torch
 
     from scenarios.common.hf_trainer import logged
-    from scenarios.trl.dpo_gas import preferences
+    from scenarios.trl import _preferences as preferences
 
     p = ctx.params
     with ctx.phase("init"):

@@ -81,7 +81,7 @@ def run(ctx: Context) -> None:
     """Train a tiny model on preferences; compare each step with both references."""
     import torch
 
-    from scenarios.trl.dpo_gas import preferences
+    from scenarios.trl import _preferences as preferences
 
     class Watch(preferences.Watch):
         def facts(self) -> dict[str, object]:

@@ -19,8 +19,8 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from harness.api.spec import Context
-from scenarios.megatron_core.moe_aux_tensor_parallel import training
-from scenarios.megatron_core.moe_aux_tensor_parallel.shares import EXPERTS, HIDDEN
+from scenarios.megatron_core import _training as training
+from scenarios.megatron_core._moe_shares import EXPERTS, HIDDEN
 
 LENGTH, ROWS, TOP = 16, 2, 2
 PADDED = (4, 2)
