@@ -93,6 +93,7 @@ def _parser() -> Arguments:
     number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
     number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
     number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    number("--without", default="", metavar="samples", help="do not compare which rows were seen")
     parser.add_argument(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
     )
@@ -133,6 +134,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         tuple(filter(None, options.layouts.split(","))),
         options.epoch,
         options.other_seed,
+        tuple(filter(None, options.without.split(","))),
     )
 
 

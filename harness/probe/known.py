@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from harness import catalog
+from harness.api.spec import BUGGY, Scenario
 from harness.probe import signatures
 from harness.probe.questions import Answers
 from harness.probe.signatures import Shown, Signature
@@ -29,13 +30,19 @@ class Known:
 def known(answers: Answers, affected: Affected) -> list[Known]:
     """The bugs with the signature of what was found that the imported releases have."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
-    return list(with_signature(signatures.shown(answers), compared, answers.releases, affected))
+    news = signatures.shown(answers)
+    return list(with_signature(news, compared, answers.releases, affected, answers.imported))
 
 
 def with_signature(
-    found: Iterable[Shown], layouts: set[str], releases: Mapping[str, str], affected: Affected
+    found: Iterable[Shown],
+    layouts: set[str],
+    releases: Mapping[str, str],
+    affected: Affected,
+    imported: Set[str] = frozenset(),
 ) -> Iterator[Known]:
-    """The bugs with this signature that these releases have.
+    """The bugs with this signature that these releases have, and whose code the script imported, if
+    that is known.
 
     ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
     count: an unknown status is no reason to suspect a bug.
@@ -46,6 +53,8 @@ def with_signature(
         if signature is None or not _fits(signature, news, layouts):
             continue
         scenario = catalog.scenario(name)
+        if imported and not imported >= _files(scenario):
+            continue
         have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
         if scenario.subject in have and (why := affected(name, have)):
             yield Known(name, scenario.title, why)
@@ -56,3 +65,8 @@ def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[st
     own = {one.kind for one in signature.shown}
     here = {kind for kind in own if kind[0] in ("", *layouts)}
     return bool(here) and here <= news
+
+
+def _files(scenario: Scenario) -> set[str]:
+    """The files with a bug, relative to site-packages."""
+    return {*scenario.files, *(defect.file for defect in scenario.variant(BUGGY).defects)}

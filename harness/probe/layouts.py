@@ -20,6 +20,9 @@ SEEDS = (1, 2)
 """The seeds of the perturbed reference runs: their spread is what rounding does."""
 
 
+SAMPLES = "samples"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user chose."""
@@ -41,6 +44,8 @@ class Settings:
     """Whether the script goes on to its own end, the end of an epoch, and all rows are counted."""
     other_seed: str = ""
     """Arguments that set another seed."""
+    without: tuple[str, ...] = ()
+    """What need not be compared: ``samples``."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -52,6 +57,8 @@ class Settings:
             raise UserError("--ranks and --k must be at least 2")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
+        if unknown := set(self.without) - {SAMPLES}:
+            raise UserError(f"--without {min(unknown)}: only {SAMPLES} can be left out")
         resumed = set(self.layouts) & {RESUME, RANKS_RESUME}
         if resumed and not (self.save and self.resume):
             raise UserError(f"the layout {min(resumed)} needs --save and --resume")

@@ -16,6 +16,7 @@ from harness.probe.layouts import (
     RANKS,
     RANKS_RESUME,
     RESUME,
+    SAMPLES,
     SEED,
     Layout,
     Settings,
@@ -28,7 +29,7 @@ from harness.probe.reference import Reference
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
 
-SAMPLES, ORDER = "samples", "order of samples"
+ORDER = "order of samples"
 
 
 @dataclass
@@ -44,6 +45,10 @@ class Answers:
     """Wall seconds of each run."""
     releases: Mapping[str, str] = field(default_factory=dict)
     """By module, the release that the script has imported."""
+    imported: frozenset[str] = frozenset()
+    """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    unseen: bool = False
+    """Whether the rows that the model is given were not seen, and must be."""
     decided: float = 1.0
     """The share of the values whose updates were compared at the last step."""
 
@@ -58,9 +63,11 @@ def probe(runner: Runner, settings: Settings) -> Answers:
     refuse_unusable(first)
     perturbed = [runner.start(each).result() for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    moved = [runner.start(each) for each in slope.ends(settings, right)]
+    moved = [runner.start(each) for each in slope.ends(settings, right, slope.CHANGES[0])]
     decided = right.decided(len(right.steps) - 1)
-    answers = Answers(_about(first), releases=first.releases, decided=decided)
+    answers = Answers(
+        _about(first), releases=first.releases, imported=first.imported, decided=decided
+    )
     for layout in wanted:
         run = runner.start(layout).result()
         answers.seconds[layout.name] = run.seconds
@@ -75,8 +82,9 @@ def probe(runner: Runner, settings: Settings) -> Answers:
             answers.layouts.append(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
-    answers.notes += filter(None, [slope.note(right, [each.result() for each in moved])])
+    answers.notes += _notes_on_slope(runner, settings, right, [one.result() for one in moved])
     answers.notes = list(dict.fromkeys(answers.notes))
+    answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
 
@@ -242,6 +250,22 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
         yield "the reference begins with gradients: something was differentiated before its loop"
     if any(step["stale"] for step in right.steps[1:]):
         yield "the reference itself has gradients left from the step before: is zero_grad missing?"
+
+
+def _notes_on_slope(
+    runner: Runner, settings: Settings, right: Reference, moved: list[Run]
+) -> Iterator[str]:
+    """A slope that is not as the gradient says must be the same with smaller steps, too: with a
+    large one, a loss is not straight."""
+    first, *smaller = slope.CHANGES
+    found = [slope.steep(right, moved, first)]
+    if found[0] is None or found[0].right:
+        return
+    for change in smaller:
+        ends = [runner.start(each) for each in slope.ends(settings, right, change)]
+        found.append(slope.steep(right, [each.result() for each in ends], change))
+    if note := slope.note(found):
+        yield note
 
 
 ALWAYS = (

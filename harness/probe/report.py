@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 WIDTH = 26
 
+UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
+
+SEPARATE = (evaluation.RELATION, "learning rate", "optimizer", "samples")
+"""Relations that do not follow from another one: each has a line of its own."""
+
 
 def exit_code(answers: Answers) -> int:
-    """1 if a relation is broken, otherwise 3 if a layout gave no answer; 0 only if all did."""
+    """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if nobody knows which
+    rows the model was given; 0 only if all did."""
     if any(found.broken for found in answers.layouts):
         return ExitCode.NOT_AS_EXPECTED
     unclear = not answers.layouts or any(found.no_answer for found in answers.layouts)
+    unclear = unclear or answers.unseen
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
@@ -33,6 +40,8 @@ def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Itera
     reported: set[tuple[str, ...]] = set()
     for found in answers.layouts:
         yield from _layout(found, reported)
+    if answers.unseen:
+        yield f"{'samples':{WIDTH}}  NO ANSWER: {UNSEEN}"
     for note in answers.notes:
         yield f"note: {note}"
     yield "not tested:"
@@ -60,10 +69,10 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
         if fault not in reported:
             yield from (f"    {detail}" for detail in first.details)
         reported.add(fault)
-        results = [one.relation for one in others if one.relation != evaluation.RELATION]
+        results = [one.relation for one in others if one.relation not in SEPARATE]
         if results:
             yield f"    and as a result: {', '.join(results)}"
-        yield from (f"    {one.relation}: {one.text}" for one in others[len(results) :])
+        yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
     yield from (f"    note: {note}" for note in found.notes)
 
 

@@ -85,6 +85,8 @@ class Run:
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
 
     releases: Mapping[str, str] = field(default_factory=dict)
+    imported: frozenset[str] = frozenset()
+    """The files of packages that rank 0 has imported: ``transformers/trainer.py``."""
     """By module, the release that rank 0 has imported."""
 
     @property
@@ -245,7 +247,8 @@ class Runner:
             shutil.rmtree(folder, ignore_errors=True)
         seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
         releases = records[0]["releases"] if records else {}
-        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases)
+        imported = frozenset(records[0]["imported"]) if records else frozenset()
+        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
 
 
 def _failure(ended: Exit, timeout: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,37 @@ SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 def digest(tensor: Any) -> str:
     """A short name for the content of a tensor."""
     return hashlib.md5(tensor.numpy().tobytes(), usedforsecurity=False).hexdigest()[:10]
+
+
+def bound(
+    module: Any, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call, by the names that the module's ``forward`` has for them.
+
+    Trainers of trl give ``input_ids`` by position. Wrappers such as DDP take anything: the module
+    inside has the names.
+    """
+    if not arguments:
+        return arguments, named
+    try:
+        while _takes_anything(module) and hasattr(module, "module"):
+            module = module.module
+        found = inspect.signature(module.forward).bind_partial(*arguments, **named).arguments
+    except (TypeError, ValueError):  # its forward has no signature, or another one
+        return arguments, named
+    kinds = inspect.signature(module.forward).parameters
+    rest = [v for n, v in found.items() if kinds[n].kind is inspect.Parameter.VAR_POSITIONAL]
+    names = {n: v for n, v in found.items() if kinds[n].kind not in _ANY}
+    more = [v for n, v in found.items() if kinds[n].kind is inspect.Parameter.VAR_KEYWORD]
+    return [one for values in rest for one in values], names | dict(*more)
+
+
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _takes_anything(module: Any) -> bool:
+    first = next(iter(inspect.signature(module.forward).parameters.values()), None)
+    return first is not None and first.kind is inspect.Parameter.VAR_POSITIONAL
 
 
 def rows(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[str]:

@@ -17,12 +17,14 @@ from typing import Any
 from harness.probe import own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
-from harness.probe.samples import digest, draw_one_order, rows
+from harness.probe.samples import bound, digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain, reshard
 from harness.probe.unlike import unlike_by_design
 from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
+
+SITE = "/site-packages/"
 
 PARTS_UP_TO = 2_000_000
 """Parameters of the largest model of which each micro-batch's own gradient is kept."""
@@ -67,6 +69,7 @@ class Watch:
             "seen": self.seen,
             "reported": self.reported.values,
             "releases": _releases(),
+            "imported": _imported(),
         }
 
     # -- hooks --
@@ -147,7 +150,7 @@ class Watch:
             self._meet()
         if module is not self.root:
             return
-        found = rows(arguments, named)
+        found = rows(*bound(module, arguments, named))
         self.seen[-1] += found
         if not self.recording:
             return
@@ -379,6 +382,12 @@ def _releases() -> dict[str, str]:
             with suppress(Exception):  # some modules compute their attributes
                 found[name] = sys.modules[name].__version__
     return {name: version for name, version in found.items() if type(version) is str}
+
+
+def _imported() -> list[str]:
+    """The files of packages that this process has imported: ``transformers/trainer.py``."""
+    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    return [file.rpartition(SITE)[2] for file in files if SITE in file]
 
 
 def _generator(tensor: Any) -> str:

@@ -33,3 +33,9 @@ def test_a_bug_is_named_if_all_its_signs_are_there_and_the_releases_have_it(
     found: tuple[Shown, ...], layouts: set[str], releases: dict[str, str], names: list[str]
 ) -> None:
     assert [bug.name for bug in with_signature(found, layouts, releases, why_affected)] == names
+
+
+def test_a_bug_in_code_that_the_script_did_not_import_is_not_named() -> None:
+    for imported, names in (({"transformers/trainer.py"}, ["trainer_gas_twice"]), ({"a.py"}, [])):
+        found = with_signature(TWICE, ALL, BUGGY, why_affected, imported)
+        assert [bug.name for bug in found] == names

@@ -1,0 +1,50 @@
+"""Rows are recognised by their token ids, however a script passes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.probe.samples import bound, rows
+
+IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+WIDER = torch.tensor([[5, 6, 7, 0, 0], [8, 9, 0, 0, 0]])
+
+
+class Model(torch.nn.Module):
+    def forward(self, input_ids: Any, attention_mask: Any = None, **more: Any) -> Any: ...
+
+
+class Wrapper(torch.nn.Module):
+    """As DistributedDataParallel is."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **named: Any) -> Any: ...
+
+
+class Unnamed(torch.nn.Module):
+    def forward(self, *inputs: Any) -> Any: ...
+
+
+def given(module: torch.nn.Module, *arguments: Any, **named: Any) -> list[str]:
+    return rows(*bound(module, arguments, named))
+
+
+@pytest.mark.parametrize("module", [Model(), Wrapper(Model()), Wrapper(Wrapper(Model()))])
+def test_token_ids_may_be_given_by_position(module: torch.nn.Module) -> None:
+    by_name = given(module, input_ids=IDS, attention_mask=MASK)
+    assert given(module, IDS, attention_mask=MASK) == by_name
+    assert given(module, IDS, MASK, labels=IDS) == by_name
+    mask = torch.nn.functional.pad(MASK, (0, 1))
+    assert given(module, WIDER, attention_mask=mask) == by_name  # padding does not matter
+
+
+def test_a_model_without_names_is_given_rows_too() -> None:
+    assert given(Unnamed(), IDS) == given(Wrapper(Unnamed()), IDS)
+    assert len(given(Unnamed(), IDS)) == 2

@@ -1,0 +1,30 @@
+"""The note about a loss that is not as steep as its gradient says: only if smaller steps agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.probe.slope import Steep, note
+
+
+@pytest.mark.parametrize(
+    ("slopes", "said"),
+    [
+        ((0.5, 0.5, 0.501), "falls 0.501 times as fast"),
+        ((2.0, 2.0), "falls 2 times as fast"),
+        ((0.688, 1.006, 1.0), ""),  # the step was too large: autograd is right
+        ((0.759, 1.028, 1.006), ""),
+        ((0.5, 0.7, 0.9), ""),
+        ((0.5,), ""),
+        ((), ""),
+    ],
+)
+def test_slopes_with_smaller_steps_must_agree(slopes: tuple[float, ...], said: str) -> None:
+    found = note([Steep(slope, 1e-4) for slope in slopes])
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_what_rounding_decides_does_not_count() -> None:
+    assert note([Steep(0.5, 1e-4), Steep(0.5, 1e-3), Steep(7.0, 2.0), None])
+    assert not note([Steep(0.5, 1e-4), Steep(0.5, 2.0)])
