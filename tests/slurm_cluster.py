@@ -50,7 +50,7 @@ ReturnToService=2
 SwitchType=switch/none
 MpiDefault=none
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
-KillWait=2
+KillWait=8
 MessageTimeout=10
 SlurmdTimeout=6
 InactiveLimit=0

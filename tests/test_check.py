@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
     [
         ("clip_max_for_min", {"deepspeed": "0.13.2"}, "affected", "was tested on"),
         ("clip_max_for_min", {"deepspeed": "0.13.3"}, "not affected", "was tested on"),
-        ("clip_max_for_min", {"deepspeed": "0.13.4"}, "not affected", "0.13.3 and deepspeed"),
+        ("clip_max_for_min", {"deepspeed": "0.15.2"}, "not affected", "0.14.5 and deepspeed"),
         ("clip_max_for_min", {}, "does not apply", "deepspeed is not installed"),
         ("clip_max_for_min", {"deepspeed": "99.0"}, "unknown", "the newest tested, is"),
         ("clip_max_for_min", {"deepspeed": "0.13.2+3d347276"}, "unknown", "a build with the label"),
@@ -70,7 +71,7 @@ def answer(name: str, installed: Environment, settings: Any = None) -> Checked:
             "this is about transformers>=5",
         ),
         ("bf16_clip", {"deepspeed": "0.19.8"}, "not affected", "was tested on"),
-        ("device_math", {"torch": "2.13.0"}, "unknown", "no results are recorded"),
+        ("device_math", {"torch": "2.13.0"}, "does not apply", "every release of torch has it"),
     ],
 )
 def test_installed_releases_have_the_answer_of_recorded_runs(
@@ -129,7 +130,8 @@ def file(folder: Path, *lines: str) -> str:
 def test_a_bug_is_printed_with_its_harm_its_releases_its_remedy_and_its_command(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    assert main(["check", "-r", file(tmp_path, "transformers==5.3.0", "accelerate==1.13.0")]) == 1
+    stack = file(tmp_path, "transformers==5.3.0", "accelerate==1.13.0")
+    assert main(["check", "--long", "-r", stack]) == 1
     out, scenario = capsys.readouterr().out, catalog.scenario("trainer_gas_twice")
     assert f"ruins training (silent): {scenario.title} [trainer_gas_twice]" in out
     assert "transformers 5.2.0 to 5.5.3; 5.5.4 is not affected" in out
@@ -137,6 +139,35 @@ def test_a_bug_is_printed_with_its_harm_its_releases_its_remedy_and_its_command(
     assert "use transformers 5.5.4\n" in out
     assert "run scenario=trainer_gas_twice variant=released pins.transformers=5.3.0" in out
     assert "about packages or releases that you do not have" in out.splitlines()[-1]
+
+
+def test_the_first_lines_answer_and_what_needs_settings_has_a_line_each(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    stack = file(tmp_path, "deepspeed==0.19.8", "transformers==5.3.0", "accelerate==1.13.0")
+    assert main(["check", "-r", stack]) == 1
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^0 bugs that you can meet, \d+ that need settings you have not named", out, re.M
+    )
+    assert re.search(r"^  fp16_overflow \(stops\): only with dynamic loss scaling", out, re.M)
+    assert "remedy:" not in out
+    assert main(["check", "-r", stack, "--long"]) == 1
+    assert "remedy:" in capsys.readouterr().out
+    (tmp_path / "args.json").write_text('{"gradient_accumulation_steps": 4}')
+    main(["check", "-r", stack, "--training-args", str(tmp_path / "args.json")])
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^[1-9]\d* bugs? that you can meet, \d+ .* your files do not decide", out, re.M
+    )
+    assert "[trainer_gas_twice]" in out
+
+
+def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
+    packages = {"deepspeed": Installed("", "uv.lock has both", ("0.13.2", "0.13.3"))}
+    found = answer("clip_max_for_min", Environment(packages, "here", False))
+    assert found.status is BugStatus.UNKNOWN
+    assert answer("fp16_overflow", Environment(packages, "here", False)).how
 
 
 def test_the_json_has_every_bug_and_the_version_of_its_schema(

@@ -16,7 +16,7 @@ from harness.__main__ import main
 from harness.check import requirements
 from harness.check.installed import Installed
 from harness.check.source import read_file
-from harness.system.errors import Inconclusive, UserError
+from harness.system.errors import UserError
 from harness.system.text import warn_once
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
@@ -42,8 +42,15 @@ def known(served: type[Handler]) -> None:
 def required(file: Path, names: Iterable[str]) -> dict[str, str]:
     """The version that a file selects of each of these packages."""
     content = requirements.read([read_file(file)])
-    found = {name: requirements.selected(name, content) for name in names}
+    found = {name: chosen(name, content) for name in names}
     return {name: package.version for name, package in found.items() if package}
+
+
+def chosen(name: str, content: requirements.Requirements) -> Installed | None:
+    """The exact release, otherwise the newest that is allowed."""
+    if exact := requirements.exact(name, content):
+        return exact
+    return requirements.newest(name, content)[0] if name in content.versions else None
 
 
 @pytest.fixture
@@ -177,7 +184,7 @@ def test_a_package_from_elsewhere_has_an_origin_and_perhaps_a_version(
 
 
 def selected(*files: Path) -> Installed | None:
-    return requirements.selected("up", requirements.read(map(read_file, files)))
+    return chosen("up", requirements.read(map(read_file, files)))
 
 
 @pytest.mark.parametrize(
@@ -245,10 +252,13 @@ def test_an_empty_range_and_a_binary_file_are_mistakes(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_an_index_that_does_not_respond_is_inconclusive(file: Path) -> None:
-    file.write_text("up\n")
-    with pytest.raises(Inconclusive, match="the package index does not respond"):
-        required(file, ["up"])
+def test_without_an_index_the_newest_tested_release_is_taken(file: Path) -> None:
+    file.write_text("up\naccelerate<1.15\n")
+    content = requirements.read([read_file(file)])
+    assert "the package index does not respond" in requirements.newest("up", content)[0].origin
+    found, note = requirements.newest("accelerate", content)
+    assert found.version == "1.14.0"
+    assert "accelerate: the newest tested release is taken, as no index could be read" in note
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])

@@ -113,7 +113,7 @@ def up_in(*files: str) -> Installed | None:
 NOT_HERE = "sys_platform == 'win32'"
 HERE = "sys_platform == 'linux'"
 ONE, TWO = Installed("4.40.0"), Installed("4.57.6")
-BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
+BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
         (
             "poetry.lock",
             poetry(("4.40.0", ""), ("4.57.6", "")),
-            Installed("", "poetry.lock has 4.40.0 and 4.57.6"),
+            Installed("", "poetry.lock has 4.40.0 and 4.57.6", BOTH.candidates),
         ),
         (
             "poetry.lock",
@@ -193,7 +193,7 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
         (
             "pylock.train.toml",
             pylock(sdist("4.40.0"), sdist("4.57.6", "'dev' not in dependency_groups")),
-            Installed("", "pylock.train.toml has 4.40.0 and 4.57.6"),
+            Installed("", "pylock.train.toml has 4.40.0 and 4.57.6", BOTH.candidates),
         ),
         (
             "pylock.toml",
@@ -222,7 +222,7 @@ BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6")
         (
             "conda.json",
             conda(("up", "4.40.0", "conda-forge"), ("up", "4.57.6", "pypi")),
-            Installed("", "conda.json has 4.40.0 and 4.57.6"),
+            Installed("", "conda.json has 4.40.0 and 4.57.6", BOTH.candidates),
         ),
     ],
 )
@@ -330,18 +330,18 @@ def test_a_file_without_the_packages_is_no_mistake(write: Write) -> None:
             Inconclusive,
             "has version 2 of pylock; only 1",
         ),
-        ("uv.lock", "version = ", UserError, "uv.lock is not valid TOML: "),
-        ("a.toml", f"a = {'[' * 9999}", UserError, "a.toml is not valid TOML: "),
+        ("uv.lock", "version = ", UserError, "uv.lock is not valid: "),
+        ("a.toml", f"a = {'[' * 9999}", UserError, "a.toml is not valid: "),
         ("uv.lock", "", UserError, "uv.lock is no lock file"),
-        ("pyproject.toml", "[project]", UserError, "pyproject.toml is no lock file"),
+        ("pyproject.toml", "[project]", UserError, "pyproject.toml names no dependencies"),
         ("pdm.lock", "[[package]]\nname = 'up'", UserError, "pdm.lock is no lock file"),
-        ("uv.lock", "version = 1\npackage = [3]", UserError, "is not what uv and Poetry write"),
-        ("uv.lock", f"{UV}[[package]]", UserError, "is not what uv and Poetry write: .*'name'"),
-        ("uv.lock", uv(("1", "new = 1", "")), UserError, "is not what uv and Poetry write"),
-        ("uv.lock", uv(("1", INDEX, "'what'")), UserError, "is not what uv and Poetry write"),
-        ("poetry.lock", poetry(("1", "source = 1")), UserError, "is not what uv and Poetry write"),
-        ("pylock.toml", pylock(("1", "")), UserError, "is not what uv and Poetry write"),
-        ("pylock.toml", 'lock-version = "one"', UserError, "is not what uv and Poetry write"),
+        ("uv.lock", "version = 1\npackage = [3]", UserError, "is not a lock file"),
+        ("uv.lock", f"{UV}[[package]]", UserError, "is not a lock file: .*'name'"),
+        ("uv.lock", uv(("1", "new = 1", "")), UserError, "is not a lock file"),
+        ("uv.lock", uv(("1", INDEX, "'what'")), UserError, "is not a lock file"),
+        ("poetry.lock", poetry(("1", "source = 1")), UserError, "is not a lock file"),
+        ("pylock.toml", pylock(("1", "")), UserError, "is not a lock file"),
+        ("pylock.toml", 'lock-version = "one"', UserError, "is not a lock file"),
         ("conda.json", "[{]", UserError, "conda.json is not valid JSON: "),
         ("conda.json", "[" * 99999, UserError, "conda.json is not valid JSON: "),
         ("conda.json", '{"error": "no environment"}', UserError, "is not what 'conda list --json'"),
@@ -363,7 +363,7 @@ def test_bad_input_is_reported_in_one_line(
 def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no file nowhere\.lock$"):
         environment.of_files(["nowhere.lock"], NAMES)
-    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(UserError, match=r"has none of uv\.lock, .* that names dependencies"):
         environment.of_files([str(tmp_path)], NAMES)
     (tmp_path / "a.txt").write_bytes("# größer".encode("latin-1"))
     with pytest.raises(UserError, match=r"cannot read .*a\.txt: 'utf-8' codec can't decode"):

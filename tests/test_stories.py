@@ -38,11 +38,11 @@ def test_releases_with_equal_statuses_are_one_span(monkeypatch: pytest.MonkeyPat
 def test_an_untested_release_has_the_status_of_neighbours_that_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = {"1.0": WRONG, "1.2": WRONG, "1.4": RIGHT}
-    second = {"1.0": RIGHT, "1.1": RIGHT, "1.3": WRONG, "1.4": WRONG}
+    first = {"1.0": WRONG, "1.0.2": WRONG, "1.4": RIGHT}
+    second = {"1.0": RIGHT, "1.0.1": RIGHT, "1.3": WRONG, "1.4": WRONG}
     assert spans(monkeypatch, {"first": first, "second": second}) == [
-        "1.0 to 1.1: x-",
-        "1.2: x ",
+        "1.0 to 1.0.1: x-",
+        "1.0.2: x ",
         "1.3:  x",
         "1.4: -x",
     ]

@@ -179,6 +179,9 @@ class Scenario:
     """The conditions for the bug that settings decide, see ``settings``; all must hold."""
     vehicles: tuple[str, ...] = ()
     """Pinned packages that only drive the code with the bug: users meet it without them."""
+    decided_by: tuple[str, ...] = ()
+    """The pinned packages whose releases decide whether the bug is there, if recorded runs show
+    that the others do not; empty for all but vehicles."""
     remedy: str = ""
     """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
     recorded runs, see ``remedies``; it names none."""
@@ -201,6 +204,8 @@ class Scenario:
             for value in given:
                 if value not in choices:
                     raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
+        if unknown := set(self.decided_by) - set(self.pins):
+            raise ValueError(f"decided_by has {', '.join(sorted(unknown))}, which is not pinned")
         if self.known_in_part and self.known_upstream:
             raise ValueError("known_in_part is for a bug with known_upstream=False")
 
@@ -208,6 +213,11 @@ class Scenario:
     def subject(self) -> str:
         """The package whose bug this is: the first pin."""
         return next(iter(self.pins))
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The packages whose releases are looked up: the subject, and what matters beside it."""
+        return self.decided_by or tuple(name for name in self.pins if name not in self.vehicles)
 
     def variant(self, name: str) -> Variant:
         """A variant by its name, which may be ``released``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,8 +12,9 @@ from harness.api.settings import Setting, trigger
 from harness.api.spec import HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
+from harness.check.installed import Installed
 from harness.ranges import remedies
-from harness.ranges.lookup import lookup
+from harness.ranges.lookup import Lookup, lookup
 from harness.ranges.periods import Period, periods
 from harness.ranges.remedies import Advice
 from harness.upstream import pins
@@ -158,15 +160,25 @@ def _recorded(name: str, environment: Environment) -> Checked:
     releases = {package: each.version for package, each in installed.items()}
     if why := _inapplicable(scenario, wanted, releases, environment):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
-    if unclear := [why for package in installed if (why := _not_a_release(package, environment))]:
-        return Checked(name, BugStatus.UNKNOWN, unclear[0], releases)
-    public = {package: each.public for package, each in installed.items()}
-    found = lookup(name, public)
+    decide = {p: each for p, each in installed.items() if p in scenario.deciding}
+    unclear = [_not_a_release(p, environment) for p, each in decide.items() if not each.candidates]
+    if any(unclear):
+        return Checked(name, BugStatus.UNKNOWN, next(filter(None, unclear)), releases)
+    found = _of_all(name, decide)
     if found.status is None:
         return Checked(name, BugStatus.UNKNOWN, found.why, releases)
     how = TESTED if found.tested else NEIGHBOURS
     of = tuple(periods(name))
     return Checked(name, BugStatus(str(found.status)), found.why, releases, how, periods=of)
+
+
+def _of_all(name: str, installed: Mapping[str, Installed]) -> Lookup:
+    """The status of the installed releases; of several candidates only if they share it."""
+    choices = [[(p, v) for v in each.candidates or (each.public,)] for p, each in installed.items()]
+    first, *others = [lookup(name, dict(choice)) for choice in itertools.product(*choices)]
+    if all(each.status == first.status for each in others):
+        return first
+    return Lookup(None, "; ".join(each.why for each in (first, *others)))
 
 
 def _inapplicable(
@@ -176,6 +188,8 @@ def _inapplicable(
 
     A file that may leave out packages must name the package with the bug; the others may be there.
     """
+    if not scenario.pins:
+        return "every release of torch has it, on a GPU"
     needed = wanted if environment.complete else wanted[:1]
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
@@ -188,6 +202,8 @@ def _inapplicable(
 def _not_a_release(package: str, environment: Environment) -> str:
     """Why the installed version of a package says nothing about a release; empty if it does."""
     installed = environment.packages[package]
+    if installed.candidates:
+        return ""
     named = f"{package} {installed.version}".rstrip()
     return f"{named}: {installed.origin}" if installed.origin else ""
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from harness.check import conda, distributions, interpreter, lock_files, requirements, source
+from harness.check import (
+    distributions,
+    interpreter,
+    lock_files,
+    project_files,
+    project_folder,
+    requirements,
+    resolver,
+    source,
+)
 from harness.check.installed import EDITABLE, Installed, chosen, described, origin
+from harness.check.requirements import Requirements
 from harness.check.source import STDIN, Source
-from harness.system.errors import Fault, UserError
+from harness.system.errors import UserError
 from harness.upstream.interpreter import Distribution, Interpreter
 
 __all__ = ["Environment", "Installed", "of_files", "of_interpreter", "of_this_interpreter"]
@@ -32,6 +42,8 @@ class Environment:
     what its packages need."""
     interpreter: Interpreter | None = None
     """The interpreter; None for files."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how files were read, a line each."""
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
@@ -71,26 +83,39 @@ def _installed(
     return described(name, versions[0], why)
 
 
-def of_files(files: Sequence[str], names: Iterable[str]) -> Environment:
+def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Environment:
     """The environment that requirements files describe together, or that one file lists.
 
-    ``-`` is standard input. A list is a lock file of uv or Poetry, pylock.toml, or the output of
-    ``conda list --json`` or ``pip freeze``. A requirement without an exact version selects the
-    newest release in the package index that it allows; if the index cannot be read, its version is
-    unknown. Raises UserError for files that cannot be read or that contradict each other, and
-    Inconclusive for a lock file of an unknown version.
+    ``-`` is standard input, and of a folder the file is read that says most. A list is a lock file,
+    or the output of ``conda list --json`` or ``pip freeze``. For other files the releases are those
+    that a resolver chooses today, or at the end of ``day`` (ISO). Raises UserError for files that
+    cannot be read or that contradict each other, and Inconclusive for a lock file of an unknown
+    version.
     """
     wanted = _wanted(names)
-    sources = [source.read(file) for file in dict.fromkeys(files)]
+    found = [project_folder.in_folder(file) for file in dict.fromkeys(files)]
+    sources = [source.read(file) for file, _ in found]
+    notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)
-    lists = [one for one in sources if one.is_json or one.is_toml]
+    lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        return Environment(_listed(lists[0], wanted), where, complete=True)
+        packages = _listed(lists[0], wanted)
+        return Environment(packages, where, complete=True, notes=tuple(notes))
     content = requirements.read(sources)
+    notes += (
+        f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
+        for file, choices in content.choices.items()
+    )
     complete = content.frozen and where == STDIN
-    return Environment(_required(content, wanted), where, complete)
+    packages, more = _required(content, wanted, day, complete=complete)
+    return Environment(packages, where, complete, notes=(*notes, *more))
+
+
+def _is_list(file: Source) -> bool:
+    """Whether a file lists all packages of an environment, and not what a project declares."""
+    return (file.is_json or file.is_toml) and not project_files.is_one(file)
 
 
 def _wanted(names: Iterable[str]) -> list[str]:
@@ -99,18 +124,37 @@ def _wanted(names: Iterable[str]) -> list[str]:
 
 def _listed(file: Source, names: Sequence[str]) -> dict[str, Installed]:
     """The packages in a file that lists all of an environment."""
-    entries = conda.entries(file) if file.is_json else lock_files.entries(file)
+    entries = lock_files.entries(file)
     found = {name: [one for one in entries if one.name == name] for name in names}
     where = file.name if file.name == STDIN else file.path.name
     return {name: chosen(where, name, those) for name, those in found.items() if those}
 
 
-def _required(content: requirements.Requirements, names: Sequence[str]) -> dict[str, Installed]:
-    """The packages in requirements files; without a version if the index does not list it."""
-    found: dict[str, Installed | None] = {}
+def _required(
+    content: Requirements, names: Sequence[str], day: str, *, complete: bool
+) -> tuple[dict[str, Installed], list[str]]:
+    """The packages that requirements install, and what the user should know of that."""
+    resolved, notes = ({}, []) if complete else _resolved(content, day)
+    found: dict[str, Installed] = {}
     for name in names:
-        try:
-            found[name] = requirements.selected(name, content)
-        except Fault as fault:
-            found[name] = Installed("", str(fault))
-    return {name: package for name, package in found.items() if package}
+        exact = requirements.exact(name, content)
+        if exact:
+            found[name] = exact
+        elif name in resolved:
+            of = content.versions.get(name)
+            newest = f"{name}{of}" if of is not None else "the other packages"
+            found[name] = replace(described(name, resolved[name]), newest_of=newest)
+        elif name in content.versions:
+            found[name], why = requirements.newest(name, content, day)
+            notes += [why] if why else []
+    return found, notes
+
+
+def _resolved(content: Requirements, day: str) -> tuple[dict[str, str], list[str]]:
+    """What a resolver installs; empty, with the reason, if it finds nothing."""
+    if content.no_index:
+        return {}, []
+    try:
+        return resolver.resolve(content, day), []
+    except resolver.NotResolved as why:
+        return {}, [f"no releases were found that fit together, so each is looked up alone: {why}"]

@@ -49,6 +49,8 @@ class Installed:
     origin: str = ""
     """Why it may differ from the published release of this version, or why the version is unknown;
     empty for a release."""
+    candidates: tuple[str, ...] = ()
+    """The versions that a file has for different users of it, of which one is installed."""
     newest_of: str = ""
     """The requirement, such as ``accelerate>=1``, if this is the newest release that it allows."""
 
@@ -93,7 +95,9 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
         ((version, origin),) = found.items()
         return described(name, version, origin)
     versions = " and ".join(version or "one without a version" for version in found)
-    return Installed("", f"{where} has {versions}")
+    described_ = [described(name, version, origin) for version, origin in found.items()]
+    candidates = tuple(found) if all(not each.origin for each in described_) else ()
+    return Installed("", f"{where} has {versions}", candidates)
 
 
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:

@@ -1,4 +1,4 @@
-"""The lock files of uv and Poetry, and pylock.toml: every package that a project installs.
+"""Lock files, of uv, Poetry, PDM and Pipenv, pylock.toml, and conda's list: every package.
 
 A project may install a package only with an extra or a dependency group, and only its user knows
 which are installed. So a package of any extra or group counts as installed.
@@ -6,6 +6,7 @@ which are installed. So a package of any extra or group counts as installed.
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import sys
@@ -17,6 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from harness.check import conda
 from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import Source
 from harness.system.errors import Inconclusive, UserError
@@ -32,6 +34,8 @@ UV = 1
 POETRY = (1, 2)
 """The versions of poetry.lock that are read, without minor versions."""
 PYLOCK = 1
+PDM = 4
+PIPFILE = "Pipfile.lock"
 
 CHOICE = re.compile(
     r"""extra\s*[!=]=\s*(?:"[^"]*"|'[^']*')"""
@@ -56,23 +60,30 @@ def entries(source: Source) -> list[Listed]:
 
     Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
     """
+    if source.is_json and source.path.name != PIPFILE:
+        return conda.entries(source)
     document = _document(source)
     try:
         return list(_entries(document, source.name))
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(
-            f"{source.name} is not what uv and Poetry write: {complaint(error)}"
-        ) from None
+        raise UserError(f"{source.name} is not a lock file: {complaint(error)}") from None
 
 
 def _document(source: Source) -> dict[str, Any]:
     try:
+        if source.is_json:
+            return {PIPFILE: json.loads(source.text)}
         return tomllib.loads(source.text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{source.name} is not valid TOML: {error}") from None
+        raise UserError(f"{source.name} is not valid: {error}") from None
 
 
 def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
+    if PIPFILE in document:
+        return _pipfile(document[PIPFILE])
+    if version := document.get("metadata", {}).get("lock_version"):
+        _known(file, "pdm.lock", _major(version), PDM)
+        return _pdm(document)
     if "lock-version" in document:
         _known(file, "pylock", _major(document["lock-version"]), PYLOCK)
         return _pylock(document)
@@ -82,7 +93,10 @@ def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     if isinstance(document.get("version"), int):
         _known(file, "uv.lock", document["version"], UV)
         return _uv(document)
-    raise UserError(f"{file} is no lock file: it is none of uv.lock, poetry.lock and pylock.toml")
+    raise UserError(
+        f"{file} is no lock file: it is none of uv.lock, poetry.lock, "
+        "pdm.lock, pylock.toml and Pipfile.lock"
+    )
 
 
 def _major(version: str) -> int:
@@ -118,6 +132,28 @@ def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
         source = package.get("source", {"type": "legacy"})
         origin = EDITABLE if package.get("develop") else POETRY_ORIGINS[source["type"]]
         yield Listed(canonicalize_name(package["name"]), package["version"], origin)
+
+
+def _pdm(document: Mapping[str, Any]) -> Iterator[Listed]:
+    for package in document.get("package", []):
+        marker = package.get("marker")
+        if _applies([marker] if marker else []):
+            origins = {
+                "git": GIT,
+                "url": WEB,
+                "path": EDITABLE if package.get("editable") else FILE,
+            }
+            origin = next((text for key, text in origins.items() if key in package), "")
+            yield Listed(canonicalize_name(package["name"]), package.get("version", ""), origin)
+
+
+def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
+    for section in ("default", "develop"):
+        for name, package in document.get(section, {}).items():
+            if _applies([package["markers"]] if "markers" in package else []):
+                origin = GIT if "git" in package else FILE if "file" in package else ""
+                version = str(package.get("version", "")).removeprefix("==")
+                yield Listed(canonicalize_name(name), version, origin)
 
 
 def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:

@@ -34,6 +34,8 @@ NO_SETTINGS = (
     "--accelerate to see which bugs they can trigger."
 )
 
+MORE = "More of these: python -m harness check --long, or python -m harness show NAME"
+
 STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
 
 LONGEST = 160
@@ -51,26 +53,77 @@ def print_text(
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
+    *,
+    long: bool = False,
 ) -> None:
-    """Print the bugs in groups, the most damaging first, and the number of all others.
+    """Print how many bugs there are, then those that a user can meet, then the others in a line
+    each; with ``long`` all of them with what a user wants to know. The most damaging come first.
 
     ``notes`` are lines about the accepted bugs.
     """
     console.print(_environment(environment))
-    for status, heading in HEADINGS.items():
-        group = [c for c in found if c.status is status and not c.accepted]
-        if group:
-            console.print(f"\n{heading}", style=STYLES.get(status, "bold"))
-        for checked in group:
-            console.print(_whole(checked))
-        if status is BugStatus.AFFECTED and settings is None:
-            console.print(f"\n{NO_SETTINGS}")
+    for note in environment.notes:
+        console.print(f"  {note}")
+    there = [checked for checked in found if checked.counts]
+    console.print(f"\n{headline(there, settings)}", style="bold")
+    if long:
+        _print_groups(console, found)
+    else:
+        _print_briefly(console, there, settings)
+    if settings is None and any(needs_settings(checked, None) for checked in there):
+        console.print(f"\n{NO_SETTINGS}")
     for name, why in broken.items():
         console.print(f"\n{name} cannot be used: {why}")
     print_accepted(console, found, notes)
     for each in advice(found, settings):
         console.print(f"\n{each}")
     console.print(f"\n{summary(found)}")
+
+
+def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
+    """The answer in one line: ``2 bugs that you can meet, 9 that need settings ..., 0 unknown``."""
+    unknown = sum(checked.status is BugStatus.UNKNOWN for checked in there)
+    need = sum(needs_settings(checked, settings) for checked in there)
+    whose = "you have not named" if settings is None else "that your files do not decide"
+    meet = count(len(there) - unknown - need, "bug")
+    return f"{meet} that you can meet, {need} that need settings {whose}, {unknown} unknown"
+
+
+def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> bool:
+    """Whether a bug is there only with settings that are not known."""
+    if settings is None and checked.status is BugStatus.AFFECTED:
+        return bool(catalog.scenario(checked.scenario).settings)
+    return checked.status is BugStatus.POSSIBLY
+
+
+def _print_groups(console: Console, found: Sequence[Checked]) -> None:
+    for status, heading in HEADINGS.items():
+        group = [c for c in found if c.status is status and not c.accepted]
+        if group:
+            console.print(f"\n{heading}", style=STYLES.get(status, "bold"))
+        for checked in group:
+            console.print(_whole(checked))
+
+
+def _print_briefly(
+    console: Console, there: Sequence[Checked], settings: Mapping[str, Setting] | None
+) -> None:
+    rest = [c for c in there if needs_settings(c, settings)]
+    unknown = [c for c in there if c.status is BugStatus.UNKNOWN]
+    for checked in there:
+        if checked not in rest and checked not in unknown:
+            console.print(_whole(checked))
+    if rest:
+        console.print("\nONLY WITH SETTINGS", style="bold yellow")
+    for checked in rest:
+        scenario = catalog.scenario(checked.scenario)
+        console.print(f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
+    if unknown:
+        console.print("\nUNKNOWN", style="bold")
+    for checked in unknown:
+        console.print(f"  {checked.scenario}: {short(checked.why, LONGEST)}")
+    if rest or unknown:
+        console.print(f"\n{as_typed(MORE)}")
 
 
 def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[str]) -> None:
@@ -85,13 +138,13 @@ def print_accepted(console: Console, found: Sequence[Checked], notes: Sequence[s
 
 
 def _environment(environment: Environment) -> str:
-    """One line: which environment, and its releases."""
-    named = [
-        f"{name} {package.version or '?'}"
-        + (f" (the newest that {package.newest_of} allows)" if package.newest_of else "")
-        for name, package in sorted(environment.packages.items())
-    ]
-    return f"{environment.where}: {', '.join(named)}"
+    """Which environment, and its releases; those that no file names exactly have a star."""
+    packages = sorted(environment.packages.items())
+    named = [f"{n} {each.version or '?'}{'*' if each.newest_of else ''}" for n, each in packages]
+    line = f"{environment.where}: {', '.join(named)}"
+    if any(each.newest_of for _, each in packages):
+        line += "\n  * the newest that fits; the files name a range, or only what needs it"
+    return line
 
 
 def _whole(checked: Checked) -> str:

@@ -1,4 +1,5 @@
-"""Requirements files and the output of ``pip freeze``, read without running any code.
+"""Requirements files, the output of ``pip freeze``, and what projects declare, read without running
+any code.
 
 Nothing is built or installed: a source distribution would run its own code. A package from a path
 or an address therefore has a version only if the name of a file contains it.
@@ -18,8 +19,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from harness.check import project_files
 from harness.check.installed import ARCHIVES, EDITABLE, Installed, at_address, described
 from harness.check.source import Source, read_file
+from harness.ranges.affected import tested_releases
 from harness.system.errors import Fault, UserError
 from harness.system.text import warn_once
 from harness.upstream import index
@@ -65,6 +68,14 @@ class Requirements:
     """Whether it names folders or pages of files, which are not read."""
     frozen: bool = False
     """Whether every line has the form that ``pip freeze`` writes."""
+    extras: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The extras of packages that it names: ``{"ray": {"default"}}``."""
+    bounds: Mapping[str, SpecifierSet] = field(default_factory=dict)
+    """The versions that constraints allow, also of packages that no requirement names."""
+    python: str = ""
+    """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By file, the extras and groups that were not chosen."""
 
 
 @dataclass
@@ -73,6 +84,10 @@ class _Named:
 
     places: dict[str, dict[str, str]] = field(default_factory=dict)
     direct: dict[str, Installed] = field(default_factory=dict)
+    extras: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def versions(self) -> dict[str, SpecifierSet]:
+        return {name: SpecifierSet(",".join(sorted(of))) for name, of in self.places.items()}
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
         self.places.setdefault(name, {}).update(dict.fromkeys(specifiers, where))
@@ -98,6 +113,8 @@ class _Reading:
     frozen: bool = True
     seen: set[tuple[Path, bool]] = field(default_factory=set)
     depth: int = 0
+    python: str = ""
+    choices: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def read(self, source: Source, *, constraint: bool = False) -> None:
         file = source.path.resolve()
@@ -109,14 +126,25 @@ class _Reading:
         if not self.depth:
             self.root = file.parent
         self.depth += 1
-        for number, line in _lines(source.text):
-            where = f"{source.name}, line {number}"
+        for where, line in self._placed(source):
             try:
                 self._take(line, file, where, constraint)
             except ValueError as why:
                 first = str(why).partition("\n")[0]  # packaging draws where the mistake is
                 raise UserError(f"{where}: '{line}' is refused: {first}") from None
         self.depth -= 1
+
+    def _placed(self, source: Source) -> Iterator[tuple[str, str]]:
+        """The lines of a file, and where they are."""
+        if not project_files.is_one(source):
+            for number, line in _lines(source.text):
+                yield f"{source.name}, line {number}", line
+            return
+        declared = project_files.declared(source)
+        self.frozen, self.python = False, self.python or declared.python
+        if declared.choices:
+            self.choices[source.name] = declared.choices
+        yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
         found = self.constraints if constraint else self.required
@@ -138,6 +166,7 @@ class _Reading:
         if requirement.marker and not requirement.marker.evaluate():
             return
         name = canonicalize_name(requirement.name)
+        found.extras[name] = found.extras.get(name, frozenset()) | requirement.extras
         if requirement.url:
             _, package = at_address(requirement.url)
             found.add_direct(name, package, where)
@@ -201,24 +230,21 @@ class _Reading:
         return named
 
 
-def selected(name: str, content: Requirements) -> Installed | None:
-    """The one release that requirements name, otherwise the newest that they allow.
+def exact(name: str, content: Requirements) -> Installed | None:
+    """The one release of a package that requirements name; None if they do not.
 
-    None if they do not name the package. Raises UserError for requirements that no release can
-    meet, and Fault if the index cannot list the releases of a range.
+    Raises UserError for requirements that no release can meet.
     """
     if name not in content.versions:
         return None
     versions = content.versions[name]
-    exact = _exact(versions)
-    fits = [one for one in exact if versions.contains(one, prereleases=True)]
-    if exact and not fits:
+    named = _exact(versions)
+    fits = [one for one in named if versions.contains(one, prereleases=True)]
+    if named and not fits:
         raise UserError(_contradiction(name, content.places[name]))
     if name in content.direct:
         return content.direct[name]
-    if exact:
-        return described(name, min(fits))
-    return Installed(_newest(name, versions, content), newest_of=f"{name}{versions}")
+    return described(name, min(fits)) if named else None
 
 
 def _exact(versions: SpecifierSet) -> list[str]:
@@ -232,25 +258,44 @@ def _contradiction(name: str, places: Mapping[str, str]) -> str:
     return f"{' and '.join(parts)} contradict each other"
 
 
-def _newest(name: str, versions: SpecifierSet, content: Requirements) -> str:
-    """The newest release in the package index that a requirement allows."""
+def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
+    """The newest release that requirements allow, as of the end of a day (ISO), and what a user
+    should know of it.
+
+    Without an index it is the newest that was tested. Raises UserError if no release is allowed.
+    """
+    versions = content.versions[name]
     if content.no_index:
         raise UserError(
             f"--no-index: no index can list the releases of {name}; name one, such as {name}==1.2.3"
         )
     if content.links:
         warn_once("--find-links is ignored: a range selects the index's newest release")
+    try:
+        known, note = _released(name, content, day), ""
+    except Fault as fault:
+        known = list(tested_releases(name))
+        if not known:
+            return Installed("", str(fault)), ""
+        note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
+    found = list(versions.filter(known))
+    if not found:
+        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
+    return Installed(found[-1], newest_of=f"{name}{versions}"), note
+
+
+def _released(name: str, content: Requirements, day: str) -> list[str]:
+    """The releases of a package in the index, until a day."""
     known = [
         release.version
         for release in index.releases(name, content.indices)
         if release.final and release.installable and not release.yanked
+        if not day or (release.day and release.day <= day)
     ]
     if not known:
-        raise Fault(f"the package index has no release of {name} for this Python")
-    found = list(versions.filter(known))
-    if not found:
-        raise UserError(f"no release is {name}{versions}: they go from {known[0]} to {known[-1]}")
-    return found[-1]
+        until = f" until {day}" if day else ""
+        raise Fault(f"the package index has no release of {name} for this Python{until}")
+    return known
 
 
 def read(sources: Iterable[Source]) -> Requirements:
@@ -268,6 +313,10 @@ def read(sources: Iterable[Source]) -> Requirements:
     }
     return Requirements(
         versions={name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()},
+        extras=required.extras,
+        bounds=bounds.versions(),
+        python=reading.python,
+        choices=reading.choices,
         direct={**bounds.direct, **required.direct},
         places=places,
         indices=(reading.main, *reading.more) if reading.main or reading.more else (),

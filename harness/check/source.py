@@ -6,7 +6,7 @@ import codecs
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.system.errors import UserError
@@ -23,6 +23,9 @@ MARKS = (
 """Byte order marks; UTF-32 comes first, as its mark may begin with that of UTF-16."""
 
 
+TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
+
+
 @dataclass(frozen=True)
 class Source:
     """A file, or standard input, with its text."""
@@ -32,6 +35,8 @@ class Source:
     path: Path
     """Absolute; relative paths in the text start at its folder."""
     text: str
+    chosen: tuple[str, ...] = ()
+    """The extras and groups that the user named: ``pyproject.toml[train]``."""
 
     @property
     def is_json(self) -> bool:
@@ -41,14 +46,17 @@ class Source:
 
     @property
     def is_toml(self) -> bool:
-        """Whether it is TOML, as the lock files of uv and Poetry are."""
-        named = self.path.suffix == ".toml" or self.path.name in ("uv.lock", "poetry.lock")
+        """Whether it is TOML, as the lock files of uv, Poetry and PDM are."""
+        named = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
         return named or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
 
 
 def read(name: str) -> Source:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
     if name != "-":
+        if (named := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
+            chosen = tuple(each.strip() for each in named[2].split(",") if each.strip())
+            return replace(read_file(Path(named[1])), chosen=chosen)
         return read_file(Path(name))
     source = Source(STDIN, Path.cwd() / "-", _text(STDIN, sys.stdin.buffer.read))
     if not source.text.strip():

@@ -75,8 +75,11 @@ def _parser() -> Arguments:
         "--requirements",
         action="append",
         metavar="FILE",
-        help="a requirements file, uv.lock, poetry.lock, pylock.toml, the output of "
-        "conda list --json, or - for pip freeze on standard input; repeatable",
+        help="a requirements file, pyproject.toml[EXTRA], setup.cfg, environment.yml, a lock file, "
+        "the output of conda list --json, a folder, or - for pip freeze; repeatable",
+    )
+    parser.add_argument(
+        "--as-of", metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     parser.add_argument(
@@ -93,6 +96,7 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--unknown", action="store_true", help="with --run: only where it is unknown"
     )
+    parser.add_argument("--long", action="store_true", help="print all that is known of each bug")
     parser.add_argument("--strict", action="store_true", help="exit with 3 if a status is unknown")
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument(
@@ -132,7 +136,7 @@ def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environme
     if options.python:
         return stacks.of_interpreter(options.python, packages)
     if options.requirements:
-        return stacks.of_files(options.requirements, packages)
+        return stacks.of_files(options.requirements, packages, options.as_of or "")
     return stacks.of_this_interpreter(packages)
 
 
@@ -187,7 +191,8 @@ def _print(
         for line in output.for_github(found, files[0] if files else None, notes):
             console.print(as_typed(line))
     else:
-        output.print_text(console, environment, found, broken, settings, notes)
+        long = options.long or bool(_named(options.overrides))
+        output.print_text(console, environment, found, broken, settings, notes, long=long)
 
 
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:

@@ -23,6 +23,7 @@ from harness.publish import alive_page as _alive_page
 from harness.publish import probe_table as _probe_table
 from harness.publish import ranges_page as _ranges_page
 from harness.publish import story_pages as _story_pages
+from harness.publish import trust_table as _trust_table
 from harness.ranges import affected, remedies
 from harness.runs import evidence
 from harness.runs.report import alarm, releases
@@ -49,7 +50,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe.md and stories")
+    console.print(
+        f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe.md, trust.md and stories"
+    )
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
@@ -71,9 +74,11 @@ def write(names: Iterable[str]) -> None:
             folder.mkdir(exist_ok=True)
             for file, text in _story_pages.texts():
                 write_whole(folder / file, text)
-            probe = BUGS.with_name(_probe_table.NAME)
-            if probe.is_file():
-                write_whole(probe, _probe_table.with_table(probe.read_text(encoding="utf-8")))
+            for part in (_probe_table, _trust_table):
+                whole_page = BUGS.with_name(part.NAME)
+                if whole_page.is_file():
+                    text = part.with_table(whole_page.read_text(encoding="utf-8"))
+                    write_whole(whole_page, text)
 
 
 def page(name: str) -> str:

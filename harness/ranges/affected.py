@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from packaging.version import Version
@@ -60,6 +61,15 @@ def of(scenario: str) -> list[Cell]:
         Cell(**{**kept, "scenario": scenario, "status": Status(kept["status"])})
         for kept in json.loads(file.read_text(encoding="utf-8"))
     ]
+
+
+@cache
+def tested_releases(package: str) -> tuple[str, ...]:
+    """The releases of a package that were tested with any bug, oldest first."""
+    found = {
+        cell.pins[package] for name in catalog.sound() for cell in of(name) if package in cell.pins
+    }
+    return tuple(sorted(found, key=Version))
 
 
 def confirm(cells: Iterable[Cell]) -> None:

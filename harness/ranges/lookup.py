@@ -31,10 +31,11 @@ class Lookup:
 def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     """The status of releases for a scenario: their own, otherwise that of their neighbours.
 
-    ``have`` are releases by package. Several packages are looked up together, see ``neighbours``.
+    ``have`` are releases by package. Several packages that decide are looked up together, see
+    ``neighbours``; packages that do not decide are ignored.
     """
     scenario = catalog.scenario(name)
-    packages = [p for p in scenario.pins if p in have and p not in scenario.vehicles]
+    packages = [package for package in scenario.deciding if package in have]
     try:
         here = tuple(Version(have[package]) for package in packages)
     except InvalidVersion as error:
@@ -88,6 +89,10 @@ def _between(
     found, named = neighbours(tested, here), _named(packages, here)
     if not found.older or not found.newer:
         return _outside(packages, here, tested)
+    if found.differing and len(found.statuses) == 1:
+        points = [*_around(found), *found.differing]
+        words = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in points])
+        return Lookup(None, f"{named} was not tested, and releases around it differ: {words}")
     if found.status is None:
         around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
         return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")

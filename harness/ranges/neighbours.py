@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -21,11 +21,17 @@ class Neighbours:
     newer: tuple[Point, ...]
     statuses: frozenset[Status]
     """The statuses of all of them."""
+    differing: tuple[Point, ...] = ()
+    """Of one package: the points next to them, where these have another certain status."""
 
     @property
     def status(self) -> Status | None:
-        """The status of a point between them: theirs, if it is certain and they all agree."""
-        if not self.older or not self.newer or len(self.statuses) != 1:
+        """The status of a point between them: theirs, if it is certain and they all agree.
+
+        Where statuses change from release to release, as ``differing`` shows, it is not known: of
+        the recorded releases, 7 had another status than both their neighbours there.
+        """
+        if not self.older or not self.newer or len(self.statuses) != 1 or self.differing:
             return None
         (status,) = self.statuses
         return status if status.certain else None
@@ -42,8 +48,28 @@ def neighbours(tested: Mapping[Point, Iterable[Status]], here: Point) -> Neighbo
         certain = {p: {s for s in of if s.certain} for p, of in points.items()}
         points = {point: statuses for point, statuses in certain.items() if statuses}
     older, newer = _nearest(points, here, newer=False), _nearest(points, here, newer=True)
-    found = (status for point in (*older, *newer) for status in _certain_first(points[point]))
-    return Neighbours(older, newer, frozenset(found))
+    found = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
+    return Neighbours(older, newer, found, tuple(_differing(points, here, found)))
+
+
+def _differing(
+    points: Mapping[Point, set[Status]], here: Point, found: frozenset[Status]
+) -> Iterator[Point]:
+    """The second points on both sides, of one package, that certainly differ from the first."""
+    if len(here) > 1 or here in points or _same_series(points, here):
+        return
+    before, after = sorted(p for p in points if p < here), sorted(p for p in points if p > here)
+    for point in (*before[-2:-1], *after[1:2]):
+        if any(status.certain and status not in found for status in points[point]):
+            yield point
+
+
+def _same_series(points: Iterable[Point], here: Point) -> bool:
+    """Whether both neighbours of a release are of its own series, 4.57.1 and 4.57.6 of 4.57.3:
+    then a difference beyond them does not matter."""
+    (version,) = here
+    series = [p for p in points if p[0].release[:2] == version.release[:2]]
+    return any(p < here for p in series) and any(p > here for p in series)
 
 
 def _certain_first(statuses: set[Status]) -> set[Status]:

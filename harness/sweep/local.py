@@ -61,7 +61,7 @@ def started(
         try:
             yield [runners.submit(run, index) for index in range(len(configs))]
         finally:
+            runners.shutdown(wait=False, cancel_futures=True)  # before a run ends: none may begin
             stop.set()
             uv.give_up()
             preparing.shutdown(wait=False, cancel_futures=True)
-            runners.shutdown(cancel_futures=True)

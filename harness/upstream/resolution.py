@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from harness.api.spec import Scenario
+from harness.system.errors import Inconclusive
+from harness.system.machine import cache_folder
 from harness.upstream import locks, quirks, release_days, torches, uv
 from harness.upstream.pins import TORCH, Stack, here
 
@@ -70,9 +73,22 @@ def lock(stack: Stack) -> str:
     if stack.lock:
         return stack.lock
     own, *others = quirks.by_python(stack)
-    found = locks.versions(_resolved(own, quirks.bounds(stack.pins)))
+    found = locks.versions(_resolved_soon(own, quirks.bounds(stack.pins)))
     found |= {name: version for part in others for name, version in part.pins.items()}
     return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
+
+
+def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
+    """Resolve for the stack's day, otherwise for that of its newest pin: a companion may need
+    packages that are younger than the subject."""
+    try:
+        return _resolved(stack, bounds)
+    except Inconclusive:
+        days = (release_days.released(*pin, cache_folder()) for pin in stack.packages.items())
+        later = release_days.settled(max(days), stack.python)
+        if later <= stack.date:
+            raise
+        return _resolved(replace(stack, date=later), bounds)
 
 
 def _resolved(stack: Stack, bounds: Sequence[str]) -> str:

@@ -65,6 +65,7 @@ SCENARIO = Scenario(
     "you make the Trainer, or compute the loss in compute_metrics, from the logits",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="wrong metric",
     visibility="visible in the loss",
     known_upstream=False,

@@ -50,6 +50,7 @@ SCENARIO = Scenario(
     "label of each row to -100",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "code": by_code("the model is one of those that are affected")},

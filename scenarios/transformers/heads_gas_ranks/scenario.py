@@ -71,6 +71,7 @@ SCENARIO = Scenario(
     "compute_loss_func that returns the sum of the losses divided by num_items_in_batch",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="visible in the loss",
     known_upstream=False,

@@ -53,6 +53,7 @@ SCENARIO = Scenario(
     remedy="give the Trainer a compute_loss_func with label smoothing",
     pins={"transformers": "5.14.1", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="visible in the loss",
     settings={

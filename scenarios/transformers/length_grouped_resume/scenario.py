@@ -59,6 +59,7 @@ SCENARIO = Scenario(
     remedy="stop at the end of an epoch, or train without group_by_length",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="wrong resume",
     visibility="silent",
     settings={"trainer": True, "code": by_code("rows are grouped by length")},

@@ -59,6 +59,7 @@ SCENARIO = Scenario(
     remedy="divide router_aux_loss_coef by the number of ranks times the accumulation steps",
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={

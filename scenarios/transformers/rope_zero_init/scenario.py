@@ -138,6 +138,7 @@ SCENARIO = Scenario(
     trigger="a LLaMA built under deepspeed.zero.Init in bf16 or fp16",
     remedy="copy the rotary buffers from a small model that was built outside of zero.Init",
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={

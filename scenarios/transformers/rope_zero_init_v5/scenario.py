@@ -81,6 +81,7 @@ SCENARIO = Scenario(
     remedy="in the newest release, enter transformers' prevent_arange_dtype_change() before "
     "zero.Init, or let transformers' own integration enter zero.Init",
     pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -40,6 +40,7 @@ SCENARIO = Scenario(
     remedy="set the first label of each row to -100",
     pins={"transformers": "4.46.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "code": by_code("the first label of a row counts")},

@@ -39,6 +39,7 @@ SCENARIO = Scenario(
     "**kwargs",
     pins={"transformers": "4.48.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="visible in the loss",
     settings={

@@ -46,6 +46,7 @@ SCENARIO = Scenario(
     "no **kwargs",
     pins={"transformers": "4.46.3", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={

@@ -65,6 +65,7 @@ SCENARIO = Scenario(
     "one, and the logged loss is right",
     trigger="the Trainer with gradient_accumulation_steps above 1",
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "gradient_accumulation_steps": above(1)},

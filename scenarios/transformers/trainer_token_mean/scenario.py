@@ -58,6 +58,7 @@ SCENARIO = Scenario(
     "different numbers of labels",
     pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
     harm="ruins training",
     visibility="silent",
     settings={

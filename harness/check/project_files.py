@@ -1,0 +1,308 @@
+"""Files in which a project declares what it needs: pyproject.toml, setup.cfg, environment.yml.
+
+Each becomes lines of a requirements file. An extra or a dependency group counts only if it is
+named: ``pyproject.toml[train]``.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from harness import catalog
+from harness.check.installed import ALIASES
+from harness.check.source import Source
+from harness.system.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+KINDS = ("pyproject.toml", "setup.cfg", "environment.yml", "environment.yaml")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a project declares."""
+
+    lines: Sequence[tuple[str, str]]
+    """Where each requirement is, ``pyproject.toml, project.dependencies``, and its line."""
+    python: str = ""
+    """The Pythons that it is for, ``>=3.10``; empty if it does not say."""
+    choices: Sequence[str] = ()
+    """The extras and groups that were not chosen."""
+
+
+def is_one(source: Source) -> bool:
+    """Whether a file declares the needs of a project."""
+    name = source.path.name
+    return name in KINDS or bool(re.fullmatch(r".*env(ironment)?[\w.-]*\.ya?ml", name))
+
+
+def declared(source: Source) -> Declared:
+    """The requirements in a file. Raises UserError if it is damaged or declares none."""
+    found = _read(source)
+    unknown = sorted(set(map(_key, source.chosen)) - {_key(name) for name in found})
+    others = {name for name in found if name}
+    if unknown:
+        names = ", ".join(sorted(others)) or "none"
+        raise UserError(f"{source.name} has no extra or group {unknown[0]}; it has: {names}")
+    wanted = {"", *map(_key, source.chosen)}
+    lines = [
+        (f"{source.name}, {where}", line)
+        for name, (where, those) in found.items()
+        if _key(name) in wanted
+        for line in those
+    ]
+    if not lines:
+        raise UserError(
+            f"{source.name} names no dependencies"
+            + (f" but those of {', '.join(sorted(others))}: {source.name}[NAME]" if others else "")
+        )
+    left = sorted(name for name in others if _key(name) not in wanted)
+    return Declared(lines, _python(source), left)
+
+
+Groups = dict[str, tuple[str, list[str]]]
+"""By the name of an extra or a group, where it is and its requirements; "" is always installed."""
+
+
+def _read(source: Source) -> Groups:
+    try:
+        if source.path.suffix == ".toml":
+            return _pyproject(_toml(source))
+        if source.path.suffix == ".cfg":
+            return _setup_cfg(source.text)
+        return {"": ("dependencies", list(_conda(_yaml(source))))}
+    except (ValueError, TypeError, AttributeError, KeyError, configparser.Error) as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(f"{source.name} cannot be read: {why}") from None
+
+
+def _yaml(source: Source) -> Any:
+    import yaml  # check should start soon
+
+    try:
+        return yaml.safe_load(source.text)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{source.name} is not valid YAML: {why}") from None
+
+
+def _toml(source: Source) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source.name} is not valid TOML: {error}") from None
+
+
+def _python(source: Source) -> str:
+    if source.path.suffix == ".toml":
+        document = _toml(source)
+        if python := document.get("project", {}).get("requires-python"):
+            return str(python)
+        poetry = document.get("tool", {}).get("poetry", {}).get("dependencies", {})
+        return _specifier(str(poetry["python"])) if "python" in poetry else ""
+    if source.path.suffix == ".cfg":
+        return _config(source.text).get("options", "python_requires", fallback="")
+    wanted = _conda_versions(_yaml(source), "python")
+    return next(iter(wanted), "")
+
+
+def _pyproject(document: Mapping[str, Any]) -> Groups:
+    project, tool = document.get("project", {}), document.get("tool", {})
+    found: Groups = {"": ("project.dependencies", list(project.get("dependencies", [])))}
+    dynamic = tool.get("setuptools", {}).get("dynamic", {})
+    if "dependencies" in project.get("dynamic", []) and "dependencies" in dynamic:
+        found[""] = ("tool.setuptools.dynamic", list(_included(dynamic["dependencies"])))
+    for name, those in project.get("optional-dependencies", {}).items():
+        found[name] = (f"project.optional-dependencies.{name}", list(those))
+    for name, those in dynamic.get("optional-dependencies", {}).items():
+        found.setdefault(name, ("tool.setuptools.dynamic", list(_included(those))))
+    groups = document.get("dependency-groups", {})
+    for name in groups:
+        lines = list(_group(groups, name, ()))
+        found.setdefault(name, (f"dependency-groups.{name}", lines))
+    return _own_extras(_with_poetry(found, tool.get("poetry", {})), project.get("name", ""))
+
+
+def _included(dynamic: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of setuptools' dynamic dependencies: files with requirements."""
+    files = dynamic.get("file", [])
+    for file in [files] if isinstance(files, str) else files:
+        yield f"-r {file}"
+
+
+def _group(groups: Mapping[str, Any], name: str, above: Sequence[str]) -> Iterator[str]:
+    """The requirements of a dependency group and of those that it includes."""
+    if name in above:
+        raise ValueError(f"the dependency group {name} includes itself")
+    for entry in groups[name]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from _group(groups, entry["include-group"], (*above, name))
+
+
+def _own_extras(found: Groups, project: str) -> Groups:
+    """Replace requirements of the project itself, ``ours[train]``, by those of its extras."""
+
+    def expanded(line: str, above: Sequence[str]) -> Iterator[str]:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            requirement = None
+        if not project or not requirement or _key(requirement.name) != _key(project):
+            yield line
+            return
+        for extra in requirement.extras:
+            for name, (_, lines) in found.items():
+                if _key(name) == _key(extra) and name not in above:
+                    for each in lines:
+                        yield from expanded(each, (*above, name))
+
+    return {
+        name: (where, [each for line in lines for each in expanded(line, (name,))])
+        for name, (where, lines) in found.items()
+    }
+
+
+def _with_poetry(found: Groups, poetry: Mapping[str, Any]) -> Groups:
+    """The groups with those of Poetry's own tables."""
+    extras = poetry.get("extras", {})
+    where, lines = found[""]
+    for name, wanted in poetry.get("dependencies", {}).items():
+        if name == "python":
+            continue
+        of = [extra for extra, names in extras.items() if name in names]
+        for line, optional in _poetry_lines(name, wanted):
+            if not optional:
+                where, lines = "tool.poetry.dependencies", [*lines, line]
+            for extra in of if optional else ():
+                found.setdefault(extra, (f"tool.poetry.extras.{extra}", []))[1].append(line)
+    found[""] = (where, lines)
+    groups = {
+        "dev": {"dependencies": poetry.get("dev-dependencies", {})},
+        **poetry.get("group", {}),
+    }
+    for group, table in groups.items():
+        those = [
+            line
+            for name, wanted in table.get("dependencies", {}).items()
+            for line, _ in _poetry_lines(name, wanted)
+        ]
+        if those:
+            found.setdefault(group, (f"tool.poetry.group.{group}", those))
+    return found
+
+
+def _poetry_lines(name: str, wanted: Any) -> Iterator[tuple[str, bool]]:
+    """The lines for an entry of Poetry, and whether only an extra installs it."""
+    for one in wanted if isinstance(wanted, list) else [wanted]:
+        table = {"version": one} if isinstance(one, str) else one
+        extras = ",".join(table.get("extras", []))
+        named = f"{name}[{extras}]" if extras else name
+        if address := table.get("git") or table.get("url") or table.get("path"):
+            address = f"git+{address}" if "git" in table else address
+            line = f"{named} @ {address}" if ":" in address else address
+        else:
+            line = f"{named}{_specifier(str(table.get('version', '*')))}"
+        marker = table.get("markers")
+        yield f"{line} ; {marker}" if marker else line, bool(table.get("optional"))
+
+
+def _specifier(constraint: str) -> str:
+    """Poetry's constraint as a specifier: ``^1.2`` is ``>=1.2,<2``. Of alternatives the last."""
+    constraint = constraint.split("||")[-1]
+    parts = [part for part in re.split(r"[,\s]+(?=[\^~<>=!\d*])", constraint.strip()) if part]
+    return ",".join(filter(None, map(_bound, parts)))
+
+
+def _bound(part: str) -> str:
+    part = part.strip().replace(" ", "")
+    if part in ("", "*"):
+        return ""
+    if part[0] == "^" or (part[0] == "~" and part[1:2] != "="):
+        return _up_to(part[1:], caret=part[0] == "^")
+    return part if part[0] in "<>=!~" else f"=={part}"
+
+
+def _up_to(version: str, *, caret: bool) -> str:
+    """The range of ``^`` (to the next change of the first number that is not 0) or ``~``."""
+    numbers = [int(number) for number in Version(version).release]
+    at = min(1, len(numbers) - 1)
+    if caret:
+        at = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
+    above = [*numbers[:at], numbers[at] + 1]
+    return f">={version},<{'.'.join(map(str, above))}"
+
+
+def _config(text: str) -> configparser.ConfigParser:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read_string(text)
+    return config
+
+
+def _setup_cfg(text: str) -> Groups:
+    config = _config(text)
+
+    def lines(value: str) -> list[str]:
+        if value.strip().startswith("file:"):
+            return [f"-r {name.strip()}" for name in value.strip()[5:].split(",")]
+        return [line.strip() for line in value.splitlines() if line.strip()]
+
+    found: Groups = {"": ("install_requires", [])}
+    if config.has_option("options", "install_requires"):
+        found[""] = ("install_requires", lines(config.get("options", "install_requires")))
+    if config.has_section("options.extras_require"):
+        for name, value in config.items("options.extras_require"):
+            found[name] = (f"extras_require.{name}", lines(value))
+    return found
+
+
+def _conda(document: Any) -> Iterator[str]:
+    """The requirements in conda's environment, with the names that pip has for them."""
+    for entry in document["dependencies"]:
+        if isinstance(entry, Mapping):
+            yield from entry.get("pip", [])
+        elif isinstance(entry, str) and (found := _conda_package(entry)):
+            name, specifier = found
+            if name in ("torch", *catalog.upstreams()):  # others often have another name for pip
+                yield f"{name}{specifier}"
+
+
+def _conda_versions(document: Any, wanted: str) -> Iterator[str]:
+    for entry in document["dependencies"]:
+        found = _conda_package(entry) if isinstance(entry, str) else None
+        if found and found[0] == wanted:
+            yield found[1]
+
+
+def _conda_package(entry: str) -> tuple[str, str] | None:
+    """A package of conda and pip's specifier: ``pytorch::pytorch=2.1`` is torch and ``==2.1.*``."""
+    match = re.fullmatch(r"(?:[\w./-]+::)?([\w.-]+)\s*([<>=!~].*)?", entry.strip().split(" #")[0])
+    if match is None:
+        return None
+    named = canonicalize_name(match[1])
+    name, version = ALIASES.get(named, named), (match[2] or "").replace(" ", "")
+    if (plain := re.match(r"=(?!=)([\w.*]+)", version)) is None:
+        return name, version
+    wanted = plain[1]
+    try:  # one equal sign: any version that begins so
+        exact = len(Version(wanted).release) > 2
+    except InvalidVersion:
+        return name, f"=={wanted}"
+    return name, f"=={wanted}" if exact else f"=={wanted}.*"
+
+
+def _key(name: str) -> str:
+    return canonicalize_name(name) if name else ""

@@ -1,0 +1,118 @@
+"""The releases that a resolver would install for requirements, found by uv. Nothing is installed.
+
+Nothing is built, either: a package of which this Python has no wheel is left out, with its own
+requirements. DeepSpeed is the usual one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from harness.check.requirements import Requirements
+from harness.system.text import short
+from harness.upstream import locks, uv
+from harness.upstream.pins import here
+
+TRIES = 12
+"""How often packages without wheels, or that no index has, are left out."""
+LIMIT = 90.0
+"""Seconds for uv, each time."""
+LEFT_OUT = ("deepspeed", "flash-attn")
+"""Packages without wheels that most files name: each costs a try."""
+
+WITHOUT = re.compile(
+    r"Wheels are required for `([\w.-]+)`|([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
+    r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)|"
+    r"Failed to (?:fetch|download|build)[: `]+([\w.-]+)"
+)
+"""What uv says of a package that cannot be used."""
+
+
+class NotResolved(Exception):
+    """No set of releases was found; the message says why."""
+
+
+def resolve(content: Requirements, day: str = "") -> dict[str, str]:
+    """The version of each package that these requirements install, as of the end of a day (ISO).
+
+    Raises NotResolved if they contradict each other, or if no index responds.
+    """
+    left_out = {*LEFT_OUT, *(n for n, package in content.direct.items() if not package.version)}
+    for _ in range(TRIES):
+        found, errors = _compiled(content, left_out, day)
+        if found is not None:
+            return {name: version for name, version in found.items() if name not in left_out}
+        more = {name for groups in WITHOUT.findall(errors) for name in groups if name} - left_out
+        if not more:
+            break
+        left_out |= more
+    raise NotResolved(short(errors.removeprefix("error: "), 300))
+
+
+def _compiled(
+    content: Requirements, left_out: set[str], day: str
+) -> tuple[Mapping[str, str] | None, str]:
+    """What ``uv pip compile`` finds, or what it says."""
+    with _files(content, left_out) as (overrides, constraints):
+        words = [
+            uv.binary(),
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--no-build"),
+            *("--override", overrides, "--constraint", constraints),
+            *(("--exclude-newer", day) if day else ()),
+            *(("--default-index", content.indices[0]) if any(content.indices[:1]) else ()),
+            *(("--python-version", python) if (python := _python(content.python)) else ()),
+        ]
+        try:
+            done = subprocess.run(
+                words, input=_lines(content), capture_output=True, text=True, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"uv did not answer within {LIMIT:.0f} s"
+    if done.returncode:
+        return None, " ".join(done.stderr.split())
+    lines = (line.partition(";")[0].strip() for line in done.stdout.splitlines())
+    return locks.versions("\n".join(line for line in lines if "==" in line)), ""
+
+
+def _lines(content: Requirements) -> str:
+    """The requirements as pip reads them."""
+    return "".join(
+        f"{name}{_extras(content, name)}{specifiers}\n"
+        for name, specifiers in content.versions.items()
+    )
+
+
+def _extras(content: Requirements, name: str) -> str:
+    extras = ",".join(sorted(content.extras.get(name, ())))
+    return f"[{extras}]" if extras else ""
+
+
+@contextmanager
+def _files(content: Requirements, left_out: set[str]) -> Iterator[tuple[str, str]]:
+    """Files with the overrides, which leave packages out, and with the constraints."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides, constraints = Path(folder, "overrides.txt"), Path(folder, "constraints.txt")
+        overrides.write_text("".join(f'{n} ; python_version < "3"\n' for n in sorted(left_out)))
+        bounds = (f"{name}{specifiers}\n" for name, specifiers in content.bounds.items())
+        constraints.write_text("".join(bounds))
+        yield os.fspath(overrides), os.fspath(constraints)
+
+
+def _python(wanted: str) -> str:
+    """The Python to resolve for, if a project is not for this one: the oldest that it is for."""
+    try:
+        specifiers = SpecifierSet(wanted)
+    except InvalidSpecifier:
+        return ""
+    ours, _ = here()
+    if specifiers.contains(f"{ours}.99") or specifiers.contains(ours):
+        return ""
+    return next((f"3.{n}" for n in range(7, 20) if specifiers.contains(f"3.{n}.99")), "")

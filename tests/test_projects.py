@@ -1,0 +1,85 @@
+"""What ``check`` knows of published projects: their releases are facts, in projects.json.
+
+    python -m tests.test_projects
+
+prints the table. Each entry has the commit of a file with requirements, the day of that commit, and
+the releases that the file installs on that day, as ``check -r FILE --as-of DAY`` finds them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.check.bug_status import THERE, BugStatus, recorded
+from harness.check.environment import Environment
+from harness.check.installed import Installed, described
+from harness.ranges import affected
+from harness.system.text import markdown_table
+
+PROJECTS: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("projects.json").read_text(encoding="utf-8")
+)
+SINCE = "2023-11-23"
+"""Three years: older releases are often impossible to install."""
+
+
+def statuses(packages: dict[str, str]) -> Counter[BugStatus]:
+    """How many bugs have each status, of those that concern these releases."""
+    found = {name: _installed(name, version) for name, version in packages.items()}
+    checked = recorded(catalog.sound(), Environment(found, "a file", False))
+    return Counter(each.status for each in checked if each.status is not BugStatus.DOES_NOT_APPLY)
+
+
+def _installed(name: str, version: str) -> Installed:
+    first, *others = version.split(" or ")
+    return Installed("", "several", (first, *others)) if others else described(name, first)
+
+
+def unknown(projects: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many answers are unknown, and how many there are."""
+    found = sum((statuses(each["packages"]) for each in projects), Counter())
+    return found[BugStatus.UNKNOWN], found.total()
+
+
+def test_few_answers_about_published_projects_are_unknown() -> None:
+    assert len(PROJECTS) >= 40
+    assert len({each["kind"] for each in PROJECTS}) >= 15
+    recent = [each for each in PROJECTS if each["day"] >= SINCE]
+    few, all_ = unknown(recent)
+    assert few <= RECENT * all_, f"{few} of {all_}"
+    few, all_ = unknown(PROJECTS)
+    assert few <= ALL * all_, f"{few} of {all_}"
+
+
+def test_of_the_newest_releases_nothing_is_unknown() -> None:
+    names = {name for each in catalog.sound() for name in catalog.scenario(each).pins}
+    found = statuses({name: affected.tested_releases(name)[-1] for name in names})
+    assert found[BugStatus.UNKNOWN] == 0
+    assert sum(found[status] for status in THERE) > 20
+
+
+RECENT, ALL = 0.105, 0.15
+"""The most answers that may be unknown. Each new bug and each lost result counts here."""
+
+
+def main() -> None:
+    rows = []
+    for each in PROJECTS:
+        found = statuses(each["packages"])
+        counts = (str(found[status]) for status in BugStatus if found[status] or status in THERE)
+        rows.append([each["project"], each["kind"], each["day"], *counts])
+    print(
+        markdown_table(["project", "kind", "day", "affected", "possibly", "unknown", "not"], rows)
+    )
+    few, all_ = unknown(PROJECTS)
+    print(f"{few} of {all_} unknown: {few / all_:.1%}")
+    few, all_ = unknown([each for each in PROJECTS if each["day"] >= SINCE])
+    print(f"since {SINCE}: {few} of {all_} unknown: {few / all_:.1%}")
+
+
+if __name__ == "__main__":
+    main()
