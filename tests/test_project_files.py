@@ -9,10 +9,10 @@ import pytest
 
 from harness.check import environment, project_files, requirements, resolver, source
 from harness.system.errors import UserError
-from tests.index import Handler, page, served
+from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 
-__all__ = ["served"]
+__all__ = ["no_network", "served"]
 
 PYPROJECT = """
 [project]
@@ -238,6 +238,16 @@ def test_requirements_that_contradict_each_other_are_looked_up_alone(
         "down": "3.0",
     }
     assert "no releases were found that fit together" in found.notes[0]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("accelerate<1.15\n")
+    found = environment.of_files([str(file)], ["accelerate"])
+    assert found.packages["accelerate"].version == "1.14.0"
+    assert "the package index does not respond" in found.notes[0]
+    assert "the newest tested release is taken" in found.notes[1]
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:

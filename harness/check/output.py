@@ -199,6 +199,7 @@ def as_json(
         "environment": {
             "where": environment.where,
             "complete": environment.complete,
+            "notes": list(environment.notes),
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None if settings is None else _settings(settings),

@@ -30,10 +30,10 @@ LEFT_OUT = ("deepspeed", "flash-attn")
 
 WITHOUT = re.compile(
     r"Wheels are required for `([\w.-]+)`|([\w.-]+)(?:[=<>!~]=?\S+)? has no (?:usable )?wheels|"
-    r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)|"
-    r"Failed to (?:fetch|download|build)[: `]+([\w.-]+)"
+    r"(\S+) was not found in the package registry|no versions? of ([\w.-]+)"
 )
 """What uv says of a package that cannot be used."""
+NO_INDEX = re.compile(r"error sending request|dns error|network was disabled|Request failed")
 
 
 class NotResolved(Exception):
@@ -50,6 +50,8 @@ def resolve(content: Requirements, day: str = "") -> dict[str, str]:
         found, errors = _compiled(content, left_out, day)
         if found is not None:
             return {name: version for name, version in found.items() if name not in left_out}
+        if NO_INDEX.search(errors):
+            raise NotResolved("the package index does not respond")
         more = {name for groups in WITHOUT.findall(errors) for name in groups if name} - left_out
         if not more:
             break
@@ -72,7 +74,12 @@ def _compiled(
         ]
         try:
             done = subprocess.run(
-                words, input=_lines(content), capture_output=True, text=True, timeout=LIMIT
+                words,
+                input=_lines(content),
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                env={"UV_HTTP_RETRIES": "1", **os.environ},
             )
         except subprocess.TimeoutExpired:
             return None, f"uv did not answer within {LIMIT:.0f} s"
