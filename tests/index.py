@@ -83,5 +83,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index that does not respond."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("UV_OFFLINE", raising=False)
     for variable in ("UV_DEFAULT_INDEX", "PIP_INDEX_URL"):
         monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9/simple")

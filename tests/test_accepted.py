@@ -15,6 +15,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resolver asks an index: tests/test_project_files.py has those."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -35,6 +35,12 @@ Recording = Callable[..., None]
 ROPE = "rope_zero_init"
 
 
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resolver asks an index: tests/test_project_files.py has those."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
 def environment(
     versions: Mapping[str, str], complete: bool = True, origin: str = ""
 ) -> Environment:

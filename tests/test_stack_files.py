@@ -69,6 +69,12 @@ version = "%s"
 SDIST = 'sdist = {url = "https://host/up-%s.tar.gz", hashes = {sha256 = "a5"}}'
 
 
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resolver asks an index: tests/test_project_files.py has those."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
 def uv(*entries: tuple[str, str, str]) -> str:
     return UV + "".join(UV_PACKAGE % entry for entry in entries)
 
