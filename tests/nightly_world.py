@@ -99,5 +99,6 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.setattr(cells, "find", made.find)
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(suite, "run", made.run)
+    monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
     monkeypatch.setattr("harness.sweep.local.prepared", lambda *_: None)
     return made

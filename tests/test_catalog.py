@@ -9,6 +9,7 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Lane, Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
+from harness.catalog import code
 from harness.runs.results import RunResult, TrialResult
 from harness.system.errors import ExitCode, UserError
 from tests.made_up import scenario_module
@@ -89,12 +90,12 @@ def test_the_files_with_the_bug_are_those_named_and_those_that_defects_edit() ->
 def test_a_digest_sees_what_code_does_and_not_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
     file = tmp_path / "ours.py"
 
     def digest(text: str) -> str:
         file.write_text(text)
-        return catalog.digest("ours")
+        return code.digest("ours")
 
     first = digest('"""Says this."""\ndef f():\n    """And that."""\n    return 1\n')
     assert digest('"""Says."""\n# more\ndef f():\n    return 1  # one\n') == first
@@ -127,7 +128,7 @@ def test_each_lane_has_its_collectives(lane: Lane, backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "surprise", "code"),
+    ("verdict", "surprise", "exit_code"),
     [
         (Verdict.REPRODUCED, False, 0),
         (Verdict.UNJUDGED, False, 0),
@@ -137,11 +138,11 @@ def test_each_lane_has_its_collectives(lane: Lane, backend: str) -> None:
         (Verdict.UNSUPPORTED, True, 4),
     ],
 )
-def test_each_verdict_has_its_exit_code(verdict: Verdict, surprise: bool, code: int) -> None:
+def test_each_verdict_has_its_exit_code(verdict: Verdict, surprise: bool, exit_code: int) -> None:
     seen = Outcome.SYMPTOM if surprise else Outcome.CLEAN
     result = RunResult("any", verdict, (), (TrialResult("fixed", seen, Outcome.CLEAN, ""),))
-    assert result.exit_code == code
-    assert result.to_json()["exit_code"] == code
+    assert result.exit_code == exit_code
+    assert result.to_json()["exit_code"] == exit_code
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Outcome
+from harness.catalog.code import sources
 from harness.cli import matrix
 from harness.config import command_line
 from harness.config.run_config import RunConfig
 from harness.ranges import streak
 from harness.runs.results import RunResult
-from harness.sweep import cell_store, cells
+from harness.sweep import cell_store, cells, executor
 from harness.sweep.cell import Cell, Status
 from harness.system import machine
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
@@ -86,7 +87,7 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
 
 
 def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
-    paths = catalog.sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
+    paths = sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
     own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
     assert own | {"runs/grade.py", "runs/records.py"} <= files
@@ -140,7 +141,7 @@ def test_a_fault_or_a_missing_release_is_passed_on_if_the_caller_wants_it(
 ) -> None:
     upstream.error = error
     failed: list[tuple[int, HarnessError]] = []
-    assert list(cells.find_all([RELEASED_RUN], jobs=1, failed=lambda *e: failed.append(e))) == []
+    assert list(executor.find_all([RELEASED_RUN], jobs=1, failed=lambda *e: failed.append(e))) == []
     assert failed == [(0, error)]
 
 
@@ -152,7 +153,7 @@ def test_another_failure_is_an_inconclusive_cell(
     upstream: Upstream, error: Exception, failed: cells.Failed | None
 ) -> None:
     upstream.error = error
-    ((_, found),) = cells.find_all([RELEASED_RUN], jobs=1, failed=failed)
+    ((_, found),) = executor.find_all([RELEASED_RUN], jobs=1, failed=failed)
     assert (found.status, found.reason) == (Status.INCONCLUSIVE, str(error))
 
 

@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.sweep import batch, cell_store, cluster, slurm, suite
+from harness.sweep import batch, cell_store, cluster, executor, slurm, suite
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.cell import Status
 from harness.sweep.slurm import End, Shape, Waiting
@@ -406,7 +406,7 @@ def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
         return f"the block of {config.scenario}\n", done
 
     monkeypatch.setattr(suite, "run_in_block", run_in_block)
-    done = dict(suite.side_by_side([base, broken], terminal()))
+    done = dict(executor.side_by_side([base, broken], terminal()))
     assert [done[index].result.scenario for index in range(2)] == ["bf16_clip", "broken"]
     assert "the block of bf16_clip" in capsys.readouterr().out
 

@@ -139,6 +139,8 @@ def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
         return RunResult(config.scenario, verdict, (), ()), Path()
 
     monkeypatch.setattr(suite, "run", run)
+    monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
+    monkeypatch.setattr("harness.sweep.local.prepared", lambda *_: None)
     return ran
 
 

@@ -10,6 +10,7 @@ import pytest
 from harness import catalog
 from harness.api.pictures import Bars, Grid, Lines, Picture
 from harness.api.spec import BUGGY, FIXED, Records
+from harness.catalog.code import digest
 from harness.runs.grade import graded
 from tests.recording import recorded
 
@@ -75,7 +76,7 @@ def test_samples_that_nobody_saw_are_shown_for_buggy_alone() -> None:
 def test_a_picture_does_not_change_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest of our own code, under which answers are stored, leaves pictures out."""
     module = catalog.places()["sampler_shards"]
-    before = catalog.digest(module)
+    before = digest(module)
     file = catalog.folder("sampler_shards") / "scenario.py"
     read = type(file).read_text
     other = read(file, encoding="utf-8").replace("picture = coverage.seen_by", "picture = None")
@@ -83,7 +84,7 @@ def test_a_picture_does_not_change_the_digest(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         type(file), "read_text", lambda p, **kw: other if p == file else read(p, **kw)
     )
-    assert catalog.digest(module) == before
+    assert digest(module) == before
 
 
 def test_device_math_shows_what_the_device_has_besides() -> None:

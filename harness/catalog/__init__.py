@@ -8,13 +8,11 @@ module that cannot be used affects its own scenario and no other.
 
 from __future__ import annotations
 
-import ast
 import difflib
-import hashlib
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,6 @@ from types import ModuleType
 import scenarios
 from harness.api.spec import Scenario
 from harness.system.errors import HarnessError, UserError
-from harness.system.files import ROOT
 from harness.system.text import complaint
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
@@ -176,54 +173,6 @@ def story(name: str) -> str:
 def upstreams() -> list[str]:
     """Every package that a scenario pins, sorted, without broken scenarios."""
     return sorted({pin for name in sound() for pin in scenario(name).pins})
-
-
-def sources(*modules: str) -> list[Path]:
-    """The files of modules, such as ``harness.runs.rank``, and of all our modules that they
-    import."""
-    waiting, seen, files = list(modules), set(), set()
-    while waiting:
-        module = waiting.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        place = ROOT / module.replace(".", "/")
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                files.add(path)
-                waiting += _imports(path)
-    return sorted(files)
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """What a file imports, at its top or inside a function; perhaps also names within modules."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-
-
-def digest(*modules: str) -> str:
-    """A digest of the code of modules and of all our modules that they import, without comments,
-    docstrings and pictures."""
-    made = hashlib.sha256()
-    for path in sources(*modules):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                node.body = [line for line in node.body if not _has_no_effect(line)]
-        made.update(f"{path.relative_to(ROOT)}\n{ast.dump(tree)}\n".encode())
-    return made.hexdigest()
-
-
-def _has_no_effect(line: ast.stmt) -> bool:
-    """Whether this statement is a docstring or a picture."""
-    if isinstance(line, ast.FunctionDef):
-        return line.name == "picture"
-    if isinstance(line, ast.Assign):
-        return [ast.unparse(target) for target in line.targets] == ["picture"]
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
 
 
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
 from harness.ranges import affected
 from harness.ranges.streak import FAULTS, Streak
 from harness.sweep.cell import Cell, Status
-from harness.sweep.cells import find_all
+from harness.sweep.executor import find_all
 from harness.system.errors import ExitCode, Fault, UserError
 from harness.system.installation import refuse_without_checkout
 from harness.system.terminal import Progress, count, terminal

@@ -30,7 +30,8 @@ from harness.ranges import affected
 from harness.ranges.streak import Streak
 from harness.runs.report import COLOURS
 from harness.sweep.cell import Cell, Status
-from harness.sweep.cells import exit_code, find_all
+from harness.sweep.cells import exit_code
+from harness.sweep.executor import find_all
 from harness.system.errors import UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch

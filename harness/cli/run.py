@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from harness.config import command_line
 from harness.config.run_config import SLURM, RunConfig
-from harness.sweep.suite import run_selected
+from harness.sweep.executor import run_selected
 from harness.system.errors import ExitCode
 
 

@@ -12,7 +12,7 @@ from harness.api.spec import RELEASED
 from harness.config.run_config import RunConfig
 from harness.nightly import older_code
 from harness.nightly.confirmations import Confirmation, Recorded
-from harness.sweep import cells
+from harness.sweep import cells, executor
 from harness.sweep.cell import Cell
 from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
 from harness.system.machine import cache_folder
@@ -71,7 +71,7 @@ def confirm(
         failed.append(Done(due[number].cell, None, why=str(error)))
 
     jobs = configs[0].jobs
-    found = cells.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
+    found = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
     with closing(found):
         for number, cell in found:
             while failed:

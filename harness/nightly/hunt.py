@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from harness import catalog
 from harness.api.spec import BUGGY
+from harness.catalog.code import digest
 from harness.launch.server_pool import Pool
 from harness.nightly.hunted import Stack
 from harness.overlays import overlay, overlay_cache
@@ -330,7 +331,7 @@ def _file(loop: Loop, releases: dict[str, str], day: str) -> Path:
         day,
         pins.here(),
         str(torch.__version__),
-        catalog.digest(*CODE),
+        digest(*CODE),
         hashlib.sha256(script).hexdigest(),
     ]
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:20]

@@ -27,8 +27,9 @@ from harness.nightly.history import History
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.nightly.selection import ReleaseTest
 from harness.runs.results import RunResult
-from harness.sweep.cells import environment, find_all, room
-from harness.sweep.suite import Done, side_by_side
+from harness.sweep.cells import environment, room
+from harness.sweep.executor import find_all, side_by_side
+from harness.sweep.suite import Done
 from harness.system import machine
 from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
 from harness.system.terminal import Progress, terminal

@@ -36,6 +36,13 @@ class Compared:
     def as_reference(self) -> bool:
         return not (self.broken or self.no_answer)
 
+    @property
+    def status(self) -> str:
+        """``no answer``, ``broken`` or ``as the reference``."""
+        if self.no_answer:
+            return "no answer"
+        return "broken" if self.broken else "as the reference"
+
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
     """Compare all steps of a run until one is unlike the reference's."""

@@ -97,7 +97,7 @@ def _layout_json(found: Compared) -> dict[str, Any]:
         "kind": found.layout.kind,
         "ranks": found.layout.world,
         "micro_batches": found.layout.k,
-        "status": status(found),
+        "status": found.status,
         "step": found.step,
         "broken": broken,
         "notes": found.notes,
@@ -107,19 +107,13 @@ def _layout_json(found: Compared) -> dict[str, Any]:
     }
 
 
-def status(found: Compared) -> str:
-    if found.no_answer:
-        return "no answer"
-    return "broken" if found.broken else "as the reference"
-
-
 def _number(value: float | None) -> float | str | None:
     return None if value is None else named(value)
 
 
 def as_junit(answers: Answers, seconds: float) -> str:
     """A test case for each layout: a broken relation fails it, no answer is an error."""
-    states = [status(found) for found in answers.layouts]
+    states = [found.status for found in answers.layouts]
     suite = ElementTree.Element(
         "testsuite",
         name="probe",

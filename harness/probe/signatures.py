@@ -18,7 +18,6 @@ from harness.probe import evaluation, own_loss, own_steps, slope
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.probe.ratios import term
-from harness.probe.report import status
 from harness.system.files import write_whole
 
 FILE = "probe.json"
@@ -145,7 +144,7 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
 
 
 def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> Recorded:
-    statuses = {found.layout.kind: status(found) for found in answers.layouts}
+    statuses = {found.layout.kind: found.status for found in answers.layouts}
     return Recorded(dict(pins), torch, date, statuses, shown(answers))
 
 

@@ -42,7 +42,7 @@ def made(
 
 
 def _spec(drawn: Any, summary: str) -> Spec:
-    made: Spec = drawn.properties(description=summary).to_dict()
+    made: Spec = drawn.properties(description=summary).to_dict(validate=False)
     made.pop("config", None)  # the page has its own, for its colour scheme
     tables: dict[str, list[Any]] = {}
     _name_the_data(made, tables)

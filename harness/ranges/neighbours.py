@@ -79,6 +79,9 @@ def _certain_first(statuses: set[Status]) -> set[Status]:
 
 def _nearest(points: Iterable[Point], here: Point, *, newer: bool) -> tuple[Point, ...]:
     """The points nearest to ``here`` of those that are newer (or older) in every package."""
+    if len(here) == 1:  # the usual case, and a site asks thousands of times
+        of_one = [point for point in points if (point >= here if newer else point <= here)]
+        return (min(of_one) if newer else max(of_one),) if of_one else ()
 
     def beyond(one: Point, other: Point) -> bool:
         pairs = zip(one, other, strict=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import Lane
+from harness.catalog.code import digest
 from harness.config.run_config import SLURM, RunConfig
 from harness.launch import lanes
 from harness.overlays import overlay
@@ -75,7 +76,7 @@ def code(scenario: str) -> str:
         "harness.runs.grade",
         "harness.launch.forkserver",
     )
-    return catalog.digest(catalog.places()[scenario], *ours)
+    return digest(catalog.places()[scenario], *ours)
 
 
 def read(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane, Outcome
-from harness.config.run_config import SLURM, RunConfig
+from harness.config.run_config import RunConfig
 from harness.launch import lanes
 from harness.launch.exits import Exit, read_json
 from harness.launch.server_pool import Pool
@@ -24,7 +22,7 @@ from harness.runs.records import RUN_FILE
 from harness.runs.report import last_lines
 from harness.runs.results import RunResult
 from harness.runs.run import run
-from harness.sweep import cell, cell_store, local
+from harness.sweep import cell, cell_store
 from harness.sweep.cell import STATUSES, Cell, Status
 from harness.sweep.cell_store import inputs_of, lane_of
 from harness.system import machine
@@ -33,56 +31,8 @@ from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 
-AHEAD = 2
-"""For how many cells after the running ones the imports are done: these take longer than most
-trials."""
-
 Failed = Callable[[int, HarnessError], object]
 """Is called with the index of a config and the error that kept its release from being tested."""
-
-
-def find_all(
-    configs: Sequence[RunConfig],
-    *,
-    again: bool = False,
-    jobs: int | None = None,
-    failed: Failed | None = None,
-    say: Callable[[str], object] | None = None,
-) -> Generator[tuple[int, Cell], None, None]:
-    """Find the cells of many configs; yields the index of a config with its cell, as they end.
-
-    ``failed`` is called instead after a fault of the machine, and for a release that the index no
-    longer has. Without it the fault yields an inconclusive cell, and the missing release raises.
-
-    Overlays are built in the background, ahead of the runs. The processes that the next ranks are
-    forked from do their imports early. ``jobs`` runs go on at once, by default as many as the cores
-    or GPUs have room for. Leaving early ends what still runs; finished cells are stored.
-
-    With ``on=slurm`` each is a task of Slurm instead, and ``say`` shows how far they are.
-    """
-    if configs[0].on.where == SLURM:
-        from harness.sweep import cluster
-
-        yield from cluster.find_all(configs, again=again, failed=failed, say=say)
-        return
-    cache, jobs = cache_folder(), jobs or room(configs[0])
-
-    def find_one(index: int, stop: threading.Event, pool: Pool) -> Cell | None:
-        config, faults = configs[index], bool(failed)
-        try:
-            return find(config, cache, again=again, stop=stop, pool=pool, faults=faults)
-        except (UserError, Fault) as error:
-            if failed is None:
-                raise
-            failed(index, error)
-            return None
-
-    make, pool = partial(make_overlay, again=again), Pool(most=2 * jobs + AHEAD)
-    with local.started(configs, find_one, make, pool, jobs, AHEAD) as running:
-        indices = {future: index for index, future in enumerate(running)}
-        for future in as_completed(running):
-            if found := future.result():
-                yield indices[future], found
 
 
 def room(config: RunConfig) -> int:

@@ -1,4 +1,4 @@
-"""Several scenarios in one command, with one table at the end.
+"""Runs of several scenarios on this machine.
 
 On a machine with GPUs each run leases its own, and the runs with the most ranks start first. On the
 CPU they run one after another, unless ``jobs`` sets another number, and those that can share a
@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +20,20 @@ from rich.console import Console
 
 from harness import catalog
 from harness.api.spec import Lane, Verdict
-from harness.config.run_config import SLURM, RunConfig
+from harness.config.run_config import RunConfig
 from harness.launch.exits import read_json
 from harness.launch.server_pool import SERVERS_A_RUN, Pool
 from harness.launch.servers import TORCH_IMPORTS
 from harness.runs.job import locked
 from harness.runs.records import RUN_FILE
-from harness.runs.report import summary, summary_row
+from harness.runs.report import summary_row
 from harness.runs.results import RunResult
 from harness.runs.run import make_overlay, run
 from harness.sweep import local
 from harness.system import machine
-from harness.system.errors import ExitCode, HarnessError, Unsupported, UserError
-from harness.system.installation import refuse_without_torch
+from harness.system.errors import HarnessError, Unsupported, UserError
 from harness.system.machine import cache_folder
-from harness.system.terminal import count, terminal
+from harness.system.terminal import terminal
 from harness.system.text import complaint
 
 
@@ -53,52 +52,9 @@ class Done:
         return summary_row(self.result, run, self.seconds)
 
 
-def run_selected(configs: Sequence[RunConfig]) -> int:
-    """Run the scenarios that one command line selects; returns the exit code."""
-    refuse_without_torch("a run")  # once, and not in the table of several
-    if len(configs) > 1:
-        return run_all(configs)
-    if configs[0].on.where == SLURM:
-        ((_, done),) = side_by_side(configs, terminal())
-        return done.result.exit_code
-    return run(configs[0])[0].exit_code
-
-
-def run_all(configs: Sequence[RunConfig]) -> int:
-    """Run several scenarios, print each as one block and then the table; returns the exit code.
-
-    It is 0 if every scenario that this machine supports has the expected verdict. With ``strict``
-    an unsupported scenario fails.
-    """
-    console = terminal()
-    started = time.monotonic()
-    ended = dict(side_by_side(configs, console))
-    done = [ended[index] for index in range(len(configs))]
-    console.print()
-    console.print(summary([each.row() for each in done]))
-    console.print(f"{count(len(done), 'scenario')} in {time.monotonic() - started:.0f} s")
-    codes = [each.result.exit_code for each in done]
-    if not configs[0].strict:
-        codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
-    return ExitCode.worst(codes)
-
-
-def side_by_side(
-    configs: Sequence[RunConfig], console: Console
-) -> Generator[tuple[int, Done], None, None]:
-    """Run as many at once as ``jobs`` or the GPUs allow; yields the index of each config and how
-    its run ended, as they end. Each prints its output as one block, or at once if it is alone."""
-    if configs[0].on.where == SLURM:
-        from harness.sweep import cluster
-
-        yield from cluster.run_all(configs, console)
-        return
-    with started(configs, console if _jobs(configs) == 1 else None) as running:
-        indices = {future: index for index, future in enumerate(running)}
-        for future in as_completed(running):
-            block, done = future.result()
-            console.print(block, end="")
-            yield indices[future], done
+def run_alone(config: RunConfig) -> int:
+    """Run one scenario, whose errors are those of the command; returns the exit code."""
+    return run(config)[0].exit_code
 
 
 @contextmanager
@@ -108,14 +64,13 @@ def started(
     """Start runs, as many at once as ``jobs`` or the GPUs allow; yields their futures, in the order
     of the configs. Leaving the context ends running ones.
 
-    A result is what the run printed, which is nothing if it prints to ``console``, and how it
-    ended.
+    A result is what the run printed and how it ended. One at a time print to ``console`` at once.
     """
     jobs, order = _jobs(configs), _order(configs)
     ordered = [configs[index] for index in order]
 
     def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
-        if console:
+        if console and jobs == 1:
             return "", _run_one(ordered[at], console, stop, pool)
         return run_in_block(ordered[at], stop, pool)
 

@@ -29,7 +29,6 @@ from harness.probe import own_loss, own_steps
 from harness.probe.crossing import crossed
 from harness.probe.numbers import SAFE
 from harness.probe.prober import Loop, Prober
-from harness.probe.report import status
 from harness.probe.signatures import SUSPECT
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
@@ -246,7 +245,7 @@ def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:
         elif found.no_answer:
             tally.silent.append(f"{where}: {found.no_answer}")
             print(tally.silent[-1], file=sys.stderr, flush=True)
-        tally.layouts += status(found) != "no answer"
+        tally.layouts += not found.no_answer
         if not found.broken:
             tally.gradient = max(tally.gradient, found.worst.get("gradient", 0.0) / SAFE)
             tally.update = max(tally.update, found.worst.get("update", 0.0) / SAFE)
