@@ -33,6 +33,7 @@ class Upstream:
         self.folder = folder
         self.tested: list[str] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.another = ""
         self.error: Exception | None = None
         self.timed_out = False
 
@@ -51,6 +52,8 @@ class Upstream:
         write_json(folder / RUN_FILE, {"lane": Lane.CPU, "trials": trials, "machine": facts})
         write_exit(folder / RELEASED, Exit(0, 1.0, timed_out=self.timed_out), OF)
         finding = Finding("wrong", step=0) if outcome is Outcome.SYMPTOM else None
+        if self.another and outcome is Outcome.INCONCLUSIVE:
+            finding = Finding("odd", step=0, documented=False, another=self.another)
         trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
         return RunResult(config.scenario, Verdict.UNJUDGED, (), (trial,)), folder
 

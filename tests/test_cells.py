@@ -208,6 +208,16 @@ def test_an_inconclusive_cell_is_stored_unless_it_timed_out(
     assert upstream.tested == (["4.37.0"] if timed_out else [])
 
 
+def test_a_release_with_another_bug_instead_is_not_affected(
+    upstream: Upstream, capsys: Capture
+) -> None:
+    upstream.outcomes, upstream.another = {"4.36.2": Outcome.INCONCLUSIVE}, "rope_zero_init_v5"
+    assert main([*ONE]) == 0
+    out = capsys.readouterr().out
+    assert "not affected" in out
+    assert "rope_zero_init_v5 instead: odd" in out
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [

@@ -172,7 +172,9 @@ def test_the_first_lines_answer_and_what_needs_settings_has_a_line_each(
 def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
     packages = {"deepspeed": Installed("", "uv.lock has both", ("0.13.2", "0.13.3"))}
     found = answer("clip_max_for_min", Environment(packages, "here", False))
-    assert found.status is BugStatus.UNKNOWN
+    assert found.status is BugStatus.POSSIBLY
+    assert "0.13.2 was tested" in found.why
+    assert "0.13.3 was tested" in found.why
     assert answer("fp16_overflow", Environment(packages, "here", False)).how
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from harness import catalog
 from harness.ranges import affected
@@ -108,6 +109,37 @@ def test_the_releases_that_do_not_decide_are_ignored() -> None:
         assert sum(len(those) > 1 for those in others.values()) >= 4, name
         ends = {end for each in periods(name) for end in (each.first, each.last)}
         assert any(len(others[end]) > 1 for end in ends), name
+
+
+def test_upstreams_history_rules_out_what_no_run_has_shown() -> None:
+    found = lookup("pipeline_gas_twice", {"deepspeed": "0.7.1"})
+    assert found.status is Status.NOT_AFFECTED
+    assert not found.tested
+    assert "deepspeed 0.7.1 was not tested, but the hook that divides came with 0.18.3" in found.why
+    assert lookup("pipeline_gas_twice", {"deepspeed": "0.19.2"}).status is Status.AFFECTED
+    assert lookup("trainer_gas_twice", {"transformers": "4.11.3"}).status is Status.NOT_AFFECTED
+
+
+@pytest.mark.parametrize("name", catalog.sound())
+def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug(name: str) -> None:
+    for absent in catalog.scenario(name).absent:
+        wanted = Requirement(absent.releases)
+        assert wanted.name in catalog.scenario(name).deciding
+        for cell in affected.of(name):
+            inside = wanted.specifier.contains(cell.pins[wanted.name], prereleases=True)
+            assert not inside or cell.status is not Status.AFFECTED, cell.pins
+
+
+def test_a_release_with_another_bug_instead_has_that_bug() -> None:
+    seen = 0
+    for name in catalog.sound():
+        for cell in affected.of(name):
+            another, instead, _ = cell.reason.partition(" instead: ")
+            if instead:
+                seen += 1
+                assert cell.status is Status.NOT_AFFECTED
+                assert lookup(another, cell.pins).status is Status.AFFECTED, (name, cell.pins)
+    assert seen > 40
 
 
 ROW = {"1.0": NO, "1.2": YES, "1.2.5": YES, "1.4": YES, "1.6": UNCLEAR, "1.7": NO, "1.8": NO}

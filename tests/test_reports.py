@@ -67,7 +67,7 @@ def test_a_text_for_maintainers_has_all_parts(name: str) -> None:
 
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
-    """Each script in a group of its own, as its runs use one port. CI runs a third of them, another
+    """Each script in a group of its own, as its runs use one port. CI runs a sixth of them, another
     one each day; the others are exhaustive tests."""
     today = date.today().toordinal()
     return [
@@ -77,7 +77,7 @@ def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
 
 
 def _later(number: int) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.exhaustive] if number % 3 else []
+    return [pytest.mark.exhaustive] if number % 6 else []
 
 
 @pytest.mark.scenario

@@ -339,6 +339,7 @@ def test_the_same_command_again_goes_on_after_a_kill(
     harness: Callable[..., tuple[int, str]], there: Cluster
 ) -> None:
     harness(*MATRIX[:2], "pins.accelerate=0.30.0", "on=slurm")  # makes an overlay
+    until(lambda: queue(there) == [])  # Slurm still shows that task for a while
     words = [sys.executable, "-m", "harness", *MATRIX, "on=slurm", "on.overlays=task", "--again"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
         until(lambda: len(queue(there)) > 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness import catalog
 from harness.api.spec import Records
 from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
@@ -54,3 +56,21 @@ def test_other_faults_of_a_step_are_never_documented(
     assert found is not None
     assert not found.documented
     assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("plain", "trainer_gas_never"), ("llama", "trainer_gas_llama")]
+)
+def test_the_opposite_factor_is_the_other_bug(model: str, name: str) -> None:
+    params = trainer_gas_twice.Params(accumulation=2, model=model)
+    for bug, factor, logged, another in (
+        (trainer_gas_twice, 2.0, [3.0, 3.0], name),
+        (catalog.load(name), 0.5, [1.5, 1.5], "trainer_gas_twice"),
+    ):
+        seen = replace(trained(factor, logged=logged), params=params)
+        found = bug.detect(seen)
+        assert found is not None
+        assert (found.documented, found.another) == (False, another)
+        strange = bug.detect(replace(trained(factor, logged=logged, rows=[1, 3]), params=params))
+        assert strange is not None
+        assert (strange.documented, strange.another) == (False, "")

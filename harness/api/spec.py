@@ -109,6 +109,18 @@ class Companion:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """Releases that cannot have a bug, as upstream's own history shows: ``releases`` is like
+    ``deepspeed<0.16``. What a run shows of such a release comes first."""
+
+    releases: str
+    why: str
+    """It is read after the release: "the division came with 0.16.0"."""
+    link: str = ""
+    """The change or the file upstream that says so."""
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to run a scenario, and its expected outcome.
 
@@ -182,6 +194,7 @@ class Scenario:
     decided_by: tuple[str, ...] = ()
     """The pinned packages whose releases decide whether the bug is there, if recorded runs show
     that the others do not; empty for all but vehicles."""
+    absent: tuple[Absent, ...] = ()
     remedy: str = ""
     """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
     recorded runs, see ``remedies``; it names none."""
@@ -271,6 +284,9 @@ class Finding:
     """The unit of ``step``: ``step``, ``epoch`` or ``row``."""
     documented: bool = True
     """Whether it is the documented symptom. Otherwise the trial is inconclusive."""
+    another: str = ""
+    """If it is the symptom of another bug of the catalogue, and the documented one is not there:
+    that bug's name. The release is then not affected by this one."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from harness.ranges import remedies
 from harness.ranges.lookup import Lookup, lookup
 from harness.ranges.periods import Period, periods
 from harness.ranges.remedies import Advice
+from harness.sweep.cell import Status
 from harness.upstream import pins
 
 TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
@@ -164,21 +165,30 @@ def _recorded(name: str, environment: Environment) -> Checked:
     unclear = [_not_a_release(p, environment) for p, each in decide.items() if not each.candidates]
     if any(unclear):
         return Checked(name, BugStatus.UNKNOWN, next(filter(None, unclear)), releases)
-    found = _of_all(name, decide)
-    if found.status is None:
-        return Checked(name, BugStatus.UNKNOWN, found.why, releases)
+    status, found = _of_all(name, decide)
+    if status is BugStatus.UNKNOWN:
+        return Checked(name, status, found.why, releases)
     how = TESTED if found.tested else NEIGHBOURS
-    of = tuple(periods(name))
-    return Checked(name, BugStatus(str(found.status)), found.why, releases, how, periods=of)
+    return Checked(name, status, found.why, releases, how, periods=tuple(periods(name)))
 
 
-def _of_all(name: str, installed: Mapping[str, Installed]) -> Lookup:
-    """The status of the installed releases; of several candidates only if they share it."""
+def _of_all(name: str, installed: Mapping[str, Installed]) -> tuple[BugStatus, Lookup]:
+    """The status of the installed releases. Of several candidates, as a lock has them for different
+    extras, it is theirs if they share it, and possibly affected if one of them is affected."""
     choices = [[(p, v) for v in each.candidates or (each.public,)] for p, each in installed.items()]
-    first, *others = [lookup(name, dict(choice)) for choice in itertools.product(*choices)]
-    if all(each.status == first.status for each in others):
-        return first
-    return Lookup(None, "; ".join(each.why for each in (first, *others)))
+    found = [lookup(name, dict(choice)) for choice in itertools.product(*choices)]
+    statuses = {each.status for each in found}
+    if len(statuses) == 1:
+        return _status(found[0]), found[0]
+    why = "; ".join(each.why for each in found)
+    worst = next((each for each in found if each.status is Status.AFFECTED), None)
+    if worst:
+        return BugStatus.POSSIBLY, replace(worst, why=why)
+    return BugStatus.UNKNOWN, Lookup(None, why)
+
+
+def _status(found: Lookup) -> BugStatus:
+    return BugStatus(str(found.status)) if found.status else BugStatus.UNKNOWN
 
 
 def _inapplicable(
@@ -210,7 +220,7 @@ def _not_a_release(package: str, environment: Environment) -> str:
 
 def _narrowed(checked: Checked, settings: Mapping[str, Setting] | None) -> Checked:
     """The status for a run with these settings."""
-    if settings is None or checked.status not in (BugStatus.AFFECTED, BugStatus.UNKNOWN):
+    if settings is None or checked.status not in THERE:
         return checked
     found = trigger(catalog.scenario(checked.scenario).settings, settings)
     status: BugStatus = checked.status

@@ -116,12 +116,16 @@ def _facts(name: str, scenario: Scenario) -> str:
         "only with": scenario.trigger,
         "remedy": remedies.of(name),
         "releases": releases(chosen),
+        "cannot be in": "<br>".join(
+            f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
+            for each in scenario.absent
+        ),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
-    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items()])
+    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
 
 
 def _linked(text: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from harness import catalog
+from harness.api.spec import Scenario
 from harness.ranges import affected
 from harness.ranges.neighbours import Neighbours, Point, neighbours
 from harness.sweep.cell import Cell, Status
@@ -45,10 +47,25 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
         cells.setdefault(tuple(Version(cell.pins[p]) for p in packages), []).append(cell)
     if not packages or not cells:
         return Lookup(None, "no results are recorded; check --run can tell")
-    if own := cells.get(here):
-        return _own(_named(packages, here), own)
+    own = _own(_named(packages, here), cells[here]) if here in cells else None
+    if own and own.status:
+        return own
+    if why := _absent(scenario, dict(zip(packages, here, strict=True))):
+        return Lookup(Status.NOT_AFFECTED, why)
+    if own:
+        return own
     tested = {point: {cell.status for cell in of} for point, of in cells.items()}
     return _between(packages, here, tested)
+
+
+def _absent(scenario: Scenario, here: Mapping[str, Version]) -> str:
+    """Why these releases cannot have the bug, by upstream's own history; empty if it may be."""
+    for each in scenario.absent:
+        wanted = Requirement(each.releases)
+        if wanted.name in here and wanted.specifier.contains(here[wanted.name], prereleases=True):
+            link = f" ({each.link})" if each.link else ""
+            return f"{wanted.name} {here[wanted.name]} was not tested, but {each.why}{link}"
+    return ""
 
 
 def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:

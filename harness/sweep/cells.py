@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import catalog
-from harness.api.spec import RELEASED, Lane, Outcome
+from harness.api.spec import RELEASED, Lane
 from harness.config.run_config import RunConfig
 from harness.launch import lanes
 from harness.launch.exits import Exit, read_json
@@ -104,18 +104,22 @@ def not_run(config: RunConfig, error: HarnessError) -> Cell:
 def _cell_of(config: RunConfig, result: RunResult, folder: Path) -> Cell:
     (trial,) = result.trials
     content = read_json(folder / RUN_FILE)
-    unclear = trial.outcome is Outcome.INCONCLUSIVE
+    status, reason = STATUSES[trial.outcome], trial.reason
+    if trial.finding and trial.finding.another:
+        status = Status.NOT_AFFECTED
+        reason = f"{trial.finding.another} instead: {trial.finding.message}"
+    unclear = status is Status.INCONCLUSIVE
     return Cell(
         config.scenario,
         content["trials"][RELEASED]["pins"],
-        STATUSES[trial.outcome],
-        trial.reason,
+        status,
+        reason,
         content["lane"],
         content["machine"]["python"],
         content["machine"]["torch"],
         _today(),
         round(trial.seconds, 2),
-        trial.finding.step if trial.finding else None,
+        trial.finding.step if trial.finding and status is Status.AFFECTED else None,
         str(folder),
         tuple(last_lines(folder, trial)) if unclear else (),
     )

@@ -14,6 +14,7 @@ SOURCE_ONLY = ("deepspeed",)
 
 CONSTRAINTS = {
     "accelerate<0.21": "setuptools<81",  # for pkg_resources
+    "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
     "deepspeed<0.11": "pydantic<2",
     "deepspeed<0.15": "numpy<2",
     "megatron-core<0.10": "numpy",

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.api.numbers import near
@@ -177,11 +178,13 @@ def judged(
     others: Iterable[str] = (),
     *,
     then: str = "",
+    instead: Mapping[str, Callable[[Record], bool]] = MappingProxyType({}),
 ) -> Finding | None:
     """The finding that steps applied another gradient than plain torch's mean.
 
     It is the documented one if ``documented`` holds for every step; ``then`` is a line for that
     case. ``others`` are messages of other faults, with which it is not the documented one.
+    ``instead`` has other bugs of the catalogue, by name, and what holds for every step with them.
     """
     for other in others:
         return Finding(other, documented=False)
@@ -191,7 +194,9 @@ def judged(
         return None
     lines = [described(step) for step in wrong if step["step"] == wrong[0]["step"]]
     ours = all(map(documented, steps))
-    return finding(wrong, [*lines, then] if ours and then else lines, documented=ours)
+    another = "" if ours else next((n for n, of in instead.items() if all(map(of, steps))), "")
+    texts = [*lines, then] if ours and then else lines
+    return finding(wrong, texts, documented=ours, another=another)
 
 
 def finding(
@@ -200,6 +205,7 @@ def finding(
     wanted: Callable[[Record], float] = lambda _: 1.0,
     *,
     documented: bool,
+    another: str = "",
 ) -> Finding:
     """The finding that these steps did not apply ``wanted`` times the gradient."""
     return Finding(
@@ -209,6 +215,7 @@ def finding(
         magnitude=max(abs(step["ratio"] / wanted(step) - 1) for step in wrong),
         unit=UNIT,
         documented=documented,
+        another=another,
     )
 
 

@@ -72,9 +72,12 @@ class Loss:
 
 def arguments(ctx: Context, folder: Path, **more: Any) -> TrainingArguments:
     """The arguments of a quiet Trainer on this lane. It saves nothing unless ``more`` says so."""
-    if ctx.world_size > 1:
+    known = inspect.signature(TrainingArguments).parameters
+    if "ddp_backend" not in known:  # before 4.29
+        more |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is Lane.CPU}
+    elif ctx.world_size > 1:
         more["ddp_backend"] = ctx.lane.backend
-    if "use_cpu" in inspect.signature(TrainingArguments).parameters:
+    if "use_cpu" in known:
         more["use_cpu"] = ctx.lane is Lane.CPU  # before 4.34 it was no_cuda
     return TrainingArguments(
         output_dir=str(folder),

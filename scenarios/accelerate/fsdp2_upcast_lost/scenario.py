@@ -23,6 +23,7 @@ from harness.api.plan import Kind, Plan, each
 from harness.api.settings import by_code
 from harness.api.shapes import COUNT, NUMBER, SIZE, alike, one_of
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -63,6 +64,13 @@ SCENARIO = Scenario(
     trigger="FSDP2, mixed precision, and a model that was loaded in bf16",
     remedy="call model.float() before prepare()",
     pins={"accelerate": "1.13.0"},
+    absent=(
+        Absent(
+            "accelerate<1.13",
+            "until 1.12.0 it casts the whole model",
+            "https://github.com/huggingface/accelerate/blob/v1.12.0/src/accelerate/utils/fsdp_utils.py",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"code": by_code("FSDP2 trains a model that was loaded in bf16")},

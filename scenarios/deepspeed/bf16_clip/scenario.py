@@ -55,6 +55,7 @@ from harness.api.spec import (
 )
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
+from scenarios.deepspeed._history import NEVER_TAKEN
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two ranks may be from those of one. bf16 rounding alone moved them
@@ -136,6 +137,7 @@ SCENARIO = Scenario(
     trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
     remedy="use a published release of DeepSpeed: none has this bug",
     pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
+    absent=(NEVER_TAKEN,),
     harm="ruins training",
     visibility="silent",
     settings={"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)},

@@ -29,6 +29,7 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
+from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 MORE = 2
 """Steps after the save, in both launches."""
@@ -51,6 +52,7 @@ SCENARIO = Scenario(
     "loading a checkpoint",
     trigger="bf16 with ZeRO stage 0, and a resume",
     pins={"deepspeed": "0.18.4"},
+    absent=(BEFORE_WRAPPING,),
     harm="wrong resume",
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": 0},

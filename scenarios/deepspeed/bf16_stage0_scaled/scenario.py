@@ -34,6 +34,7 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common import applied
+from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 SCALE = 65536
 """fp16's first loss scale in these releases."""
@@ -62,6 +63,7 @@ SCENARIO = Scenario(
     trigger="bf16 with ZeRO stage 0",
     remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.18.5"},
+    absent=(BEFORE_WRAPPING,),
     harm="ruins training",
     visibility="visible in the loss",
     settings={"precision": "bf16", "zero_stage": 0},

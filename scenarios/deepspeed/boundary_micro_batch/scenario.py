@@ -17,8 +17,17 @@ from typing import Any
 
 from harness.api.knobs import Knobs, knob
 from harness.api.settings import above
-from harness.api.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from harness.api.spec import (
+    Absent,
+    Context,
+    Exercise,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
 from scenarios.common import applied
+from scenarios.deepspeed._history import NEVER_TAKEN
 from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
 
 
@@ -39,6 +48,14 @@ SCENARIO = Scenario(
     trigger="bf16 with ZeRO-1 and fp32 gradient accumulation, on several ranks",
     remedy="set immediate_grad_update in the section bf16",
     pins={"deepspeed": "0.18.9"},
+    absent=(
+        NEVER_TAKEN,
+        Absent(
+            "deepspeed<0.18.3",
+            "only since 0.18.3 the engine averages before the optimizer adds the last gradients",
+            "https://github.com/deepspeedai/DeepSpeed/pull/7665",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"precision": "bf16", "zero_stage": 1, "ranks": above(1)},

@@ -20,6 +20,7 @@ from harness.api.plan import Kind, Plan, each
 from harness.api.settings import by_code
 from harness.api.shapes import COUNT, NUMBER, SIZE, alike
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -30,6 +31,7 @@ from harness.api.spec import (
     expect_clean,
     expect_symptom,
 )
+from scenarios.deepspeed._history import NEVER_TAKEN
 
 ROUNDED = 2.0**-8
 """How far (as a fraction) a master may be from its weight, which is rounded to bf16."""
@@ -57,6 +59,13 @@ SCENARIO = Scenario(
     "load_optimizer_states",
     remedy="call engine.optimizer.refresh_fp32_params() after the load",
     pins={"deepspeed": "0.12.6"},
+    absent=(
+        NEVER_TAKEN,
+        Absent(
+            "deepspeed>=0.8.3,<0.11.1",
+            "a load of the module alone raises an error for BF16_Optimizer, as recorded runs show",
+        ),
+    ),
     harm="wrong resume",
     visibility="visible in the loss",
     settings={

@@ -14,8 +14,18 @@ but the last; right again from 0.19.3 on.
 
 from __future__ import annotations
 
+from functools import partial
+
 from harness.api.settings import above
-from harness.api.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from harness.api.spec import (
+    Absent,
+    Exercise,
+    Finding,
+    Records,
+    Scenario,
+    expect_clean,
+    expect_symptom,
+)
 from scenarios.common import applied
 from scenarios.deepspeed.pipeline_gas_twice import scenario as twice
 
@@ -31,6 +41,13 @@ SCENARIO = Scenario(
     symptom="all stages apply GAS times the gradient",
     trigger="pipeline parallelism and gradient accumulation",
     pins={"deepspeed": "0.18.2"},
+    absent=(
+        Absent(
+            "deepspeed<0.16",
+            "the division moved behind the switch in 0.16.0",
+            "https://github.com/deepspeedai/DeepSpeed/pull/6675",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
@@ -59,7 +76,8 @@ insufficient_checks = twice.insufficient_checks
 def detect(records: Records) -> Finding | None:
     """All stages applied GAS times their gradient. The loss is that of plain torch."""
     count, others = records.params.micro_batches, applied.loss_wrong(records)
-    return applied.judged(records, lambda step: applied.times(step, count), others)
+    instead = {"pipeline_gas_twice": partial(twice.divided_again, count)}
+    return applied.judged(records, lambda step: applied.times(step, count), others, instead=instead)
 
 
 def exercised(records: Records) -> Exercise:

@@ -24,6 +24,7 @@ from harness.api.plan import Kind, Plan, each
 from harness.api.settings import above
 from harness.api.shapes import NUMBER, alike, exactly
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -58,6 +59,13 @@ SCENARIO = Scenario(
     "additional 1/GAS",
     trigger="pipeline parallelism and gradient accumulation",
     pins={"deepspeed": "0.19.2"},
+    absent=(
+        Absent(
+            "deepspeed<0.18.3",
+            "the hook that divides came with 0.18.3",
+            "https://github.com/deepspeedai/DeepSpeed/pull/7665",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
@@ -120,23 +128,25 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """The last stage applied its gradient, and each stage before it divided by GAS once more. The
     loss is that of plain torch."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records))
-    if odd:
-        return Finding(odd[0], documented=False)
+    steps, count = records.of("step"), records.params.micro_batches
+    for odd in applied.loss_wrong(records):
+        return Finding(odd, documented=False)
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
         return None
-    lines = [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]]
-    count = records.params.micro_batches
-    if all(applied.times(step, count) for step in steps):
-        lines.append("no stage divides: that is the bug of DeepSpeed 7773, and not this one")
-    documented = all(applied.times(step, _divided_again(step, count)) for step in steps)
-    return applied.finding(wrong, lines, documented=documented)
+    documented = all(divided_again(count, step) for step in steps)
+    never = all(applied.times(step, count) for step in steps)
+    return applied.finding(
+        wrong,
+        [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]],
+        documented=documented,
+        another="pipeline_gas_never" if never and not documented else "",
+    )
 
 
-def _divided_again(step: Record, count: int) -> float:
-    """The documented ratio: one more division by ``count`` for every stage behind this one."""
-    return float(count ** (step["stage"] + 1 - step["stages"]))
+def divided_again(count: int, step: Record) -> bool:
+    """Whether the step divided by ``count`` once more for every stage behind this one."""
+    return applied.times(step, float(count ** (step["stage"] + 1 - step["stages"])))
 
 
 def exercised(records: Records) -> Exercise:

@@ -40,6 +40,7 @@ from harness.api.spec import (
 )
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
+from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
 
 
 @dataclass
@@ -99,6 +100,7 @@ SCENARIO = Scenario(
     remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
     "show tied_resume_norm` for a patch",
     pins={"deepspeed": "0.19.8"},
+    absent=(NEVER_TAKEN, LOAD_RAISES),
     harm="wrong resume",
     visibility="silent",
     settings={

@@ -46,6 +46,7 @@ from harness.api.spec import (
 )
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
+from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
 from scenarios.deepspeed.tied_grad_reduce.scenario import DEFECT as REDUCE_DEFECT
 
 
@@ -107,6 +108,7 @@ SCENARIO = Scenario(
     trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
     remedy="use a published release of DeepSpeed that has the fix",
     pins={"deepspeed": "0.19.8"},
+    absent=(NEVER_TAKEN, LOAD_RAISES),
     harm="wrong resume",
     visibility="silent",
     settings={

@@ -21,6 +21,7 @@ from harness.api.plan import Kind, Plan, each
 from harness.api.settings import above
 from harness.api.shapes import NUMBER, alike
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -58,6 +59,13 @@ SCENARIO = Scenario(
     trigger="ZeRO-2 and gradient accumulation",
     remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.18.2"},
+    absent=(
+        Absent(
+            "deepspeed<0.17.6",
+            "the second store of gradients came with 0.17.6",
+            "https://github.com/deepspeedai/DeepSpeed/pull/7509",
+        ),
+    ),
     harm="loses data",
     visibility="silent",
     settings={"zero_stage": 2, "gradient_accumulation_steps": above(1)},

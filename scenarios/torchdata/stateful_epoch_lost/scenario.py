@@ -21,6 +21,7 @@ from harness.api.plan import Kind, Plan
 from harness.api.settings import by_code
 from harness.api.shapes import COUNT, many
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -56,6 +57,13 @@ SCENARIO = Scenario(
     trigger="a StatefulDataLoader whose state was saved at the end of an epoch",
     remedy="save the state within an epoch",
     pins={"torchdata": "0.10.1"},
+    absent=(
+        Absent(
+            "torchdata<0.8",
+            "StatefulDataLoader came with 0.8.0",
+            "https://github.com/meta-pytorch/data/releases/tag/v0.8.0",
+        ),
+    ),
     harm="loses data",
     visibility="silent",
     settings={"code": by_code("a StatefulDataLoader is saved at the end of an epoch")},

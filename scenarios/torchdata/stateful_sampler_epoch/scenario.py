@@ -23,6 +23,7 @@ from harness.api.plan import Kind, Plan
 from harness.api.settings import by_code
 from harness.api.shapes import COUNT, many
 from harness.api.spec import (
+    Absent,
     Context,
     Defect,
     Edits,
@@ -93,6 +94,13 @@ SCENARIO = Scenario(
     "without set_epoch after the load",
     remedy="call sampler.set_epoch(epoch) after load_state_dict",
     pins={"torchdata": "0.11.0"},
+    absent=(
+        Absent(
+            "torchdata<0.9",
+            "StatefulDistributedSampler came with 0.9.0",
+            "https://github.com/meta-pytorch/data/releases/tag/v0.9.0",
+        ),
+    ),
     harm="wrong resume",
     visibility="silent",
     settings={"code": by_code("a StatefulDistributedSampler is resumed within an epoch")},

@@ -39,6 +39,7 @@ from harness.api.spec import (
     expect_symptom,
 )
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 
 ROWS = 16
 """Rows of the evaluation; each rank gets as many as every other."""
@@ -66,6 +67,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="wrong metric",
     visibility="visible in the loss",
     known_upstream=False,

@@ -23,6 +23,7 @@ from harness.api.settings import by_code
 from harness.api.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers.heads_gas_ranks import scenario as sibling
 
 LENGTH = 8
@@ -51,6 +52,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "code": by_code("the model is one of those that are affected")},

@@ -41,6 +41,7 @@ from harness.api.spec import (
 )
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 
 
 @dataclass
@@ -72,6 +73,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="visible in the loss",
     known_upstream=False,
@@ -124,12 +126,12 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times the number of ranks and of micro-batches; or times the
     number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
-    steps, ranks = records.of("step"), len(records.ranks)
+    steps, ranks, count = records.of("step"), len(records.ranks), records.params.accumulation
     multiplied = any(
-        all(applied.times(step, factor) for step in steps)
-        for factor in (ranks * records.params.accumulation, ranks)
+        all(applied.times(step, factor) for step in steps) for factor in (ranks * count, ranks)
     )
-    return applied.judged(records, lambda _: multiplied)
+    instead = {"trainer_gas_never": lambda step: applied.times(step, count)} if ranks > 1 else {}
+    return applied.judged(records, lambda _: multiplied, instead=instead)
 
 
 def exercised(records: Records) -> Exercise:

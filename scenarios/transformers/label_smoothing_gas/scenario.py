@@ -28,6 +28,7 @@ from harness.api.spec import (
 )
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers.heads_gas_ranks import scenario as sibling
 
 
@@ -54,6 +55,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.14.1", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="visible in the loss",
     settings={

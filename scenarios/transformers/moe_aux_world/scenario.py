@@ -34,6 +34,7 @@ from harness.api.spec import (
 )
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 
 
 @dataclass
@@ -60,6 +61,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
     settings={
@@ -112,14 +114,17 @@ def _described(step: Record) -> str:
 
 def detect(records: Records) -> Finding | None:
     """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
-    them; the task's is right."""
+    them; the task's is right. Both are divided by the micro-batches once more where
+    ``trainer_gas_twice`` is there, too."""
     steps = records.of("step")
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
         return None
     ranks, parts = len(records.ranks), records.params.accumulation
     multiplied = any(
-        all(_shares(step, 1, factor) for step in steps) for factor in {ranks * parts, ranks, parts}
+        all(_shares(step, task, task * factor) for step in steps)
+        for task in (1, 1 / parts)
+        for factor in {ranks * parts, ranks, parts} - {1}
     )
     return Finding(
         "\n".join(map(_described, wrong)),

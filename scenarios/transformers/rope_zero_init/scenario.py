@@ -29,6 +29,7 @@ from harness.api.plan import Plan
 from harness.api.settings import by_code
 from harness.api.shapes import LINE, exactly, many
 from harness.api.spec import (
+    Absent,
     Companion,
     Context,
     Defect,
@@ -139,6 +140,13 @@ SCENARIO = Scenario(
     remedy="copy the rotary buffers from a small model that was built outside of zero.Init",
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
     decided_by=("transformers",),
+    absent=(
+        Absent(
+            "transformers<4.28",
+            "it has no LLaMA yet",
+            "https://github.com/huggingface/transformers/pull/21955",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={

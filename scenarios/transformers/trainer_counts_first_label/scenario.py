@@ -19,6 +19,7 @@ from harness.api.settings import by_code
 from harness.api.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers.gpt2_counts_first_label import scenario as sibling
 
 
@@ -41,6 +42,7 @@ SCENARIO = Scenario(
     pins={"transformers": "4.46.2", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "code": by_code("the first label of a row counts")},

@@ -18,6 +18,7 @@ from harness.api.settings import above, by_code
 from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers._normaliser import SUM, TOKENS
 from scenarios.transformers.trainer_gas_twice import scenario as sibling
 
@@ -40,6 +41,7 @@ SCENARIO = Scenario(
     pins={"transformers": "4.48.0", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="visible in the loss",
     settings={
@@ -67,7 +69,10 @@ insufficient_checks = applied.same_direction
 
 def detect(records: Records) -> Finding | None:
     """Each update and each logged loss is the right one times the number of accumulation steps."""
+    count = records.params.accumulation
+    if sibling.logged_as(records, [TOKENS]) and sibling.multiplied(records, 1 / count):
+        return sibling.judged(records, 1 / count, (), another="trainer_gas_twice")
     wrong = any(not applied.times(step, 1) for step in records.of("step"))
     expected = [SUM if wrong else TOKENS]
     other = () if sibling.logged_as(records, expected) else ("the logged loss is another one",)
-    return sibling.judged(records, records.params.accumulation, other)
+    return sibling.judged(records, count, other)

@@ -21,6 +21,7 @@ from harness.api.settings import above, by_code
 from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers._normaliser import SUM, TOKENS
 from scenarios.transformers.trainer_gas_twice import scenario as sibling
 
@@ -47,6 +48,7 @@ SCENARIO = Scenario(
     pins={"transformers": "4.46.3", "accelerate": "1.13.0"},
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
+    absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
     settings={
@@ -78,6 +80,8 @@ insufficient_checks = applied.same_direction
 def detect(records: Records) -> Finding | None:
     """Each update is the right one times the number of accumulation steps; the loss that is logged
     is the mean or the sum of the micro-batches' losses."""
-    known = sibling.logged_as(records, [TOKENS, SUM])
+    known, count = sibling.logged_as(records, [TOKENS, SUM]), records.params.accumulation
+    if known and sibling.multiplied(records, 1 / count):
+        return sibling.judged(records, 1 / count, (), another="trainer_gas_twice")
     other = () if known else ("the logged loss is neither the mean nor the sum",)
-    return sibling.judged(records, records.params.accumulation, other)
+    return sibling.judged(records, count, other)

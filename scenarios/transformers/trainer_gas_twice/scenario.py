@@ -26,6 +26,7 @@ from harness.api.plan import Kind, Plan, each
 from harness.api.settings import above
 from harness.api.shapes import COUNT, NUMBER, SIZE, WHOLE, many
 from harness.api.spec import (
+    Absent,
     Context,
     Exercise,
     Finding,
@@ -37,7 +38,7 @@ from harness.api.spec import (
 )
 from scenarios.common import applied
 from scenarios.transformers import _normaliser as normaliser
-from scenarios.transformers._normaliser import TOKENS
+from scenarios.transformers._normaliser import SUM, TOKENS
 
 
 @dataclass
@@ -66,6 +67,13 @@ SCENARIO = Scenario(
     trigger="the Trainer with gradient_accumulation_steps above 1",
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
     decided_by=("transformers",),
+    absent=(
+        Absent(
+            "transformers<5.2",
+            "only 5.2.0 divides both in the Trainer and in accelerate",
+            "https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/trainer.py",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={"trainer": True, "gradient_accumulation_steps": above(1)},
@@ -114,20 +122,33 @@ def run(ctx: Context) -> None:
 def detect(records: Records) -> Finding | None:
     """Each update is the right one divided by the number of accumulation steps, and the logged loss
     is right."""
+    count, plain = records.params.accumulation, records.params.model == "plain"
+    if logged_as(records, [TOKENS, SUM]) and multiplied(records, count):
+        never = "trainer_gas_never" if plain else "trainer_gas_llama"
+        return judged(records, count, (), another=never)
     alarms = [name for name, fired in insufficient_checks(records).items() if fired]
-    return judged(records, 1 / records.params.accumulation, alarms)
+    return judged(records, 1 / count, alarms)
 
 
-def judged(records: Records, factor: float, other: Iterable[str]) -> Finding | None:
+def multiplied(records: Records, factor: float) -> bool:
+    """Whether each update is the right one times ``factor``, which is not 1."""
+    return factor != 1 and all(applied.times(step, factor) for step in records.of("step"))
+
+
+def judged(
+    records: Records, factor: float, other: Iterable[str], another: str = ""
+) -> Finding | None:
     """The finding, documented if each update is ``factor`` times the right one, and nothing else is
-    wrong; ``other`` says what else is."""
+    wrong; ``other`` says what else is. With ``another`` it is that bug's instead."""
     steps = records.of("step")
     wrong = [step for step in steps if not applied.times(step, 1)]
     others = [*_otherwise_wrong(records), *other]
     if wrong:
-        multiplied = all(applied.times(step, factor) for step in steps)
+        exactly = all(applied.times(step, factor) for step in steps) and not others
         lines = [*others, *map(applied.described, wrong)]
-        return applied.finding(wrong, lines, documented=multiplied and not others)
+        return applied.finding(
+            wrong, lines, documented=exactly and not another, another=another if exactly else ""
+        )
     if others:
         return Finding("\n".join(others), ranks=records.ranks, documented=False)
     return None

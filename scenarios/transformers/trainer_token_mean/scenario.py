@@ -110,6 +110,8 @@ def detect(records: Records) -> Finding | None:
     if not wrong:
         return None
     of_means = all(_shares(step["micro"], _expected(step)) for step in steps)
+    count = records.params.accumulation
+    twice = count > 1 and all(applied.times(step, 1 / count) for step in steps)
     return Finding(
         "\n".join(map(applied.described, wrong)),
         step=wrong[0]["step"],
@@ -117,6 +119,7 @@ def detect(records: Records) -> Finding | None:
         magnitude=max(step["off"] for step in wrong),
         unit="of the applied gradient has another direction",
         documented=of_means,
+        another="trainer_gas_twice" if twice else "",
     )
 
 

@@ -1,0 +1,11 @@
+"""When transformers began to do what several bugs depend on, by its own history."""
+
+from __future__ import annotations
+
+from harness.api.spec import Absent
+
+BEFORE_COUNTING = Absent(
+    "transformers<4.46",
+    "only since 4.46.0 the Trainer counts the labels of a step, and lets the model divide by them",
+    "https://github.com/huggingface/transformers/pull/34191",
+)
