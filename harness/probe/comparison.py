@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
-from harness.probe import numbers
+from harness.probe import names, numbers
 from harness.probe.layouts import Layout
 from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
@@ -53,8 +53,9 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     found.no_answer = _no_steps(run, reference)
     if found.no_answer:
         return found
+    ranks = [names.as_in(reference.steps[first], steps) for steps in run.ranks]
     for step in range(min(run.steps, len(reference.steps) - first)):
-        here = [_shaped(steps[step], reference.steps[first + step]) for steps in run.ranks]
+        here = [_shaped(steps[step], reference.steps[first + step]) for steps in ranks]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
         if why := _incomparable(moment):
             found.no_answer = why
@@ -132,8 +133,8 @@ def _incomparable(at: Moment) -> str:
         if len(at.parts_of(rank)) == len(one["update"]):
             return "the ranks have only parts of the parameters, which probe cannot put together"
         if not set(one["grad"]) & set(at.right["grad"]):
-            names = several(one["grad"]), several(at.right["grad"])
-            return f"the optimizer has {names[0]}; that of the reference has {names[1]}"
+            has, wanted = several(one["grad"]), several(at.right["grad"])
+            return f"the optimizer has {has}; that of the reference has {wanted}"
     return ""
 
 

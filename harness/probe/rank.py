@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ def main(folder: Path) -> None:
     """Run the script until it has taken its steps, or has ended."""
     assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
     os.chdir(assignment.cwd)
-    _set_up_process()
+    _set_up_process(folder)
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
@@ -32,8 +33,12 @@ def main(folder: Path) -> None:
     _leave(folder, watch)
 
 
-def _set_up_process() -> None:
-    """Undo what a forked process has inherited: signals end a rank at once."""
+def _set_up_process(folder: Path) -> None:
+    """Undo what a forked process has inherited: signals end a rank at once, and SIGUSR1 has it
+    write down where it is."""
+    # The file stays open as long as the process lives: the handler writes to its descriptor.
+    file = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     supervisor.end_with_parent()

@@ -51,4 +51,7 @@ SMALL = 0.02
 def times(ratio: float, world: int, k: int) -> str:
     """A ratio in words, with its meaning."""
     words = meaning(ratio, world, k)
-    return f"{ratio:.4g} times" + (f" ({words})" if words else "")
+    shown = f"{ratio:.4g}"
+    if shown == "1" and ratio != 1:  # how far it is from 1 is what matters
+        shown = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
+    return f"{shown} times" + (f" ({words})" if words else "")

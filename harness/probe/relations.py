@@ -54,7 +54,18 @@ def weights(at: Moment) -> Broken | None:
     names = tuple(dict.fromkeys(name for found in off.values() for name in found))
     begins = "goes on with" if at.layout.resumed else "begins with"
     text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
+    if at.layout.resumed and _began_again(at):
+        text = "it began again at step 1: the resume arguments had no effect"
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def _began_again(at: Moment) -> bool:
+    """Whether every rank has the weights with which the reference began."""
+    start, rounding = at.reference.steps[0]["before"], at.reference.spread(0, "before")
+    return not any(
+        numbers.astray(one["before"], at.owned(rank, start), rounding)
+        for rank, one in enumerate(at.here)
+    )
 
 
 def optimizer(at: Moment) -> Broken | None:
@@ -83,7 +94,16 @@ def samples(at: Moment) -> Broken | None:
         f"{len(seen)} rows, {len(set(seen))} of them distinct; the reference has {len(want)}, and "
         f"{sum(missing.values())} of its rows are missing"
     )
+    if came := _came_early(at):
+        text = f"{came}: {text}"
     return Broken("samples", text)
+
+
+def _came_early(at: Moment) -> str:
+    """Which step came after fewer micro-batches than were requested, if one did."""
+    counts = sorted({len(one["rows"]) for one in at.here})
+    early = at.layout.k > 1 and len(counts) == 1 and 0 < counts[0] < at.layout.k
+    return f"a step came after {counts[0]} of {at.layout.k} micro-batches" if early else ""
 
 
 def stale(at: Moment) -> Broken | None:
@@ -133,6 +153,8 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     rank, names = next(iter(off.items()))
     got, right = at.here[rank][what], at.owned(rank, right)
     found = numbers.share(got, right)
+    clips = len(at.here[rank]["clips"]), len(at.right["clips"])
+    often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
     details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
     if what == "grad" and not at.clipping and not any(details):
         details.append(made_of(at, rank))
@@ -141,7 +163,7 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
     return Broken(
         relation,
-        f"{several_ranks(off)}: {_described(at, found)} the reference's",
+        f"{several_ranks(off)}: {often}{_described(at, found)} the reference's",
         found.ratio,
         explanation,
         tuple(names),
@@ -180,9 +202,7 @@ def _unlike_ranks(at: Moment, what: str) -> str:
 def _clips(at: Moment) -> str:
     here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
     there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
-    counts = len(at.here[0]["clips"]), len(at.right["clips"])
-    text = f"clipping saw the norm {here} (by rank), in the reference {there}"
-    return text if counts[0] == counts[1] else f"{text}; {counts[0]} times a step, not {counts[1]}"
+    return f"clipping saw the norm {here} (by rank), in the reference {there}"
 
 
 def rate(at: Moment) -> Broken | None:

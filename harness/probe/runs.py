@@ -24,6 +24,7 @@ from harness.launch.server_pool import Pool
 from harness.launch.servers import OverlayServer, Wanted
 from harness.probe import packing
 from harness.probe.assignment import Assignment
+from harness.probe.failures import log_of, why
 from harness.probe.layouts import Layout, Settings
 from harness.probe.shims import SHIMMED
 from harness.probe.target import Target
@@ -230,18 +231,18 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        failure, log = _failure(ended, self.timeout), ""
+        failure, log = why(ended, self.timeout, folder, _source(self.target)), ""
         ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
                 lock.unlink(missing_ok=True)
-            log = _log(folder, ended)
+            log = log_of(folder, ended)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
             records = [packing.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
-                failure, log = "took no step of an optimizer of torch", _log(folder, ended)
+                failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
                 ranks = []
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
@@ -249,24 +250,6 @@ class Runner:
         releases = records[0]["releases"] if records else {}
         imported = frozenset(records[0]["imported"]) if records else frozenset()
         return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
-
-
-def _failure(ended: Exit, timeout: float) -> str:
-    if ended.timed_out:
-        return f"did not end within {timeout:.0f} s, and was ended"
-    if ended.failure:
-        return f"rank {ended.failure['rank']}: {ended.failure['message']}"
-    return f"ended with exit code {ended.code}" if ended.code else ""
-
-
-def _log(folder: Path, ended: Exit) -> str:
-    """The end of the log of the rank that failed, or of the agent if no rank did."""
-    rank = (ended.failure or {}).get("rank", 0)
-    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
-        with suppress(OSError):
-            if text := file.read_text(errors="replace").strip():
-                return text[-3000:]
-    return ""
 
 
 def _source(target: Target) -> Path | None:

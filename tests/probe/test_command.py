@@ -55,7 +55,7 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         (
             "import subprocess, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(4321)",
-            "did not end within",
+            "did not end within 10 s, and was ended; rank 0 was in <module> (train.py, line 1)",
         ),
     ],
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.probe.report import exit_code
-from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
+from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
 
@@ -136,3 +137,46 @@ def test_a_resume_that_forgets_something_is_named(
     answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
     assert first_broken(answers) == {RESUME: (relation, "")}
     assert layout(answers, RESUME).step == step
+
+
+def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
+    probing: Probing, tmp_path: Path
+) -> None:
+    """As Lightning does, whose names are then longer on several ranks."""
+    text = (SCRIPTS / "ddp.py").read_text()
+    bare = text.replace('if bug != "no all-reduce":', "if world > 1:")
+    wrapped = bare.replace(
+        "Returning(model) if options.dataclass else model", "nn.Sequential(model)"
+    )
+    assert len({text, bare, wrapped}) == 3
+    (tmp_path / "train.py").write_text(wrapped)
+    answers = probing(str(tmp_path / "train.py"), GIVEN, Settings(layouts=(RANKS,)))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "text"),
+    [
+        (
+            ["--bug", "resume is ignored"],
+            Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,)),
+            "it began again at step 1: the resume arguments had no effect",
+        ),
+        (
+            ["--bug", "steps after the first micro-batch"],
+            Settings(layouts=(ACCUMULATION,)),
+            "a step came after 1 of 3 micro-batches: 4 rows, 4 of them distinct",
+        ),
+        (
+            ["--bug", "clips each micro-batch", "--clip", "0.1"],
+            Settings(layouts=(ACCUMULATION,)),
+            "rank 0: clipped 3 times a step, not 1; ",
+        ),
+    ],
+)
+def test_a_mistake_is_called_what_it_is(
+    probing: Probing, more: list[str], settings: Settings, text: str
+) -> None:
+    (found,) = probing("ddp.py", [*GIVEN.split(), *more], settings).layouts
+    assert found.broken[0].text.startswith(text)

@@ -103,7 +103,7 @@ if bug == "no sampler":
 loader = DataLoader(data, options.batch_size, sampler=sampler)
 
 begun, schedule = 0, None if options.resume and options.sequential else scheduled()
-if options.resume:
+if options.resume and bug != "resume is ignored":
     saved = torch.load(f"{options.resume}/state.pt")
     model.load_state_dict(saved["model"])
     if bug != "resume without optimizer":
@@ -126,6 +126,8 @@ if bug == "drops the last steps of several ranks" and world > 1:
 for step in range(begun, len(batches) // accum):
     at = 0 if bug == "resume from the first batch" and options.resume and step == begun else step
     micro_batches = batches[at * accum : (at + 1) * accum]
+    if bug == "steps after the first micro-batch":
+        micro_batches = batches[max(0, (at - 1) * accum + 1) : at * accum + 1]
     tokens = sum((wanted[:, 1:] != -100).sum() for _, wanted in micro_batches).float()
     dist.all_reduce(tokens)
     for number, (ids, wanted) in enumerate(micro_batches):

@@ -1,0 +1,56 @@
+"""Names of parameters that differ only in what stands before them.
+
+On one rank a script may call a model, and on several what contains it: Lightning calls a module's
+``model`` on one rank (``embedding.weight``), and on several the whole module in DDP
+(``model.embedding.weight``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from harness.probe.runs import Step
+
+BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
+"""What a step has for each parameter; the names of a state go on after a space."""
+
+
+def as_in(right: Step, steps: Sequence[Step]) -> list[Step]:
+    """A rank's steps with the names that the reference has for the same parameters."""
+    if not steps:
+        return []
+    named = _renaming(set(steps[0]["update"]), set(right["update"]))
+    return [_renamed(step, named) for step in steps] if named else list(steps)
+
+
+def _renaming(here: set[str], there: set[str]) -> Callable[[str], str] | None:
+    """What makes the names that are here those that are there: a prefix less, or one more."""
+    if not here or here & there:
+        return None
+    first = min(here)
+    for other in there:
+        for named in (
+            partial(_without, first.removesuffix(other)),
+            partial(_with, other.removesuffix(first)),
+        ):
+            if {named(name) for name in here} <= there:
+                return named
+    return None
+
+
+def _without(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix) if prefix.endswith(".") else name
+
+
+def _with(prefix: str, name: str) -> str:
+    return prefix + name if prefix.endswith(".") else name
+
+
+def _renamed(step: Step, named: Callable[[str], str]) -> Step:
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {named(name): value for name, value in values.items()}
+
+    found = {what: of(step[what]) for what in BY_NAME if step.get(what)}
+    return {**step, **found, "parts": [of(part) for part in step["parts"]]}
