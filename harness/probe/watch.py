@@ -106,7 +106,7 @@ class Watch:
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            if outermost and torch.is_grad_enabled() and module.training:
+            if outermost and torch.is_grad_enabled() and _trains(module):
                 self._given(module, arguments, named)
             output = called(module, *arguments, **named)
         finally:
@@ -364,6 +364,12 @@ class Watch:
     def _end_if_done(self) -> None:
         if not (self.recording or self.assignment.epoch):
             self.done()
+
+
+def _trains(module: Any) -> bool:
+    """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
+    evaluation mode after it has validated."""
+    return any(each.training for each in module.modules())
 
 
 def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -142,16 +142,20 @@ def test_a_resume_that_forgets_something_is_named(
 def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
     probing: Probing, tmp_path: Path
 ) -> None:
-    """As Lightning does, whose names are then longer on several ranks."""
+    """As Lightning does: its names are then longer on several ranks, and the wrapper stays in
+    evaluation mode after a validation."""
     text = (SCRIPTS / "ddp.py").read_text()
-    bare = text.replace('if bug != "no all-reduce":', "if world > 1:")
-    wrapped = bare.replace(
-        "Returning(model) if options.dataclass else model", "nn.Sequential(model)"
-    )
-    assert len({text, bare, wrapped}) == 3
-    (tmp_path / "train.py").write_text(wrapped)
+    for old, new in (
+        ('if bug != "no all-reduce":', "if world > 1:"),
+        ("Returning(model) if options.dataclass else model", "nn.Sequential(model)"),
+        ('if options.optimizer == "adamw":', "trained.training = False\nif options.optimizer:"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(text)
     answers = probing(str(tmp_path / "train.py"), GIVEN, Settings(layouts=(RANKS,)))
     assert not refused(answers)
+    assert not answers.unseen
     assert first_broken(answers) == {}
 
 
