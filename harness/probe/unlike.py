@@ -1,8 +1,10 @@
-"""Parts of a model whose result depends by design on how a batch is divided."""
+"""Parts of a training whose result depends by design on how a batch is divided."""
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
 from typing import Any
 
 UNLIKE = {
@@ -25,3 +27,23 @@ def unlike_by_design(model: Any) -> list[str]:
             if re.search(pattern, kind) and module.training:
                 found.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
     return list(found.values())
+
+
+SCHEDULE = (
+    "accelerate steps a prepared schedule once for each rank, so several ranks have other learning "
+    "rates by design (Accelerator(step_scheduler_with_optimizer=False) for the test)"
+)
+
+
+def schedules_unlike_by_design() -> list[str]:
+    """A line if accelerate has prepared a schedule that it steps once for each rank."""
+    accelerate = sys.modules.get("accelerate.scheduler")
+    if accelerate is None:
+        return []
+    kind = accelerate.AcceleratedScheduler
+    prepared = (one for one in gc.get_objects() if type(one) is kind)
+    return [SCHEDULE] if any(map(_stepped_often, prepared)) else []
+
+
+def _stepped_often(schedule: Any) -> bool:
+    return bool(schedule.step_with_optimizer and not schedule.split_batches)

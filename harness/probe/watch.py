@@ -19,7 +19,7 @@ from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import bound, digest, draw_one_order, rows
 from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain, reshard
-from harness.probe.unlike import unlike_by_design
+from harness.probe.unlike import schedules_unlike_by_design, unlike_by_design
 from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
@@ -355,7 +355,8 @@ class Watch:
         exact = not (self.now["scaled"] or self.now["coarse"])
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
-            self.now |= {"unlike": unlike_by_design(self.root), "shims": list(shims.installed)}
+            unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
+            self.now |= {"unlike": unlike, "shims": list(shims.installed)}
         self.steps.append(self.now)
         self._begin()
         if not self.assignment.saves:
