@@ -13,10 +13,16 @@ from typing import Any
 from harness.api.numbers import near
 from harness.probe.numbers import Share, share
 
-LABELS, LOGITS = "labels", "logits"
+IDS, LABELS, LOGITS = "input_ids", "labels", "logits"
+IGNORED = -100
 
 OWN = "the reference's gradient is"
 """How the note begins: by these words a recorded note is recognised, however it goes on."""
+
+SHIFTED = (
+    "the labels are those of the next token already, and the loss takes the next ones again: the "
+    "model learns the token after the next one"
+)
 
 NEAR = 2e-3
 """How far a gradient may be from that of the mean cross-entropy, as a part of it."""
@@ -32,9 +38,10 @@ def note(ratio: float | None) -> str:
     )
 
 
-def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share], None]) -> None:
+def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share, bool], None]) -> None:
     """Call ``found`` when the gradient of the logits is computed, with how much of the mean's
-    gradient it has; not if it has another direction, as with other losses."""
+    gradient it has, and whether labels were shifted twice; not if it has another direction, as with
+    other losses."""
     import torch
 
     logits, labels = getattr(output, LOGITS, None), given.get(LABELS)
@@ -46,15 +53,23 @@ def follow(output: Any, given: Mapping[str, Any], found: Callable[[Share], None]
     def compared(gradient: Any) -> None:
         if gradient is None:  # a wrapper's copy of the logits, which the loss does not use
             return
-        shares = [
-            share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
-            for expected in _gradients(logits.detach().float(), labels)
-        ]
-        fitting = [one for one in shares if one.is_factor]
-        if fitting:
-            found(fitting[0])
+        for shift, expected in enumerate(_gradients(logits.detach().float(), labels)):
+            fitting = share({LOGITS: _array(gradient.detach())}, {LOGITS: _array(expected)})
+            if fitting.is_factor:
+                found(fitting, bool(shift) and _shifted(given.get(IDS), labels))
+                return
 
     logits.register_hook(compared)
+
+
+def _shifted(ids: Any, labels: Any) -> bool:
+    """Whether the labels that count are the ids of the next place, and not of their own."""
+    if getattr(ids, "shape", None) != labels.shape:
+        return False
+    counts = labels != IGNORED
+    own = (labels == ids)[counts].all()
+    following = (labels[:, :-1] == ids[:, 1:])[counts[:, :-1]]
+    return bool(following.numel() and following.all() and not own)
 
 
 def _array(tensor: Any) -> Any:

@@ -14,6 +14,7 @@ from harness.probe.numbers import Named, norm, share
 from harness.probe.runs import Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
+CLIPPED = "clipping saw a gradient of norm"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
@@ -35,10 +36,21 @@ MOVED = 0.5
 
 def notes(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
+    yield from _clipped_scaled(steps[0])
     yield from _jump([step["lr"][0] for step in steps])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def _clipped_scaled(step: Step) -> Iterator[str]:
+    """Clipping before the scaler of the loss has divided the gradients."""
+    if scale := step.get("clipped_scaled"):
+        ((most, saw), *_) = step["clips"]
+        yield (
+            f"{CLIPPED} {saw:.4g}, which a scaler still multiplied by {scale:.4g}, and "
+            f"left {most / scale:.2g} of it: call scaler.unscale_(optimizer) before"
+        )
 
 
 def _jump(rates: Sequence[float]) -> Iterator[str]:

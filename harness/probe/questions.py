@@ -244,6 +244,8 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if own := own_loss.note(right.steps[0]["own"]):
         yield own
+    if right.steps[0].get("shifted"):
+        yield own_loss.SHIFTED
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:

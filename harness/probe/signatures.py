@@ -25,8 +25,10 @@ FILE = "probe.json"
 
 SUSPECT = (
     own_loss.OWN,
+    own_loss.SHIFTED,
     own_steps.FALLS,
     own_steps.APPLIED_FIRST,
+    own_steps.CLIPPED,
     own_steps.LOST,
     own_steps.SAME_ORDER,
     slope.ALONG,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from harness.api.numbers import near
 from harness.probe import own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
@@ -25,6 +26,9 @@ from harness.upstream.pins import IMPORTS
 Step = dict[str, Any]
 
 SITE = "/site-packages/"
+
+SCALED = 0.01
+"""How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
 
 PARTS_UP_TO = 2_000_000
 """Parameters of the largest model of which each micro-batch's own gradient is kept."""
@@ -119,8 +123,9 @@ class Watch:
             return output
         return self._nudged(output)
 
-    def _own(self, found: Share) -> None:
+    def _own(self, found: Share, shifted: bool) -> None:
         self.now["own"] = self.now["own"] or found.ratio
+        self.now["shifted"] = shifted
 
     def _nudged(self, output: Any) -> Any:
         """The output of a leaf, and the gradient that comes back to it, each an ulp away."""
@@ -295,8 +300,12 @@ class Watch:
         @functools.wraps(step)
         def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
             self.now["scaled"] = scaler.is_enabled()
-            taken = len(self.steps)
+            taken, before, clips = len(self.steps), self._norm(), self.now["clips"]
             value = step(scaler, *arguments, **named)
+            if len(self.steps) > taken and clips and scaler.is_enabled():
+                scale = scaler.get_scale()
+                late = before > 0 and near(before, self._norm() * scale, share=SCALED)
+                self.steps[-1]["clipped_scaled"] = scale if late and scale != 1 else 0.0
             if self.recording and len(self.steps) == taken:
                 self._skip()
             return value

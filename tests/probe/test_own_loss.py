@@ -14,10 +14,13 @@ from harness.probe.numbers import Share
 LABELS = torch.tensor([[1, 2, 3, -100], [2, 1, 0, 3]])
 
 
-def gradient_of(shift: int, divisor: float | None, smoothing: float = 0.0) -> list[Share]:
+def gradient_of(
+    shift: int, divisor: float | None, smoothing: float = 0.0, ids: torch.Tensor | None = None
+) -> list[tuple[Share, bool]]:
     logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    hidden, found = logits * 1, list[Share]()
-    own_loss.follow(SimpleNamespace(logits=hidden), {"labels": LABELS}, found.append)
+    hidden, found = logits * 1, list[tuple[Share, bool]]()
+    given = {"labels": LABELS, "input_ids": ids}
+    own_loss.follow(SimpleNamespace(logits=hidden), given, lambda *each: found.append(each))
     scores, wanted = (hidden[:, :-1], LABELS[:, 1:]) if shift else (hidden, LABELS)
     how = "mean" if divisor is None else "sum"
     loss = cross_entropy(
@@ -31,8 +34,22 @@ def gradient_of(shift: int, divisor: float | None, smoothing: float = 0.0) -> li
     ("shift", "divisor", "ratio"), [(0, None, 1.0), (1, None, 1.0), (1, 7.0, 5 / 7), (0, 14.0, 0.5)]
 )
 def test_the_ratio_to_the_mean_is_found(shift: int, divisor: float | None, ratio: float) -> None:
-    (found,) = gradient_of(shift, divisor)
+    ((found, shifted),) = gradient_of(shift, divisor)
     assert found.ratio == pytest.approx(ratio, rel=1e-4)
+    assert not shifted
+
+
+NEXT = torch.tensor([[4, 1, 2, 3], [4, 2, 1, 0]])
+"""Of each label but the last ones the token is at the next place."""
+
+
+@pytest.mark.parametrize(
+    ("shift", "ids", "twice"),
+    [(1, NEXT, True), (0, NEXT, False), (1, LABELS, False), (1, NEXT[:, :3], False)],
+)
+def test_labels_that_are_shifted_twice_are_seen(shift: int, ids: torch.Tensor, twice: bool) -> None:
+    ((_, shifted),) = gradient_of(shift, None, ids=ids)
+    assert shifted is twice
 
 
 def test_another_loss_is_not_compared() -> None:

@@ -149,7 +149,8 @@ for step in range(begun, len(batches) // accum):
         if bug == "zero_grad in each micro-batch" and not last:
             optimizer.zero_grad()
     if options.clip and bug != "clips each micro-batch":
-        scaler.unscale_(optimizer)
+        if bug != "clips what is scaled":
+            scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     scaler.step(optimizer)
     scaler.update()
