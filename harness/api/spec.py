@@ -115,7 +115,7 @@ class Absent:
 
     releases: str
     why: str
-    """It is read after the release: "the division came with 0.16.0"."""
+    """It is read after "cannot have it": "the division came with 0.16.0"."""
     link: str = ""
     """The change or the file upstream that says so."""
 

@@ -64,7 +64,7 @@ def _absent(scenario: Scenario, here: Mapping[str, Version]) -> str:
         wanted = Requirement(each.releases)
         if wanted.name in here and wanted.specifier.contains(here[wanted.name], prereleases=True):
             link = f" ({each.link})" if each.link else ""
-            return f"{wanted.name} {here[wanted.name]} was not tested, but {each.why}{link}"
+            return f"{wanted.name} {here[wanted.name]} cannot have it: {each.why}{link}"
     return ""
 
 
