@@ -5,14 +5,15 @@
         train.py --batch-size {rows} --accum {k}
     python -m harness probe torchrun --nproc-per-node 8 train.py --batch-size {rows}
     python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
+    python -m harness probe --set batch_size={rows} --layouts ranks,resume train.py
     python -m harness probe --make train_step.py:make
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
 
 The script runs unchanged, on the CPU or on GPUs: on 1 rank (the reference), on several ranks, with
-several micro-batches, with both, and stopped and resumed. Options before the script are ours, those
-after it are the script's. In those, {rows} is the size of a micro-batch on one rank, {k} the number
-of micro-batches of a step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step
-to save at.
+several micro-batches, with both, and stopped and resumed. On the CPU, what it asks of CUDA is done
+there (not with --as-written). Options before the script are ours, those after it are the script's.
+In those, {rows} is the size of a micro-batch on one rank, {k} the number of micro-batches of a
+step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step to save at.
 
 exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
 3 no answer. docs/probe.md explains the report.
@@ -28,16 +29,18 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from harness.api.spec import Lane
 from harness.cli import Arguments
 from harness.launch.server_pool import Pool
+from harness.probe import constants
 from harness.probe.known import known
 from harness.probe.layouts import LAYOUTS, Settings
 from harness.probe.questions import Answers, probe
-from harness.probe.report import as_json, as_junit, exit_code, text
+from harness.probe.report import as_json, as_junit, exit_code, status, text
 from harness.probe.runs import Runner
 from harness.probe.target import Target, made, target
 from harness.ranges.lookup import why_affected
@@ -49,7 +52,10 @@ from harness.system.terminal import Progress, terminal
 
 STANDARD_OUTPUT = "-"
 
-FLAGS, ARGUMENTS = ("--same-rows", "--epoch", "-m"), ("--save", "--resume", "--other-seed")
+FLAGS, ARGUMENTS = (
+    ("--same-rows", "--epoch", "-m", "--as-written"),
+    ("--save", "--resume", "--other-seed"),
+)
 """Our options without a value, and those whose value is arguments of the script."""
 
 
@@ -85,7 +91,13 @@ def _parser() -> Arguments:
     parser, usual = Arguments(__name__), Settings()
     number = parser.add_argument
     number("--rows", type=int, default=usual.rows, help="rows of a step (default: %(default)s)")
-    number("--ranks", type=int, default=usual.ranks, help="(default: %(default)s)")
+    number("--ranks", type=int, help="(default: 2, or twice --reference-ranks)")
+    number(
+        "--reference-ranks",
+        type=int,
+        default=usual.reference_ranks,
+        help="for a script that does not run on one rank (default: %(default)s)",
+    )
     number("-k", "--k", type=int, default=usual.k, help="micro-batches (default: %(default)s)")
     number("--steps", type=int, default=usual.steps, help="of the optimizer (default: %(default)s)")
     number("--at", type=int, default=usual.at, help="step to save at (default: %(default)s)")
@@ -93,12 +105,31 @@ def _parser() -> Arguments:
     number("--resume", default="", metavar="ARGS", help="arguments with which it resumes")
     number("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
     number("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    number(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a constant of the script that has no argument, such as batch_size={rows}",
+    )
+    number(
+        "--perturb",
+        type=float,
+        default=usual.perturb,
+        metavar="SIZE",
+        help="begin from weights that are moved by SIZE times their size, such as 0.1",
+    )
     number("--without", default="", metavar="samples", help="do not compare which rows were seen")
     parser.add_argument(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
     )
     parser.add_argument(
         "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
+    )
+    parser.add_argument(
+        "--as-written",
+        action="store_true",
+        help="do not run on the CPU what the script asks of CUDA",
     )
     number(
         "--make",
@@ -124,7 +155,7 @@ def _parser() -> Arguments:
 def _settings(options: argparse.Namespace) -> Settings:
     return Settings(
         options.rows,
-        options.ranks,
+        options.ranks or 2 * options.reference_ranks,
         options.k,
         options.steps,
         options.at,
@@ -135,6 +166,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.epoch,
         options.other_seed,
         tuple(filter(None, options.without.split(","))),
+        options.reference_ranks,
+        options.perturb,
     )
 
 
@@ -143,7 +176,20 @@ def _target(options: argparse.Namespace) -> Target:
         if options.save or options.epoch:
             raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
         return made(options.make, options.script, options.same_rows)
-    return target(["-m", *options.script] if options.m else options.script)
+    chosen = target(["-m", *options.script] if options.m else options.script)
+    chosen = replace(chosen, constants=_constants(options.set))
+    if chosen.constants and (file := chosen.file) is not None:
+        constants.changed(file.read_text(), file.name, chosen.constants)  # or raise
+    return chosen
+
+
+def _constants(words: Iterable[str]) -> dict[str, str]:
+    """The values of --set, by name."""
+    pairs = [word.partition("=") for word in words]
+    for name, equals, _ in pairs:
+        if not (equals and name.isidentifier()):
+            raise UserError(f"--set {name}{equals}: write NAME=VALUE, such as batch_size={{rows}}")
+    return {name: text for name, _, text in pairs}
 
 
 def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> None:
@@ -156,11 +202,12 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    given = " ".join([*chosen.arguments, settings.save, settings.resume])
-    if "{rows}" not in given and not settings.same_rows:
+    words = [*chosen.arguments, *chosen.constants.values(), settings.save, settings.resume]
+    if "{rows}" not in " ".join(words) and not settings.same_rows:
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
-            "train.py --batch-size {rows} --accum {k}"
+            "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
+            "if it has no argument for that"
         )
 
 
@@ -177,8 +224,11 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         with Pool() as pool:
             where = Path(folder), extensions, options.python
             limit = options.timeout
-            with Runner(chosen, settings, *where, limit, pool, gpus=numbers) as runner:
-                return probe(runner, settings)
+            written = options.as_written
+            with Runner(
+                chosen, settings, *where, limit, pool, gpus=numbers, as_written=written
+            ) as runner:
+                return probe(runner, settings, lambda found: progress.done(status(found)))
 
 
 @contextmanager

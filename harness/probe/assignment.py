@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,9 @@ class Assignment:
     """Whether all samplers draw the same order."""
     shift: str = ""
     """A file with tensors to add to the weights before the first step."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """By name, the values of constants of the script."""
+    move: float = 0.0
+    """By how much of their size to move the weights before the first step."""
+    on_cpu: bool = False
+    """Whether what the script asks of CUDA is done on the CPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
@@ -11,6 +12,11 @@ from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
 from harness.probe.runs import Run, Step
 from harness.system.errors import Inconclusive
+
+NEEDS_RANKS = re.compile(
+    r"AssertionError|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2", re.IGNORECASE
+)
+"""What scripts say that do not run on one rank."""
 
 LOG_LINES = 12
 """How much of the log of a failed rank is shown."""
@@ -155,18 +161,21 @@ def _measure(at: Moment, worst: dict[str, float]) -> None:
 
 def refuse_unusable(reference: Run) -> None:
     """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
+    name = reference.layout.name
     if reference.failure:
         lines = reference.log.strip().splitlines()[-LOG_LINES:]
-        why = f"the reference, 1 rank, gives no answer: {reference.failure}"
+        why = f"the reference, {name}, gives no answer: {reference.failure}"
+        if reference.layout.world == 1 and NEEDS_RANKS.search(reference.failure):
+            why += "\nif the script needs several ranks, add --reference-ranks 2"
         raise Inconclusive("\n    | ".join([why, *lines]))
     sizes = [numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
     if not finite(sizes[0]):
         raise Inconclusive(
-            "the reference, 1 rank, gives no answer: its first gradients are not finite. Are all "
+            f"the reference, {name}, gives no answer: its first gradients are not finite. Are all "
             "its weights initialised?"
         )
     if not any(sizes):
         raise Inconclusive(
-            "the reference, 1 rank, gives no answer: its gradients are all 0, so no layout can "
+            f"the reference, {name}, gives no answer: its gradients are all 0, so no layout can "
             "differ; does its loss depend on its parameters?"
         )

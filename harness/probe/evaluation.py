@@ -32,8 +32,8 @@ def evaluation(run: Run, reference: Run) -> Broken | str | None:
     found = _losses(run, reference)
     for one in found:
         ratio = one.here / one.there if one.there else 1.0
-        if words := meaning(ratio, run.layout.world, run.layout.k):
-            text = f"{_described(one)}: {times(ratio, run.layout.world, run.layout.k)}"
+        if words := meaning(ratio, run.layout.times, run.layout.k):
+            text = f"{_described(one)}: {times(ratio, run.layout.times, run.layout.k)}"
             return Broken(RELATION, text, ratio, words)
     other = (one for one in found if not near(one.here, one.there, share=NEAR))
     return next((f"evaluation: {_described(one)}" for one in other), None)

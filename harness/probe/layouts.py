@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from harness.system.errors import UserError
+from harness.system.terminal import count
 
 RANKS, ACCUMULATION, BOTH, RESUME = "ranks", "accumulation", "both", "resume"
 RANKS_RESUME = "ranks-resume"
@@ -46,6 +47,10 @@ class Settings:
     """Arguments that set another seed."""
     without: tuple[str, ...] = ()
     """What need not be compared: ``samples``."""
+    reference_ranks: int = 1
+    """Ranks of the reference, for a script that does not run on one."""
+    perturb: float = 0.0
+    """By how much of their size all layouts move the weights that they begin with."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -55,6 +60,15 @@ class Settings:
             raise UserError(f"--at {self.at} must be below --steps {self.steps}, and at least 1")
         if self.ranks < 2 or self.k < 2:
             raise UserError("--ranks and --k must be at least 2")
+        if self.reference_ranks < 1 or self.ranks % self.reference_ranks:
+            raise UserError(
+                f"--ranks {self.ranks} must be a multiple of --reference-ranks "
+                f"{self.reference_ranks}"
+            )
+        if self.ranks == self.reference_ranks:
+            raise UserError("--ranks must be more than --reference-ranks")
+        if self.perturb < 0:
+            raise UserError(f"--perturb {self.perturb} must not be negative")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
         if unknown := set(self.without) - {SAMPLES}:
@@ -89,14 +103,22 @@ class Layout:
     epoch: bool = False
     one_order: bool = False
     shift: Mapping[str, object] = field(default_factory=dict)
+    base: int = 1
+    """The ranks of the reference."""
 
     @property
     def resumed(self) -> bool:
         return self.first > 0
 
+    @property
+    def times(self) -> int:
+        """How many times the ranks of the reference it has."""
+        return self.world // self.base
+
 
 def reference(settings: Settings) -> Layout:
-    return Layout("1 rank", steps=settings.steps, epoch=settings.epoch)
+    ranks = settings.reference_ranks
+    return Layout(count(ranks, "rank"), world=ranks, steps=settings.steps, epoch=settings.epoch)
 
 
 def rounding(of: Layout) -> list[Layout]:
@@ -108,11 +130,12 @@ def rounding(of: Layout) -> list[Layout]:
 
 def compared(settings: Settings) -> list[Layout]:
     """The layouts that are compared with the reference."""
+    base = settings.reference_ranks
     makers = {
         RANKS: partial(_divided, settings, RANKS, settings.ranks, 1),
-        ACCUMULATION: partial(_divided, settings, ACCUMULATION, 1, settings.k),
+        ACCUMULATION: partial(_divided, settings, ACCUMULATION, base, settings.k),
         BOTH: partial(_divided, settings, BOTH, settings.ranks, settings.k),
-        RESUME: partial(_resumed, settings, RESUME, 1),
+        RESUME: partial(_resumed, settings, RESUME, base),
         SEED: partial(_seeded, settings),
         RANKS_RESUME: partial(_resumed, settings, RANKS_RESUME, settings.ranks),
     }
@@ -127,25 +150,30 @@ def _chosen(settings: Settings) -> Sequence[str]:
 
 def without_a_stop(settings: Settings) -> Layout:
     """What RANKS_RESUME and SEED are compared with."""
-    return Layout(f"{settings.ranks} ranks", world=settings.ranks, steps=settings.steps)
+    base = settings.reference_ranks
+    return Layout(f"{settings.ranks} ranks", world=settings.ranks, base=base, steps=settings.steps)
 
 
 def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layout]:
-    ranks = f"{world} ranks" if world > 1 else ""
+    base = settings.reference_ranks
+    ranks = f"{world} ranks" if world > base else ""
     micro = f"{k} micro-batches" if k > 1 else ""
     name = " x ".join(filter(None, (ranks, micro)))
-    yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch)
+    yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch, base=base)
 
 
 def _seeded(settings: Settings) -> Iterator[Layout]:
     name = f"another seed on {settings.ranks} ranks"
-    yield Layout(name, SEED, settings.ranks, steps=1, more=settings.other_seed)
+    base = settings.reference_ranks
+    more = settings.other_seed
+    yield Layout(name, SEED, settings.ranks, steps=1, more=more, base=base)
 
 
 def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
-    on = f" on {world} ranks" if world > 1 else ""
+    base = settings.reference_ranks
+    on = f" on {world} ranks" if world > base else ""
     saving = f"saving{on}"
-    yield Layout(saving, world=world, steps=settings.at, more=settings.save, saves=True)
+    yield Layout(saving, world=world, base=base, steps=settings.at, more=settings.save, saves=True)
     yield Layout(
         f"stop and resume{on}",
         kind,
@@ -155,4 +183,5 @@ def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
         more=settings.resume,
         epoch=settings.epoch,
         after=saving,
+        base=base,
     )

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from harness.probe.reference import BY_NAME
 from harness.probe.runs import Step
-
-BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
-"""What a step has for each parameter; the names of a state go on after a space."""
 
 
 def as_in(right: Step, steps: Sequence[Step]) -> list[Step]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from harness.api.spec import Lane
 from harness.probe import own_loss, own_steps, slope
@@ -25,9 +26,10 @@ from harness.probe.layouts import (
     rounding,
     without_a_stop,
 )
-from harness.probe.reference import Reference
+from harness.probe.reference import Reference, as_one
 from harness.probe.relations import Broken
 from harness.probe.runs import Run, Runner
+from harness.probe.schedule_lengths import schedule
 
 ORDER = "order of samples"
 
@@ -51,22 +53,39 @@ class Answers:
     """Whether the rows that the model is given were not seen, and must be."""
     decided: float = 1.0
     """The share of the values whose updates were compared at the last step."""
+    script: str = "the script"
+    """The name of its file."""
+    reference: str = "1 rank"
+    """The name of the layout that the others are compared with."""
+    on_cpu: Mapping[str, int] = field(default_factory=dict)
+    """How often the reference asked for what a CPU does not have, by kind."""
 
 
-def probe(runner: Runner, settings: Settings) -> Answers:
-    """Run everything and compare it. Raises Inconclusive if the reference gives no answer."""
+def probe(
+    runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
+) -> Answers:
+    """Run everything and compare it; ``report`` is called with each layout, as soon as it is
+    compared. Raises Inconclusive if the reference gives no answer."""
     base = reference(settings)
     wanted = compared(settings)
     for layout in (base, *rounding(base), *wanted):
         runner.start(layout)
-    first = runner.start(base).result()
+    first = _result(runner, settings, base)
     refuse_unusable(first)
-    perturbed = [runner.start(each).result() for each in rounding(base)]
+    perturbed = [_result(runner, settings, each) for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    moved = [runner.start(each) for each in slope.ends(settings, right, slope.CHANGES[0])]
+    moved = slope.ends(settings, right, slope.CHANGES[0])
+    for layout in moved:
+        runner.start(layout)
     decided = right.decided(len(right.steps) - 1)
     answers = Answers(
-        _about(first), releases=first.releases, imported=first.imported, decided=decided
+        _about(first),
+        releases=first.releases,
+        imported=first.imported,
+        decided=decided,
+        on_cpu=first.on_cpu,
+        script=Path(runner.target.made or runner.target.script).name,
+        reference=base.name,
     )
     for layout in wanted:
         run = runner.start(layout).result()
@@ -80,13 +99,19 @@ def probe(runner: Runner, settings: Settings) -> Answers:
                 found = _compared(runner, settings, run, right)
                 _compare_whole(found, settings, run, first)
             answers.layouts.append(found)
+            report(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
-    answers.notes += _notes_on_slope(runner, settings, right, [one.result() for one in moved])
+    answers.notes += _notes_on_slope(runner, settings, right, moved)
     answers.notes = list(dict.fromkeys(answers.notes))
     answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
+
+
+def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
+    """A run of the reference, as if it had one rank."""
+    return as_one(runner.start(layout).result(), settings.same_rows)
 
 
 def _about(run: Run) -> str:
@@ -123,6 +148,9 @@ def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) ->
     if settings.epoch and not found.broken:
         over_all = epoch(run, first, settings.same_rows)
         found.broken += [over_all] if over_all else []
+    if not any(one.relation in (SAMPLES, "learning rate") for one in found.broken):
+        length = schedule(run.schedule, first.schedule, run.layout)
+        found.broken += [length] if length else []
     evaluated = evaluation(run, first)
     if isinstance(evaluated, Broken):
         found.broken.append(evaluated)
@@ -213,8 +241,11 @@ def _steps_of_one_epoch(right: Reference) -> int:
 def _in_one_order(runner: Runner, settings: Settings, layout: Layout) -> Compared | None:
     """The layout compared with a reference, both with samplers that draw the same order."""
     base = _ordered(reference(settings))
-    runs = [runner.start(each) for each in (base, *rounding(base), _ordered(layout))]
-    first, *perturbed, run = (each.result() for each in runs)
+    wanted = [base, *rounding(base)]
+    for each in (*wanted, _ordered(layout)):
+        runner.start(each)
+    first, *perturbed = (_result(runner, settings, each) for each in wanted)
+    run = runner.start(_ordered(layout)).result()
     if first.failure:
         return None
     return compare(run, Reference.of(first, perturbed), settings.same_rows)
@@ -255,17 +286,21 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
 
 
 def _notes_on_slope(
-    runner: Runner, settings: Settings, right: Reference, moved: list[Run]
+    runner: Runner, settings: Settings, right: Reference, moved: list[Layout]
 ) -> Iterator[str]:
     """A slope that is not as the gradient says must be the same with smaller steps, too: with a
     large one, a loss is not straight."""
     first, *smaller = slope.CHANGES
-    found = [slope.steep(right, moved, first)]
+    runs = [_result(runner, settings, each) for each in moved]
+    found = [slope.steep(right, runs, first)]
     if found[0] is None or found[0].right:
         return
     for change in smaller:
-        ends = [runner.start(each) for each in slope.ends(settings, right, change)]
-        found.append(slope.steep(right, [each.result() for each in ends], change))
+        ends = slope.ends(settings, right, change)
+        for layout in ends:
+            runner.start(layout)
+        runs = [_result(runner, settings, each) for each in ends]
+        found.append(slope.steep(right, runs, change))
     if note := slope.note(found):
         yield note
 

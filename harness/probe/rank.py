@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -11,9 +12,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 from harness.launch import supervisor
-from harness.probe import packing
+from harness.probe import constants, on_cpu, packing
 from harness.probe.assignment import Assignment
 from harness.probe.watch import Watch
 
@@ -27,6 +29,8 @@ def main(folder: Path) -> None:
     os.chdir(assignment.cwd)
     _set_up_process(folder)
     importlib.import_module(assignment.imports)  # unless this process was forked with it
+    if assignment.on_cpu:
+        on_cpu.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
     _run(assignment)
@@ -47,17 +51,32 @@ def _set_up_process(folder: Path) -> None:
 
 def _run(assignment: Assignment) -> None:
     """Run the script or the module, as Python itself would."""
-    sys.argv = [assignment.script, *assignment.arguments]
+    script = assignment.script
+    sys.argv = [script, *assignment.arguments]
+    beside = assignment.cwd if assignment.module else str(Path(script).resolve().parent)
+    sys.path.insert(0, beside)
     try:
-        if assignment.module:
-            sys.path.insert(0, assignment.cwd)
-            runpy.run_module(assignment.script, run_name="__main__", alter_sys=True)
+        if assignment.constants:
+            _run_changed(assignment)
+        elif assignment.module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(assignment.script).resolve().parent))
-            runpy.run_path(assignment.script, run_name="__main__")
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as left:
         if left.code:
             raise
+
+
+def _run_changed(assignment: Assignment) -> None:
+    """Run the script with other constants."""
+    spec = importlib.util.find_spec(assignment.script) if assignment.module else None
+    file = (spec and spec.origin) or assignment.script
+    values = {name: constants.value(text) for name, text in assignment.constants.items()}
+    code = compile(constants.changed(Path(file).read_text(), file, values), file, "exec")
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=file, __spec__=None, __package__=spec and spec.parent)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
 
 
 def _leave(folder: Path, watch: Watch) -> None:

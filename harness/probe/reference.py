@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from harness.api.numbers import finite
@@ -12,8 +13,35 @@ from harness.probe.layouts import Layout
 from harness.probe.numbers import Spread
 from harness.probe.runs import Run, Step
 
+BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
+"""What a step has for each parameter; the names of a state go on after a space."""
+
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a part of it."""
+
+
+def as_one(run: Run, same_rows: bool) -> Run:
+    """A run as one rank would have recorded it: with all rows, and with the parameters of all."""
+    if len(run.ranks) < 2:
+        return run
+    steps = [_together([rank[n] for rank in run.ranks], same_rows) for n in range(run.steps)]
+    seen = run.seen[:1]
+    if not same_rows:
+        seen = [[[*chain(*rows)] for rows in zip(*run.seen, strict=False)]]
+    return replace(run, ranks=[steps], seen=seen, reported=run.reported[:1])
+
+
+def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
+    found = dict(ranks[0])
+    for what in BY_NAME:
+        if found.get(what):
+            found[what] = {n: v for one in reversed(ranks) for n, v in (one[what] or {}).items()}
+    losses = [sum(one["losses"]) for one in ranks if one["losses"]]
+    found["losses"] = [sum(losses) / len(losses)] if losses else []
+    found["stale"] = max(one["stale"] for one in ranks)
+    if not same_rows:
+        found["rows"] = [micro for one in ranks for micro in one["rows"]]
+    return found
 
 
 @dataclass

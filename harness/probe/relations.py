@@ -128,7 +128,7 @@ def loss(at: Moment) -> Broken | None:
         return None
     ratio = found / right if right else float("nan")
     text = f"{found:.6g}; the reference has {right:.6g}: {_times(at, ratio)}"
-    return Broken("loss", text, ratio, meaning(ratio, at.layout.world, at.layout.k))
+    return Broken("loss", text, ratio, meaning(ratio, at.layout.times, at.layout.k))
 
 
 def gradient(at: Moment) -> Broken | None:
@@ -160,7 +160,7 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
         details.append(made_of(at, rank))
     if at.right["clips"] or at.here[0]["clips"]:
         details.append(_clips(at))
-    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
     return Broken(
         relation,
         f"{several_ranks(off)}: {often}{_described(at, found)} the reference's",
@@ -233,7 +233,7 @@ def update(at: Moment) -> Broken | None:
     rank, names = next(iter(off.items()))
     found = numbers.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
     text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
-    explanation = meaning(found.ratio, at.layout.world, at.layout.k) if found.is_factor else ""
+    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
     return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
 
 
@@ -256,7 +256,7 @@ def _described(at: Moment, found: Share) -> str:
 
 
 def _times(at: Moment, ratio: float) -> str:
-    return times(ratio, at.layout.world, at.layout.k)
+    return times(ratio, at.layout.times, at.layout.k)
 
 
 def several(names: Iterable[str]) -> str:

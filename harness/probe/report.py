@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.api.numbers import named
-from harness.probe import evaluation
+from harness.probe import evaluation, schedule_lengths
 from harness.probe.comparison import LOG_LINES, Compared
+from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
+from harness.probe.ratios import times
 from harness.system.errors import ExitCode
+from harness.system.terminal import count
 
 if TYPE_CHECKING:
     from harness.probe.known import Known
@@ -20,7 +24,24 @@ WIDTH = 26
 
 UNSEEN = "probe did not see which rows the model is given; --without samples accepts that"
 
-SEPARATE = (evaluation.RELATION, "learning rate", "optimizer", "samples")
+FAULTS = {
+    "weights": "it begins with other weights",
+    "optimizer": "the optimizer's state is lost",
+    "samples": "it trains on other samples",
+    "stale gradients": "gradients of the step before are left",
+    "gradient": "it has another gradient",
+    "clipped gradient": "clipping leaves another gradient",
+    "loss": "it has another loss",
+    "learning rate": "it has another learning rate",
+    "update": "its steps go elsewhere",
+    "steps": "it takes another number of steps",
+    "order of samples": "it draws the samples in the same order",
+    "evaluation": "an evaluation reports another loss",
+    "schedule": "the schedule of the learning rate has another length",
+}
+"""What a broken relation means."""
+
+SEPARATE = (evaluation.RELATION, schedule_lengths.RELATION, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
 
 
@@ -36,7 +57,10 @@ def exit_code(answers: Answers) -> int:
 
 def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Iterator[str]:
     """The lines of the report."""
-    yield f"{'reference: 1 rank':{WIDTH}}  {answers.about}"
+    yield headline(answers)
+    yield f"{f'reference: {answers.reference}':{WIDTH}}  {answers.about}"
+    if answers.on_cpu:
+        yield f"{'done on the CPU':{WIDTH}}  {_counted(answers.on_cpu)}"
     reported: set[tuple[str, ...]] = set()
     for found in answers.layouts:
         yield from _layout(found, reported)
@@ -50,6 +74,67 @@ def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Itera
         yield "known bugs with the same signature that these releases have:"
         yield from (f"    {bug.name}: {bug.title}. {bug.why}" for bug in known)
     yield f"{seconds:.1f} s"
+
+
+def headline(answers: Answers) -> str:
+    """What was found, in one sentence."""
+    broken = [found for found in answers.layouts if found.broken]
+    if broken:
+        faults: dict[str, list[str]] = {_fault(one): [] for one in broken}
+        for one in broken:
+            faults[_fault(one)].append(where(one.layout))
+        each = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
+        return f"{answers.script} is not right: {'; '.join(each)}"
+    silent = [found for found in answers.layouts if found.no_answer]
+    compared = _listed([where(one.layout) for one in answers.layouts if not one.no_answer])
+    right = f"{answers.script} trains the same {compared}" if compared else ""
+    if silent or not right:
+        gone = f"{answers.script}: no answer {_listed([where(one.layout) for one in silent])}"
+        return f"{gone}; it trains the same {compared}" if right else gone
+    unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
+    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
+    return f"{right}{unseen}{suspect}"
+
+
+def status(found: Compared) -> str:
+    """A line about a layout that was just compared."""
+    if found.no_answer:
+        return f"{found.layout.name}: no answer"
+    return f"{found.layout.name}: {_fault(found) if found.broken else 'as the reference'}"
+
+
+def where(layout: Layout) -> str:
+    """A layout in the words of a user: ``on 2 ranks``."""
+    ranks = f"on {layout.world} ranks"
+    return {
+        RANKS: ranks,
+        ACCUMULATION: f"with {layout.k} micro-batches",
+        BOTH: f"{ranks} with {layout.k} micro-batches",
+        RESUME: "after a stop and resume",
+        RANKS_RESUME: f"after a stop and resume {ranks}",
+        SEED: "with another seed",
+    }.get(layout.kind, layout.name)
+
+
+def _fault(found: Compared) -> str:
+    """The first broken relation of a layout, in the words of a user."""
+    first = found.broken[0]
+    fault = FAULTS.get(first.relation, first.relation)
+    if first.meaning and first.ratio is not None:
+        return (
+            f"{fault}, {times(first.ratio, found.layout.times, found.layout.k)} what it should be"
+        )
+    return fault
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _counted(asked: Mapping[str, int]) -> str:
+    """What was asked, the most frequent first."""
+    return ", ".join(f"{what} ({often} x)" for what, often in Counter(asked).most_common())
 
 
 def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
@@ -80,7 +165,9 @@ def as_json(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> di
     """The answers for programs; docs/probe.md describes the keys."""
     return {
         "exit_code": exit_code(answers),
+        "headline": headline(answers),
         "reference": answers.about,
+        "on_cpu": dict(answers.on_cpu),
         "layouts": [_layout_json(found) for found in answers.layouts],
         "notes": answers.notes,
         "not_tested": answers.not_tested,

@@ -10,10 +10,8 @@ import shutil
 import threading
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from importlib.util import find_spec
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import Pool
 from harness.launch.servers import OverlayServer, Wanted
-from harness.probe import packing
+from harness.probe import on_cpu, packing
 from harness.probe.assignment import Assignment
 from harness.probe.failures import log_of, why
 from harness.probe.layouts import Layout, Settings
@@ -34,6 +32,9 @@ from harness.system.machine import cores
 AGENT = "harness.probe.agent"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
+
+MOST_FILES = 50
+"""Files beside a script that are searched for what it asks of CUDA."""
 
 EARLY = (AGENT, "harness.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
@@ -89,6 +90,10 @@ class Run:
     imported: frozenset[str] = frozenset()
     """The files of packages that rank 0 has imported: ``transformers/trainer.py``."""
     """By module, the release that rank 0 has imported."""
+    on_cpu: Mapping[str, int] = field(default_factory=dict)
+    """How often rank 0 asked for what a CPU does not have, by kind; it was done on the CPU."""
+    schedule: Mapping[str, int] = field(default_factory=dict)
+    """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
 
     @property
     def steps(self) -> int:
@@ -114,6 +119,8 @@ class Runner:
     """A folder with packages that come before those of the interpreter, such as an overlay's."""
     gpus: tuple[str, ...] = ()
     """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
+    as_written: bool = False
+    """Whether a script that asks for a GPU fails on a CPU, as it would without a probe."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
@@ -189,6 +196,9 @@ class Runner:
             perturb=layout.perturb,
             one_order=layout.one_order,
             shift=shift,
+            move=0.0 if layout.resumed else settings.perturb,
+            constants=self.target.filled_constants(values),
+            on_cpu=self._on_cpu,
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
@@ -210,10 +220,19 @@ class Runner:
         on_cpu = ON_CPU if self.lane is Lane.CPU else {}
         return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
+    @cached_property
+    def _on_cpu(self) -> bool:
+        """Whether what the script asks of CUDA is done on the CPU: not if it asks nothing."""
+        source = self.target.file
+        if self.as_written or self.lane is not Lane.CPU or source is None:
+            return False
+        beside = [source, *(file for file in source.parent.glob("*.py") if file != source)]
+        return any(on_cpu.needed(file.read_text(errors="replace")) for file in beside[:MOST_FILES])
+
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one
         process imports it, and all ranks are forked from that."""
-        source, beside = _source(self.target), {"__future__"}
+        source, beside = self.target.file, {"__future__"}
         script = source.read_text(errors="replace") if source else ""
         if source is not None:
             beside |= {path.stem for path in source.parent.iterdir()}
@@ -231,7 +250,7 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        failure, log = why(ended, self.timeout, folder, _source(self.target)), ""
+        failure, log = why(ended, self.timeout, folder, self.target.file), ""
         ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
@@ -249,20 +268,10 @@ class Runner:
         seen, reported = ([one[what] for one in records] for what in ("seen", "reported"))
         releases = records[0]["releases"] if records else {}
         imported = frozenset(records[0]["imported"]) if records else frozenset()
-        return Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
-
-
-def _source(target: Target) -> Path | None:
-    """The file of a script, or of a module that can be found."""
-    if target.made:
-        return Path(target.made)
-    if not target.module:
-        return Path(target.script)
-    with suppress(ImportError, ValueError):
-        found = find_spec(target.script)
-        if found is not None and found.origin:
-            return Path(found.origin)
-    return None
+        found = Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
+        if records:
+            found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
+        return found
 
 
 def imports(source: str, without: Container[str]) -> Iterator[str]:

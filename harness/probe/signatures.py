@@ -138,7 +138,7 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
         for first in [*one.broken[:1], *own]:  # an evaluation is not a result of the first
             layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
             known = first.ratio is not None and first.meaning
-            times = term(first.ratio or 0.0, layout.world, layout.k) if known else ""
+            times = term(first.ratio or 0.0, layout.times, layout.k) if known else ""
             found.append(Shown(layout.kind, first.relation, ratio, times, one.step))
         found += [Shown(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
     found += [Shown("", without_numbers(note), note=True) for note in answers.notes]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.system.errors import UserError
@@ -45,10 +47,28 @@ class Target:
     module: bool = False
     made: str = ""
     """The file with a function that makes the loop's step; then the script is ``made.py``."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """By name, what to set constants of the script to; with placeholders."""
+
+    @property
+    def file(self) -> Path | None:
+        """The user's own file, or that of a module; None if it cannot be found."""
+        if self.made:
+            return Path(self.made)
+        if not self.module:
+            return Path(self.script)
+        with suppress(ImportError, ValueError):
+            found = find_spec(self.script)
+            if found is not None and found.origin:
+                return Path(found.origin)
+        return None
 
     def filled(self, values: Mapping[str, object], more: str = "") -> list[str]:
         """The arguments, and ``more`` ones, without placeholders. Other braces are left alone."""
         return [_filled(word, values) for word in (*self.arguments, *shlex.split(more))]
+
+    def filled_constants(self, values: Mapping[str, object]) -> dict[str, str]:
+        return {name: _filled(text, values) for name, text in self.constants.items()}
 
 
 def _filled(word: str, values: Mapping[str, object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers add to the names of parameters."""
@@ -27,6 +28,25 @@ def full(tensor: Any) -> Any:
 def local(tensor: Any) -> Any:
     """What this rank has of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def moved(parameter: Any, size: float) -> None:
+    """Move a parameter at random by ``size`` times the root mean square of its values; a collective
+    for a DTensor. The values themselves are the seed."""
+    import torch
+
+    whole = full(parameter)
+    generator = torch.Generator().manual_seed(crc32(whole.numpy().tobytes()))
+    scale = size * float(whole.square().mean().sqrt())
+    change = scale * torch.randn(whole.shape, generator=generator)
+    if hasattr(parameter, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements
+        change = distribute_tensor(change.to(mesh.device_type), mesh, placements).to_local()
+    mine = local(parameter)
+    with torch.no_grad():
+        mine.add_(change.to(mine.device, mine.dtype))
 
 
 def reshard(module: Any) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.api.numbers import near
-from harness.probe import own_loss, packing, reported, shims
+from harness.probe import on_cpu, own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import bound, digest, draw_one_order, rows
-from harness.probe.tensors import Engine, Optimized, engine_of, full, local, plain, reshard
+from harness.probe.schedules import Schedules
+from harness.probe.tensors import Engine, Optimized, engine_of, full, local, moved, plain, reshard
 from harness.probe.unlike import schedules_unlike_by_design, unlike_by_design
 from harness.upstream.pins import IMPORTS
 
@@ -48,10 +49,13 @@ class Watch:
         self.seen: list[list[str]] = []
         """The rows of each step; over an epoch, also those of the steps that are not recorded."""
         self.reported = reported.Reported()
+        self.schedules = Schedules()
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
         self._depth = 0
+        self._backs = False
+        """Whether a backward is under way."""
         self._begin()
 
     @property
@@ -74,7 +78,16 @@ class Watch:
             "reported": self.reported.values,
             "releases": _releases(),
             "imported": _imported(),
+            "on_cpu": dict(on_cpu.asked),
+            "schedule": self._schedule(),
         }
+
+    def _schedule(self) -> dict[str, int]:
+        """The lengths of the schedule; only where nothing is trained after it."""
+        others = self.assignment.saves or self.assignment.epoch or self.assignment.shift
+        if others or self.noise is not None or self.engine is not None or self.recording:
+            return {}
+        return self.schedules.lengths([step["lr"][0] for step in self.steps])
 
     # -- hooks --
 
@@ -102,6 +115,7 @@ class Watch:
         if self.assignment.one_order:
             draw_one_order()
         self.reported.install(lambda: len(self.seen) - 1)
+        self.schedules.install()
 
     def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
         """A module's call. The first module with parameters that is not called by another one, in
@@ -172,6 +186,8 @@ class Watch:
         if (engine := engine_of(self.root)) is not None:
             self._watch_engine(engine)
         reshard(self.root)
+        if self.assignment.move:
+            self._move()
         file = self.assignment.shift
         shift = packing.loaded(Path(file).read_bytes()) if file else {}
         with torch.no_grad():
@@ -184,6 +200,14 @@ class Watch:
                     mine.add_(moved.to(mine.device, mine.dtype))
         count = sum(parameter.numel() for parameter in self.root.parameters())
         self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
+
+    def _move(self) -> None:
+        """Move the weights: a fault may not show where a training begins. A parameter's own values
+        decide how it moves, so that it does so in every layout, whatever its name there."""
+        if self.engine is not None:
+            raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
+        for parameter in self.root.parameters():
+            moved(parameter, self.assignment.move)
 
     def _follow(self, name: str, parameter: Any) -> None:
         """Know a parameter by its name, and keep its gradient of each micro-batch."""
@@ -200,7 +224,7 @@ class Watch:
     def _backward(self, backward: Any) -> Any:
         @functools.wraps(backward)
         def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
-            if not self.recording:
+            if not self.recording or self._backs:  # a mode of torch calls it once more
                 return backward(loss, *arguments, **named)
             if not self.now["parts"]:
                 self.now["stale"] = self._norm()
@@ -208,7 +232,11 @@ class Watch:
             if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
                 self.now["losses"].append(float(full(loss).sum()))
             self.now["parts"].append({})
-            return backward(loss, *arguments, **named)
+            self._backs = True
+            try:
+                return backward(loss, *arguments, **named)
+            finally:
+                self._backs = False
 
         return watched
 
@@ -367,6 +395,7 @@ class Watch:
             unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
             self.now |= {"unlike": unlike, "shims": list(shims.installed)}
         self.steps.append(self.now)
+        self.schedules.step()
         self._begin()
         if not self.assignment.saves:
             self._end_if_done()

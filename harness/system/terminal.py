@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -58,6 +58,7 @@ class Progress:
         self._since = time.monotonic()
         self._tallied = -math.inf
         self._spinner = Spinner("dots")
+        self._done: list[Text] = []
         self._live = Live(self._spinner, console=console, transient=True, refresh_per_second=8)
 
     def __enter__(self) -> Progress:
@@ -83,6 +84,13 @@ class Progress:
                 self.console.print(f"... {what}")
         seconds = time.monotonic() - self._since
         self._spinner.update(text=Text(plain(f"{what}  {detail}  {seconds:.0f} s")))
+
+    def done(self, what: str) -> None:
+        """Show a result of the activity; on a terminal, until the end of it."""
+        if not self.console.is_terminal:
+            self.console.print(f"... {what}")
+        self._done.append(Text(plain(what)))
+        self._live.update(Group(*self._done, self._spinner))
 
     def tally(self, what: str) -> None:
         """Show how far something is, which changes often: a line that is not live comes at most

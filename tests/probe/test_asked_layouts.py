@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.launch.server_pool import Pool
-from harness.probe.layouts import RANKS_RESUME, SEED, Settings
+from harness.probe.layouts import ACCUMULATION, RANKS, RANKS_RESUME, SEED, Settings
 from harness.system.errors import UserError
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
@@ -50,3 +50,31 @@ def test_a_layout_that_needs_arguments_is_refused_without_them() -> None:
         Settings(layouts=(SEED,))
     with pytest.raises(UserError, match="ranks-resume needs --save and --resume"):
         Settings(layouts=(RANKS_RESUME,))
+    with pytest.raises(UserError, match="must be a multiple of --reference-ranks 2"):
+        Settings(ranks=3, reference_ranks=2, k=2)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("bug", ["", "summed over ranks"])
+def test_a_script_that_needs_two_ranks_is_compared_with_two(probing: Probing, bug: str) -> None:
+    settings = Settings(ranks=4, reference_ranks=2, layouts=(RANKS, ACCUMULATION))
+    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
+    assert not refused(answers)
+    assert answers.reference == "2 ranks"
+    summed = {RANKS: ("gradient", "summed over the ranks, not averaged")}
+    assert first_broken(answers) == (summed if bug else {})
+
+
+@pytest.mark.launch
+def test_all_layouts_begin_from_the_same_moved_weights(probing: Probing) -> None:
+    answers = probing("ddp.py", GIVEN, Settings(layouts=(RANKS,), perturb=0.3))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+@pytest.mark.launch
+def test_a_schedule_of_another_length_is_found_behind_its_warmup(probing: Probing) -> None:
+    settings = Settings(layouts=(ACCUMULATION,))
+    bug = [*f"{GIVEN} --decay-over 30 --bug".split(), "schedule counts micro-batches"]
+    assert first_broken(probing("ddp.py", bug, settings)) == {ACCUMULATION: ("schedule", "")}
+    assert first_broken(probing("ddp.py", f"{GIVEN} --decay-over 30", settings)) == {}

@@ -31,6 +31,7 @@ parser.add_argument("--padded", action="store_true", help="rows of unlike length
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
 parser.add_argument("--static-graph", action="store_true")
 parser.add_argument("--sequential", action="store_true", help="a SequentialLR, with last_epoch")
+parser.add_argument("--decay-over", type=int, default=0, help="steps, to a rate of 0")
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
@@ -88,6 +89,11 @@ amp = {"device_type": device.type, "dtype": getattr(torch, options.amp or "bfloa
 
 
 def scheduled(last_epoch=-1):
+    if options.decay_over:
+        warmup, steps = 6, options.decay_over
+        steps *= options.accum if bug == "schedule counts micro-batches" else 1
+        factor = lambda n: min(n / warmup, max(0, (steps - n) / (steps - warmup)))  # noqa: E731
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     if not options.sequential:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     warmup = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=1)

@@ -1,0 +1,106 @@
+"""How a schedule of the learning rate goes on after the steps that a probe takes.
+
+A probe takes a few steps, and a warmup may be longer. So the schedule goes on without a training,
+as often for each step as the script has called it, and two of its lengths are compared with the
+reference's: a schedule that counts micro-batches is k times too long, and one that counts the
+ranks' steps as well is too short.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+MOST_STEPS, MOST_SECONDS = 20_000, 0.3
+"""After so many steps or seconds, a schedule counts as one without an end."""
+
+SAME = 60
+"""Steps with one rate after which a schedule that has fallen counts as ended."""
+
+HALF, LOWEST = "half of its highest rate", "its lowest rate"
+
+
+class Schedules:
+    """The schedules of torch that a script makes, and how far they were at each step."""
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []
+        self._counts: list[list[int]] = []
+
+    def install(self) -> None:
+        from torch.optim.lr_scheduler import LRScheduler
+
+        begin = LRScheduler.__init__
+
+        @functools.wraps(begin)
+        def begun(schedule: Any, *arguments: Any, **named: Any) -> None:
+            self._made.append(schedule)
+            begin(schedule, *arguments, **named)
+
+        LRScheduler.__init__ = begun  # type: ignore
+
+    def step(self) -> None:
+        """The optimizer has taken a step."""
+        self._counts.append([getattr(one, "last_epoch", 0) for one in self._made])
+
+    def lengths(self, rates: list[float]) -> dict[str, int]:
+        """After how many steps the rate has fallen to its half, and to its lowest, if it does.
+
+        ``rates`` are those of the steps that were taken. The schedule itself goes on: nothing may
+        be trained after this.
+        """
+        found = self._stepped()
+        if found is None:
+            return {}
+        schedule, pace = found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _lengths([*rates, *_ahead(schedule, pace)])
+
+    def _stepped(self) -> tuple[Any, float] | None:
+        """The schedule that goes on with each step, and how many times; None without one."""
+        parts = {id(part) for one in self._made for part in getattr(one, "_schedulers", ())}
+        taken = len(self._counts) - 1
+        for number, schedule in enumerate(self._made):
+            counts = [each[number] for each in self._counts if number < len(each)]
+            if id(schedule) not in parts and len(counts) == taken + 1 and taken > 0:
+                pace = (counts[-1] - counts[0]) / taken
+                if pace > 0:
+                    return schedule, pace
+        return None
+
+
+def _ahead(schedule: Any, pace: float) -> Iterator[float]:
+    """The rates of the next steps."""
+    ends = time.monotonic() + MOST_SECONDS
+    with suppress(Exception):  # one cycle of OneCycleLR ends with an error
+        for number in range(MOST_STEPS):
+            for _ in range(int((number + 1) * pace) - int(number * pace)):
+                schedule.step()
+            yield float(schedule.optimizer.param_groups[0]["lr"])
+            if time.monotonic() > ends:
+                return
+
+
+def _lengths(rates: list[float]) -> dict[str, int]:
+    highest = lowest = rates[0]
+    half = low = since = 0
+    ended = False
+    for number, rate in enumerate(rates, 1):
+        if rate > highest:
+            highest = lowest = rate
+            half = low = 0
+        if rate < lowest:
+            lowest, low, since = rate, number, 0
+        elif low:
+            since += 1
+        if not half and rate <= highest / 2:
+            half = number
+        ended = bool(half) and (since >= SAME or rate > 2 * lowest)
+        if ended:
+            break
+    return ({HALF: half} if half else {}) | ({LOWEST: low} if ended else {})

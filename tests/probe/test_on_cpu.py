@@ -1,0 +1,92 @@
+"""What a script asks of CUDA is done on the CPU, in a process of its own: torch stays changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from tests.probe.probing import SCRIPTS
+
+SCRIPT = """
+import json, os
+import torch, torch.distributed as dist
+from torch.distributed import init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+
+assert torch.cuda.is_available()
+assert torch.accelerator.is_available()
+init_process_group("nccl", device_id=torch.device("cuda:0"))
+torch.cuda.set_device(torch.distributed.get_rank() % torch.cuda.device_count())
+device = torch.device("cuda", 0)
+model = torch.nn.Linear(4, 4).cuda().to(0).to(device).to(device=0)
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], output_device=0)
+x = torch.ones(2, 4).pin_memory().to("cuda:0", non_blocking=True).cuda()
+mesh = init_device_mesh("cuda", (1,))
+with torch.cuda.amp.autocast():
+    half = model(x).dtype
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    brain = model(x).dtype
+torch.save(model.state_dict(), "w.pt")
+torch.load("w.pt", map_location={"cuda:0": "cuda:1"})
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    torch.cuda.synchronize()
+event = torch.cuda.Event(enable_timing=True)
+event.record()
+print(json.dumps({
+    "devices": [str(one) for one in (device, x.device, torch.zeros(1, device=0).device,
+                torch.Generator("cuda").device, torch.accelerator.current_accelerator())],
+    "types": [str(half), str(brain)],
+    "scaler": torch.amp.GradScaler("cuda").is_enabled(),
+    "mesh": mesh.device_type,
+    "backend": dist.get_backend(),
+    "chosen": "cuda" if torch.cuda.is_available() else "cpu",
+}))
+"""
+START = "from harness.probe import on_cpu; on_cpu.install(); import runpy; runpy.run_path({!r})"
+
+
+def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    root = str(Path(__file__).parents[2])
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START.format(str(tmp_path / "train.py"))],
+        env={**ranks, **where, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not ended.returncode, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "devices": ["cpu"] * 5,
+        "types": ["torch.float16", "torch.bfloat16"],
+        "scaler": True,
+        "mesh": "cpu",
+        "backend": "gloo",
+        "chosen": "cpu",
+    }
+
+
+@pytest.mark.launch
+def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (SCRIPTS / "ddp.py").read_text()
+    text = text.replace('"nccl" if on_gpu else "gloo"', '"nccl"')
+    text = text.replace("model = nn.Sequential(", 'model = nn.Linear(1, 1).to("cuda:0")\n\\\n'
+                        "model = nn.Sequential(", 1)  # fmt: skip
+    (tmp_path / "train.py").write_text(text.replace("\\\n", ""))
+    given = [str(tmp_path / "train.py"), "--batch-size", "{rows}"]
+    assert main(["probe", "--layouts", "ranks", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "done on the CPU" in printed
+    assert "nccl (1 x)" in printed
+    assert main(["probe", "--as-written", "--layouts", "ranks", *given]) == 3

@@ -1,0 +1,64 @@
+"""How a schedule goes on after the steps that a probe takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.probe.layouts import Layout
+from harness.probe.schedule_lengths import schedule
+from harness.probe.schedules import HALF, LOWEST, Schedules
+
+STEPS = 4
+
+
+def lengths(made: object, calls: int = 1) -> dict[str, int]:
+    """The lengths of a schedule that a loop calls so often in each of its steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    watched = Schedules()
+    watched._made.append(one := made(optimizer))  # type: ignore[operator]
+    rates = []
+    for number in range(STEPS):
+        for _ in range(calls if number else 0):
+            one.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        watched.step()  # a probe ends here, before the schedule goes on
+    return watched.lengths(rates)
+
+
+def linear(steps: int, warmup: int = 6) -> object:
+    def factor(n: int) -> float:
+        return min(n / warmup, max(0.0, (steps - n) / (steps - warmup)))
+
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def test_the_end_of_a_schedule_is_found_behind_its_warmup() -> None:
+    assert lengths(linear(30)) == {HALF: 19, LOWEST: 31}
+    assert lengths(linear(60), calls=2) == {HALF: 18, LOWEST: 31}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
+        lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    ],
+)
+def test_a_rate_that_does_not_fall_has_no_length(made: object) -> None:
+    assert lengths(made, calls=0) == {}
+
+
+def test_a_decay_without_an_end_has_a_half() -> None:
+    found = lengths(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+    assert found[HALF] == 8
+
+
+def test_a_schedule_that_counts_micro_batches_is_k_times_too_long() -> None:
+    layout = Layout("3 micro-batches", "accumulation", 1, 3)
+    found = schedule({HALF: 55, LOWEST: 91}, {HALF: 19, LOWEST: 31}, layout)
+    assert found is not None
+    assert "its lowest rate after 91 steps, in the reference after 31: 2.935 times" in found.text
+    assert schedule({HALF: 20, LOWEST: 33}, {HALF: 19, LOWEST: 31}, layout) is None
+    assert schedule({}, {HALF: 19, LOWEST: 31}, layout) is None
