@@ -2,7 +2,8 @@
 
 On one rank a script may call a model, and on several what contains it: Lightning calls a module's
 ``model`` on one rank (``embedding.weight``), and on several the whole module in DDP
-(``model.embedding.weight``).
+(``model.embedding.weight``). The stages of a pipeline may all have the same names, and are told
+apart by their numbers where one rank has several of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ def as_in(right: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    named = _renaming(set(steps[0]["update"]), set(right["update"]))
+    here, there = set(steps[0]["update"]), set(right["update"])
+    named = _numbered(steps[0].get("stage"), here, there) or _renaming(here, there)
     return [_renamed(step, named) for step in steps] if named else list(steps)
+
+
+def _numbered(stage: int | None, here: set[str], there: set[str]) -> Callable[[str], str] | None:
+    """What puts the number of a rank's first stage before the names of its parameters, if the
+    reference has all of them like that."""
+
+    def named(name: str) -> str:
+        return f"{stage}.{name}" if f"{stage}.{name}" in there else name
+
+    found = {named(name) for name in here}
+    return named if stage is not None and found != here and found <= there else None
 
 
 def _renaming(here: set[str], there: set[str]) -> Callable[[str], str] | None:

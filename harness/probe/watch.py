@@ -20,7 +20,8 @@ from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
 from harness.probe.samples import bound, digest, draw_one_order, rows
 from harness.probe.schedules import Schedules
-from harness.probe.tensors import Engine, Optimized, engine_of, full, local, moved, plain, reshard
+from harness.probe.stages import Known, number_of, rehearses
+from harness.probe.tensors import Engine, Optimized, engine_of, full, local, moved, reshard
 from harness.probe.unlike import schedules_unlike_by_design, unlike_by_design
 from harness.upstream.pins import IMPORTS
 
@@ -44,7 +45,9 @@ class Watch:
         self.assignment, self.done = assignment, done
         self.steps: list[Step] = []
         self.root: Any = None
-        self.names: dict[int, str] = {}
+        self.stage: int | None = None
+        """Which stage of a pipeline the model is, from 0."""
+        self.known = Known()
         self.engine: Engine | None = None
         self.seen: list[list[str]] = []
         """The rows of each step; over an epoch, also those of the steps that are not recorded."""
@@ -124,7 +127,7 @@ class Watch:
 
         outermost, self._depth = not self._depth, self._depth + 1
         try:
-            if outermost and torch.is_grad_enabled() and _trains(module):
+            if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
             output = called(module, *arguments, **named)
         finally:
@@ -162,56 +165,64 @@ class Watch:
         return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
 
     def _given(self, module: Any, arguments: Any, named: Any) -> None:
-        """The model is given a micro-batch."""
-
-        if self.root is None and next(module.parameters(), None) is not None:
+        """The model, or a further stage of it, is given a micro-batch."""
+        if next(module.parameters(), None) is None:
+            return
+        if self.root is None:
             self.root = module
             self._meet()
-        if module is not self.root:
-            return
-        found = rows(*bound(module, arguments, named))
+        if module is self.root:
+            self._see(rows(*bound(module, arguments, named)))
+        if self.recording:
+            self._know(module)
+
+    def _see(self, found: list[str]) -> None:
+        """Record the rows of a micro-batch."""
         self.seen[-1] += found
-        if not self.recording:
-            return
-        for name, parameter in module.named_parameters():
-            if id(parameter) not in self.names:
-                self._follow(plain(name), parameter)
-        self.now["rows"].append(found)
+        if self.recording:
+            self.now["rows"].append(found)
 
     def _meet(self) -> None:
-        """The model is seen for the first time: move its weights, where that is asked for."""
-        import torch
-
+        """The model is seen for the first time."""
+        self.stage = number_of(self.root)
         self.reported.install(lambda: len(self.seen) - 1)
         if (engine := engine_of(self.root)) is not None:
             self._watch_engine(engine)
-        reshard(self.root)
-        if self.assignment.move:
-            self._move()
-        file = self.assignment.shift
-        shift = packing.loaded(Path(file).read_bytes()) if file else {}
-        with torch.no_grad():
-            for name, parameter in self.root.named_parameters():
-                mine = local(parameter)
-                if self.noise is not None and mine.is_floating_point():
-                    mine.add_(self._ulp(mine))
-                if plain(name) in shift:
-                    moved = torch.from_numpy(shift[plain(name)])
-                    mine.add_(moved.to(mine.device, mine.dtype))
         count = sum(parameter.numel() for parameter in self.root.parameters())
         self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
+        file = self.assignment.shift
+        self._shift = packing.loaded(Path(file).read_bytes()) if file else {}
 
-    def _move(self) -> None:
-        """Move the weights: a fault may not show where a training begins. A parameter's own values
-        decide how it moves, so that it does so in every layout, whatever its name there."""
-        if self.engine is not None:
+    def _know(self, module: Any) -> None:
+        """Know the parameters of the model or of a further stage, and move those of a new one."""
+        if new := module not in self.known:
+            reshard(module)
+        for name, parameter in self.known.learn(module):
+            if new:
+                self._move(name, parameter)
+            self._follow(name, parameter)
+
+    def _move(self, name: str, parameter: Any) -> None:
+        """Move a weight at random, by an ulp, or along the gradient, in the runs that ask for that.
+
+        A fault may not show where a training begins, so --perturb moves the weights at random.
+        """
+        import torch
+
+        if self.assignment.move and self.engine is not None:
             raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
-        for parameter in self.root.parameters():
+        if self.assignment.move:
             moved(parameter, self.assignment.move)
+        with torch.no_grad():
+            mine = local(parameter)
+            if self.noise is not None and mine.is_floating_point():
+                mine.add_(self._ulp(mine))
+            if name in self._shift:
+                along = torch.from_numpy(self._shift[name])
+                mine.add_(along.to(mine.device, mine.dtype))
 
     def _follow(self, name: str, parameter: Any) -> None:
-        """Know a parameter by its name, and keep its gradient of each micro-batch."""
-        self.names[id(parameter)] = name
+        """Keep a parameter's gradient of each micro-batch."""
         if parameter.requires_grad and self._keeps_parts and not hasattr(parameter, "full_tensor"):
             parameter.register_hook(functools.partial(self._part, name))
 
@@ -255,7 +266,7 @@ class Watch:
             parameters = [parameters] if single else list(parameters)
             if self.now["raw"] is None and self.recording:
                 self.now["raw"] = {
-                    self.names.get(id(p), f"parameter {n}"): full(p.grad)
+                    self.known.names.get(id(p), f"parameter {n}"): full(p.grad)
                     for n, p in enumerate(parameters)
                     if p.grad is not None
                 }
@@ -306,12 +317,12 @@ class Watch:
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
             if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
-                self._look(Optimized(optimizer, self.names))
+                self._look(Optimized(optimizer, self.known.names))
             return None
 
         def watched() -> Any:
             value = closure()
-            self._look(Optimized(optimizer, self.names))
+            self._look(Optimized(optimizer, self.known.names))
             return value
 
         return (optimizer, watched), {}
@@ -320,7 +331,7 @@ class Watch:
         if not self.recording:
             self._begin()
         elif self.engine is None and "grad" in self.now:
-            self._keep(Optimized(optimizer, self.names))
+            self._keep(Optimized(optimizer, self.known.names))
 
     def _scaled(self, step: Any) -> Any:
         """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
@@ -393,7 +404,7 @@ class Watch:
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
             unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
-            self.now |= {"unlike": unlike, "shims": list(shims.installed)}
+            self.now |= {"unlike": unlike, "shims": list(shims.installed), "stage": self.stage}
         self.steps.append(self.now)
         self.schedules.step()
         self._begin()

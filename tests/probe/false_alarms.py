@@ -99,6 +99,21 @@ KINDS = (
     Kind("FSDP2, bf16", "fsdp2.py", "--bf16", factors=OURS),
     Kind("tensor parallel", "tensor_parallel.py", factors={"optimizer": OPTIMIZER}),
     Kind(
+        "torch's pipeline",
+        "torch_pipeline.py",
+        "--own-scale",
+        factors={
+            "optimizer": OPTIMIZER,
+            "schedule": ("", "--schedule GPipe", "--schedule InterleavedZeroBubble --stages 2"),
+        },
+        divisions=DIVISIONS[:3],  # each call has as many micro-batches as ranks
+    ),
+    Kind(
+        "torch's pipelines in DDP",
+        "torch_pipeline_ddp.py",
+        divisions=((2, 3), (2, 4), (4, 3), (4, 4)),  # DDP fails if there are as many as stages
+    ),
+    Kind(
         "accelerate",
         "accelerated.py",
         packages=("accelerate",),

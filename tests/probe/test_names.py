@@ -45,3 +45,18 @@ def test_a_prefix_more_or_less_does_not_matter(here: list[str], there: list[str]
 def test_other_names_stay_as_they_are(here: list[str]) -> None:
     (found,) = as_in(step(*RIGHT), [step(*here)])
     assert list(found["update"]) == here
+
+
+def test_a_stage_has_its_number_before_its_names_if_the_reference_has_it() -> None:
+    right = step("0.weight", "1.0.weight", "2.0.weight", "3.0.weight")
+    here = {**step("0.weight", "3.0.weight"), "stage": 1}
+    (found,) = as_in(right, [here])
+    assert list(found["update"]) == ["1.0.weight", "3.0.weight"]
+    (first,) = as_in(right, [{**step("0.weight"), "stage": 0}])
+    assert list(first["update"]) == ["0.weight"]
+
+
+def test_names_of_the_whole_model_need_no_number() -> None:
+    right = step("layers.0.weight", "layers.1.weight")
+    (found,) = as_in(right, [{**step("layers.1.weight"), "stage": 1}])
+    assert list(found["update"]) == ["layers.1.weight"]

@@ -98,6 +98,20 @@ def test_tensor_parallelism_is_as_one_process(pool: Pool, more: str) -> None:
     assert first_broken(answers) == {}
 
 
+@pytest.mark.parametrize("more", ["", "--schedule InterleavedZeroBubble --stages 2 --shared"])
+def test_a_pipeline_of_torch_is_as_one_process(pool: Pool, more: str) -> None:
+    given = f"{GIVEN} --own-scale {more}"
+    answers = Probing(pool)("torch_pipeline.py", given, Settings(same_rows=True))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
+def test_stages_with_the_same_names_on_each_replica_are_as_one_process(pool: Pool) -> None:
+    answers = Probing(pool)("torch_pipeline_ddp.py", GIVEN, Settings())
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
 def test_a_backward_that_is_not_that_of_its_forward_is_noted(pool: Pool) -> None:
     bug = ["--loss-parallel", "--bug", "log_softmax within loss_parallel"]
     settings = Settings(same_rows=True, layouts=(RANKS,))

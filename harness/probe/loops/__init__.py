@@ -54,6 +54,8 @@ USUAL = {
     "stream_epochs.py": Usual(OWN, SAVE, RESUME),
     "streaming.py": Usual(OWN, SAVE, RESUME),
     "tensor_parallel.py": Usual(OWN, same_rows=True),
+    "torch_pipeline.py": Usual(OWN, same_rows=True),
+    "torch_pipeline_ddp.py": Usual(OWN),
     "trainer.py": Usual(TRAINER, *TRAINER_RESUME),
     "zero.py": Usual(OWN, SAVE, RESUME),
 }

@@ -1,0 +1,105 @@
+"""The stages of a pipeline are called one by one, and their parameters have names all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.probe.stages import Known, number_of, rehearses
+
+
+class Part(nn.Module):
+    """What a stage has of a model: its own layers, by their numbers in the whole."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(n): nn.Linear(2, 2, bias=False) for n in numbers})
+
+
+class Layer(nn.Linear):
+    """A layer that knows its number in the model, from 1, as those of megatron-core."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(2, 2, bias=False)
+        self.layer_number = number
+
+
+class Stage:
+    """Calls its module, as a stage of torch.distributed.pipelining does."""
+
+    def __init__(self, submod: Any, stage_index: int) -> None:
+        self.submod, self.stage_index = submod, stage_index
+
+    def forward(self, ask: Any) -> Any:
+        return ask(self.submod)
+
+    def _shape_inference(self, ask: Any) -> Any:
+        return ask(self.submod)
+
+
+def names(known: Known, *modules: nn.Module) -> list[str]:
+    return [name for module in modules for name, _ in known.learn(module)]
+
+
+@pytest.fixture(autouse=True)
+def _pipelining_is_imported() -> None:
+    import torch.distributed.pipelining  # noqa: F401
+
+
+def test_stages_keep_the_names_of_the_whole_model() -> None:
+    found = names(Known(), Part(0, 1), Part(2))
+    assert found == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
+
+
+def test_stages_with_the_same_names_are_told_apart_by_their_order() -> None:
+    found = names(Known(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3)))
+    assert found == ["0.weight", "1.0.weight", "2.0.weight"]
+
+
+def test_the_number_of_a_stage_of_torch_is_used() -> None:
+    known = Known()
+    first, fourth = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
+    names(known, first)
+    found = Stage(fourth, 3).forward(lambda module: names(known, module))
+    assert found == ["3.0.weight"]
+
+
+def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> None:
+    found = names(Known(), nn.ModuleList([Layer(3), Layer(4)]))
+    assert found == ["2.weight", "3.weight"]
+
+
+def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
+    known, stage = Known(), Part(0)
+    assert names(known, stage) == ["layers.0.weight"]
+    assert names(known, stage) == []
+    stage.layers["0"].weight = nn.Parameter(torch.zeros(2, 2))
+    assert names(known, stage) == ["layers.0.weight"]
+
+
+def test_a_part_of_the_model_that_is_called_alone_is_known_already() -> None:
+    known, model = Known(), Part(0, 1)
+    names(known, model)
+    assert names(known, model.layers["1"]) == []
+
+
+def test_a_frozen_model_beside_the_one_that_trains_is_no_stage() -> None:
+    known, reference = Known(), Part(0).requires_grad_(False)
+    names(known, Part(0))
+    assert names(known, reference) == []
+
+
+def test_frozen_parameters_of_the_model_itself_have_names() -> None:
+    assert names(Known(), Part(0).requires_grad_(False)) == ["layers.0.weight"]
+
+
+def test_a_call_for_the_shapes_alone_is_no_micro_batch() -> None:
+    stage = Stage(nn.Linear(2, 2), 1)
+    assert stage._shape_inference(rehearses)
+    assert not stage.forward(rehearses)
+    assert not rehearses(stage.submod)
+    assert stage.forward(number_of) == 1
+    assert number_of(stage.submod) is None
