@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from harness.api.numbers import finite
 from harness.probe import names, numbers
 from harness.probe.layouts import Layout
+from harness.probe.pieces import joined
 from harness.probe.reference import Moment, Reference
 from harness.probe.relations import Broken, broken, several
 from harness.probe.runs import Run, Step
@@ -61,7 +62,9 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
         return found
     ranks = [names.as_in(reference.steps[first], steps) for steps in run.ranks]
     for step in range(min(run.steps, len(reference.steps) - first)):
-        here = [_shaped(steps[step], reference.steps[first + step]) for steps in ranks]
+        right = reference.steps[first + step]
+        whole = joined([steps[step] for steps in ranks], right)
+        here = [_shaped(each, right) for each in whole]
         moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
         if why := _incomparable(moment):
             found.no_answer = why
@@ -131,14 +134,15 @@ def _incomparable(at: Moment) -> str:
                 f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
                 "smaller scale"
             )
-        for name, gradient in at.owned(rank, at.right["grad"]).items():
+        owned = at.owned(rank, at.right["grad"])
+        for name, gradient in owned.items():
             other = one["grad"].get(name)
             if other is not None and other.shape != gradient.shape:
                 shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
                 return f"{name} has the shape {shapes}: shards that probe cannot put together"
         if len(at.parts_of(rank)) == len(one["update"]):
             return "the ranks have only parts of the parameters, which probe cannot put together"
-        if not set(one["grad"]) & set(at.right["grad"]):
+        if owned and not set(one["grad"]) & set(at.right["grad"]):
             has, wanted = several(one["grad"]), several(at.right["grad"])
             return f"the optimizer has {has}; that of the reference has {wanted}"
     return ""

@@ -84,19 +84,30 @@ def optimizer(at: Moment) -> Broken | None:
 
 def samples(at: Moment) -> Broken | None:
     """All ranks and micro-batches together see the rows of the reference's step."""
-    ranks = at.here[:1] if at.same_rows else at.here
-    seen = [row for one in ranks for micro in one["rows"] for row in micro]
-    want = [row for micro in at.right["rows"] for row in micro]
-    missing = Counter(want) - Counter(seen)
-    if Counter(seen) == Counter(want):
+    want = Counter(row for micro in at.right["rows"] for row in micro)
+    seen = _seen(at, want)
+    missing = want - seen
+    if seen == want:
         return None
     text = (
-        f"{len(seen)} rows, {len(set(seen))} of them distinct; the reference has {len(want)}, and "
-        f"{sum(missing.values())} of its rows are missing"
+        f"{seen.total()} rows, {len(seen)} of them distinct; the reference has {want.total()}, and "
+        f"{missing.total()} of its rows are missing"
     )
     if came := _came_early(at):
         text = f"{came}: {text}"
     return Broken("samples", text)
+
+
+def _seen(at: Moment, want: Counter[str]) -> Counter[str]:
+    """The rows of all ranks. Where ranks see the same rows, one that several see counts once, and
+    a rank that knows none of the reference's is a later stage, which is given something else."""
+    first, *others = (Counter(row for micro in one["rows"] for row in micro) for one in at.here)
+    for other in others:
+        if not at.same_rows:
+            first += other
+        elif other & want:
+            first |= other
+    return first
 
 
 def _came_early(at: Moment) -> str:

@@ -19,6 +19,10 @@ class Known:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         """By the id of the parameter."""
+        self.starts: dict[str, int] = {}
+        """Of parameters of which an optimizer has a piece, the number of its first value."""
+        self._parameters: list[Any] = []
+        self._asked: dict[int, Any] = {}
         self._prefixes: dict[int, str] = {}
         """By the id of the module, what stands before the names that it has itself."""
         self._modules: list[Any] = []
@@ -37,7 +41,27 @@ class Known:
         for name, parameter in named_in_whole(module):
             if id(parameter) not in self.names and (frozen_too or parameter.requires_grad):
                 self.names[id(parameter)] = self._prefixes[id(module)] + name
+                self._parameters.append(parameter)
                 yield self.names[id(parameter)], parameter
+
+    def name(self, tensor: Any) -> str | None:
+        """The name of what an optimizer has: a parameter, or a piece of one."""
+        if id(tensor) not in self.names and id(tensor) not in self._asked:
+            self._asked[id(tensor)] = tensor
+            self._ask(tensor)
+        return self.names.get(id(tensor))
+
+    def _ask(self, tensor: Any) -> None:
+        """Know a tensor of one dimension if it is a view of a piece of a parameter, as where the
+        ranks share the optimizer's work."""
+        if tensor.dim() != 1 or not tensor.numel() or not _lies_whole(tensor):
+            return
+        for whole in filter(_lies_whole, self._parameters):
+            start = (tensor.data_ptr() - whole.data_ptr()) // whole.element_size()
+            if whole.dtype == tensor.dtype and 0 <= start <= whole.numel() - tensor.numel():
+                self.names[id(tensor)] = name = self.names[id(whole)]
+                self.starts[name] = start
+                return
 
     def _prefix(self, module: Any) -> str:
         """The number of a stage and a point, if other stages have the same names."""
@@ -46,6 +70,11 @@ class Known:
             return ""
         number = number_of(module)
         return f"{len(self._modules) if number is None else number}."
+
+
+def _lies_whole(tensor: Any) -> bool:
+    """Whether the values of a tensor are all here, one after the other."""
+    return not hasattr(tensor, "full_tensor") and tensor.is_contiguous()
 
 
 def rehearses(module: Any) -> bool:
@@ -84,9 +113,15 @@ def named_in_whole(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _numbers(module: Any) -> Iterator[tuple[str, str]]:
-    """The layers that stand in a list and know their number, from 1: its path, and its place in the
-    list of the whole model."""
+    """The layers that stand in a list and know their number, from 1: their paths, and their places
+    in the list of the whole model. Numbers that do not count the list up mean something else."""
+    lists: dict[str, dict[int, int]] = {}
     for path, each in module.named_modules():
+        parent, _, place = path.rpartition(".")
         number = getattr(each, "layer_number", None)
-        if path.rpartition(".")[2].isdigit() and isinstance(number, int) and number > 0:
-            yield path, str(number - 1)
+        if place.isdigit() and isinstance(number, int) and number > 0:
+            lists.setdefault(parent, {})[int(place)] = number - 1
+    for parent, places in lists.items():
+        if len({number - place for place, number in places.items()}) == 1:
+            for place, number in places.items():
+                yield ".".join(filter(None, (parent, str(place)))), str(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -83,15 +83,15 @@ def engine_of(module: Any) -> Any:
 class Optimized:
     """What an optimizer of torch updates, by the names that the model has for it."""
 
-    def __init__(self, optimizer: Any, names: dict[int, str]) -> None:
+    def __init__(self, optimizer: Any, name: Callable[[Any], str | None]) -> None:
         self.groups = optimizer.param_groups
         self.kind = type(optimizer).__name__
-        self._optimizer, self._names = optimizer, names
+        self._optimizer, self._name = optimizer, name
 
     def _named(self) -> Iterator[tuple[str, Any]]:
         parameters = (p for group in self.groups for p in group["params"])
         for number, parameter in enumerate(parameters):
-            yield self._names.get(id(parameter), f"parameter {number}"), parameter
+            yield self._name(parameter) or f"parameter {number}", parameter
 
     def gradients(self) -> dict[str, Any]:
         return {name: full(p.grad) for name, p in self._named() if p.grad is not None}

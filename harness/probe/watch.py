@@ -317,12 +317,12 @@ class Watch:
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if closure is None:
             if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
-                self._look(Optimized(optimizer, self.known.names))
+                self._look(Optimized(optimizer, self.known.name))
             return None
 
         def watched() -> Any:
             value = closure()
-            self._look(Optimized(optimizer, self.known.names))
+            self._look(Optimized(optimizer, self.known.name))
             return value
 
         return (optimizer, watched), {}
@@ -331,7 +331,7 @@ class Watch:
         if not self.recording:
             self._begin()
         elif self.engine is None and "grad" in self.now:
-            self._keep(Optimized(optimizer, self.known.names))
+            self._keep(Optimized(optimizer, self.known.name))
 
     def _scaled(self, step: Any) -> Any:
         """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
@@ -390,6 +390,7 @@ class Watch:
             "group": _settings(updated.groups),
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
+            "starts": dict(self.known.starts),
         }
         if len(self.steps) in self.assignment.keep:
             self.now |= {"before": every, "state": updated.state()}

@@ -143,6 +143,24 @@ KINDS = (
     ),
     Kind("DeepSpeed's pipeline", "pipeline.py", "--stage 1", ("deepspeed",), {"clipping": CLIP}),
     Kind(
+        "megatron-core's GPT",
+        "megatron_gpt.py",
+        packages=("megatron-core",),
+        factors={
+            "pipeline": ("", "--stages 2", "--stages 2 --tied"),
+            "clipping": CLIP,
+            "optimizer": ("", "--optimizer sgd"),
+        },
+    ),
+    Kind(
+        "megatron-core's distributed optimizer",
+        "megatron_gpt.py",
+        "--replicas 2 --sharded",
+        ("megatron-core",),
+        {"pipeline": ("", "--stages 2", "--stages 2 --tied"), "clipping": CLIP},
+        DIVISIONS[3:],
+    ),
+    Kind(
         "Lightning",
         "lightning_module.py",
         packages=("lightning",),

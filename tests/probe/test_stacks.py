@@ -112,6 +112,15 @@ def test_stages_with_the_same_names_on_each_replica_are_as_one_process(pool: Poo
     assert first_broken(answers) == {}
 
 
+@pytest.mark.parametrize("more", ["", "--stages 2 --tied", "--replicas 2 --sharded --clip 0.1"])
+def test_megatron_core_is_as_one_process(pool: Pool, more: str) -> None:
+    with lent("tied_embedding_training", "fixed") as overlays:
+        probing = Probing(pool, overlays["fixed"].site)
+        answers = probing("megatron_gpt.py", f"{GIVEN} {more}", Settings(same_rows=True))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+
+
 def test_a_backward_that_is_not_that_of_its_forward_is_noted(pool: Pool) -> None:
     bug = ["--loss-parallel", "--bug", "log_softmax within loss_parallel"]
     settings = Settings(same_rows=True, layouts=(RANKS,))

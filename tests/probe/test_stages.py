@@ -18,6 +18,9 @@ class Part(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict({str(n): nn.Linear(2, 2, bias=False) for n in numbers})
 
+    def weight(self, number: int) -> torch.Tensor:
+        return self.get_parameter(f"layers.{number}.weight")
+
 
 class Layer(nn.Linear):
     """A layer that knows its number in the model, from 1, as those of megatron-core."""
@@ -72,6 +75,11 @@ def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> 
     assert found == ["2.weight", "3.weight"]
 
 
+def test_numbers_that_do_not_count_a_list_up_are_left_out() -> None:
+    found = names(Known(), nn.ModuleList([Layer(3), Layer(3)]))
+    assert found == ["0.weight", "1.weight"]
+
+
 def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
     known, stage = Known(), Part(0)
     assert names(known, stage) == ["layers.0.weight"]
@@ -94,6 +102,30 @@ def test_a_frozen_model_beside_the_one_that_trains_is_no_stage() -> None:
 
 def test_frozen_parameters_of_the_model_itself_have_names() -> None:
     assert names(Known(), Part(0).requires_grad_(False)) == ["layers.0.weight"]
+
+
+def test_a_view_of_a_piece_has_the_name_of_the_whole_parameter() -> None:
+    known, model = Known(), Part(0, 1)
+    names(known, model)
+    weight = model.weight(1)
+    assert known.name(weight) == "layers.1.weight"
+    assert known.starts == {}
+    assert known.name(weight.detach().view(-1)[2:]) == "layers.1.weight"
+    assert known.starts == {"layers.1.weight": 2}
+
+
+def test_a_tensor_with_values_of_its_own_has_no_name() -> None:
+    known, model = Known(), Part(0)
+    names(known, model)
+    assert known.name(torch.zeros(4)) is None
+    assert known.name(model.weight(0).detach().clone().view(-1)) is None
+
+
+def test_a_tensor_is_found_when_its_stage_is_called_later() -> None:
+    known, late = Known(), Part(1)
+    assert known.name(late.weight(1)) is None
+    names(known, late)
+    assert known.name(late.weight(1)) == "layers.1.weight"
 
 
 def test_a_call_for_the_shapes_alone_is_no_micro_batch() -> None:

@@ -1,0 +1,63 @@
+"""Where ranks share the optimizer's work, their pieces are compared as whole parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+from harness.probe.layouts import RANKS, Layout
+from harness.probe.pieces import joined
+from harness.probe.reference import Moment, Reference
+from harness.probe.relations import samples
+
+RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
+
+
+def rank(piece: list[float], start: int) -> dict[str, Any]:
+    return {"grad": {"embedding": numpy.array(piece)}, "starts": {"embedding": start}}
+
+
+def test_pieces_of_several_ranks_are_one_parameter() -> None:
+    found = joined([rank([0, 1, 2, 3], 0), rank([4, 5], 4), {"grad": {}, "starts": {}}], RIGHT)
+    for one in found[:2]:
+        assert (one["grad"]["embedding"] == RIGHT["grad"]["embedding"]).all()
+    assert found[2]["grad"] == {}
+
+
+def test_ranks_with_the_same_piece_keep_their_own() -> None:
+    first, second = joined([rank([0, 1, 2, 3, 4, 5], 0), rank([9, 9], 4)], RIGHT)
+    assert first["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 4, 5]
+    assert second["grad"]["embedding"].ravel().tolist() == [0, 1, 2, 3, 9, 9]
+
+
+def test_a_piece_without_the_others_stays_a_piece() -> None:
+    (found,) = joined([rank([4, 5], 4)], RIGHT)
+    assert found["grad"]["embedding"].tolist() == [4, 5]
+
+
+def test_what_was_recorded_is_not_changed() -> None:
+    recorded = rank([0, 1, 2], 0)
+    joined([recorded, rank([3, 4, 5], 3)], RIGHT)
+    assert recorded["grad"]["embedding"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([["a", "b"], ["a", "b"]], ""),  # tensor parallelism
+        ([["a"], ["b"]], ""),  # replicas
+        ([["a"], ["x"], ["b"], ["y"]], ""),  # replicas, each with a later stage
+        ([["a"], ["a"]], "1 of its rows are missing"),
+        ([["a", "b"], ["b", "b"]], "3 rows, 2 of them distinct"),
+    ],
+)
+def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
+    ranks: list[list[str]], text: str
+) -> None:
+    reference = Reference([{"rows": [["a", "b"]]}], [])
+    here = [{"rows": [rows]} for rows in ranks]
+    layout = Layout("ranks", RANKS, len(ranks))
+    found = samples(Moment(reference, 0, here, layout, first=True, same_rows=True))
+    assert text in found.text if found else not text, found
