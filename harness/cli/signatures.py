@@ -4,7 +4,7 @@
     python -m harness signatures trainer_gas_twice heads_gas_ranks
 
 Each scenario whose probe.json has a loop is probed with the packages of its overlays. What breaks
-first is written to that file; the table in docs/probe.md is made from all of them.
+first is written to that file; the table in docs/probe_results.md is made from all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of docs/probe.md: which bugs of the catalogue ``probe`` finds, and which not."""
+"""The table of docs/probe_results.md: which bugs of the catalogue ``probe`` finds, and which not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.probe.signatures import Shown, Signature
 from harness.system.files import ROOT
 from harness.system.text import markdown, markdown_table
 
-NAME = "probe.md"
+NAME = "probe_results.md"
 """The page with the table, beside docs/bugs.md."""
 BEGIN, END = (
     "<!-- bugs that probe finds: generated -->",

@@ -6,7 +6,7 @@
 Stacks, optimizers, clipping, dropout or padding, micro-batches and ranks are crossed so that every
 two values of a stack meet; the seeds take turns. Seeds from 1000 on are for the final table: they
 must not be used while probe is changed; 1000 to 1019 and 2000 to 2039 are used up. ``--write`` puts
-the table into docs/probe.md. A note that no right loop has counts as an alarm, too.
+the table into docs/probe_results.md. A note that no right loop has counts as an alarm, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from harness.system.text import markdown_table
 from harness.upstream import pins
 
 BEGIN, END = "<!-- spreads: generated -->", "<!-- end of the spreads -->"
-PAGE = ROOT / "docs" / "probe.md"
+PAGE = ROOT / "docs" / "probe_results.md"
 
 DIVISIONS = ((2, 3), (2, 2), (2, 4), (4, 3), (4, 2), (4, 4))
 """Ranks and micro-batches."""
@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:20", help="FROM:TO (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
     parser.add_argument("--kinds", default="", help="a comma-separated part of the kinds")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/probe.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/probe_results.md")
     parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))

@@ -125,5 +125,5 @@ def test_seven_of_ten_bugs_of_loops_are_found() -> None:
 
 
 def test_the_table_of_the_page_is_that_of_the_files() -> None:
-    page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "probe_results.md").read_text(encoding="utf-8")
     assert _probe_table.with_table(page) == page
