@@ -15,7 +15,8 @@ from harness.probe.runs import Run, Step
 from harness.system.errors import Inconclusive
 
 NEEDS_RANKS = re.compile(
-    r"AssertionError|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2", re.IGNORECASE
+    r"AssertionError|took no step|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2",
+    re.IGNORECASE,
 )
 """What scripts say that do not run on one rank."""
 

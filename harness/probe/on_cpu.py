@@ -2,7 +2,8 @@
 
 Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
 of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
-script that can choose does so by itself; only an ``assert`` of it holds.
+script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` is
+the CPU: who asks it takes the device that it names.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _install_accelerator(accelerator: Any) -> None:
     import torch
 
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    accelerator.is_available = _for_scripts(accelerator.is_available, _asserted, True)
+    accelerator.is_available = _for_scripts(accelerator.is_available, _of_script, True)
     accelerator.device_count = _for_scripts(accelerator.device_count, _of_script, ranks)
     accelerator.current_accelerator = _for_scripts(
         accelerator.current_accelerator, _of_script, torch.device(CPU)
