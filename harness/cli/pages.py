@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
     console.print(
-        f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe_results.md, trust.md and stories"
+        f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe_results.md, trust.md and "
+        "stories"
     )
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")

@@ -1,4 +1,4 @@
-"""The table of docs/probe_results.md: which bugs of the catalogue ``probe`` finds, and which not."""
+"""The table of docs/probe_results.md: which bugs of the catalogue ``probe`` finds."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:20", help="FROM:TO (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="no new probe after that")
     parser.add_argument("--kinds", default="", help="a comma-separated part of the kinds")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/probe_results.md")
+    parser.add_argument("--write", action="store_true", help="put the table into the page")
     parser.add_argument("--json", type=Path, help="write what was found; goes on from this file")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
