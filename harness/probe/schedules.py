@@ -15,8 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-MOST_STEPS, MOST_SECONDS = 20_000, 0.3
+MOST_STEPS, MOST_SECONDS = 5_000, 0.1
 """After so many steps or seconds, a schedule counts as one without an end."""
+
+ENDLESS = 10
+"""How many times its half a schedule may go on falling; after that it counts as one without an
+end."""
 
 SAME = 60
 """Steps with one rate after which a schedule that has fallen counts as ended."""
@@ -101,6 +105,6 @@ def _lengths(rates: list[float]) -> dict[str, int]:
         if not half and rate <= highest / 2:
             half = number
         ended = bool(half) and (since >= SAME or rate > 2 * lowest)
-        if ended:
+        if ended or (half and number > ENDLESS * half + SAME):
             break
     return ({HALF: half} if half else {}) | ({LOWEST: low} if ended else {})
