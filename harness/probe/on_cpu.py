@@ -18,6 +18,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+from harness.probe.replacement import replace_everywhere
+
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
 """Where code lies that is not the script's own."""
@@ -91,10 +93,10 @@ def install() -> None:
     _first_argument(torch.amp.GradScaler, "device", device=CUDA)
     _first_argument(torch.autocast, "device_type", dtype=torch.get_autocast_dtype(CUDA))
     _first_argument(DeviceMesh, "device_type")
-    _replace_everywhere(dist.device_mesh.init_device_mesh, _mesh)
-    _replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
-    _replace_everywhere(dist.new_group, functools.partial(_group, position=2))
-    _replace_everywhere(torch.load, _load)
+    replace_everywhere(dist.device_mesh.init_device_mesh, _mesh)
+    replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
+    replace_everywhere(dist.new_group, functools.partial(_group, position=2))
+    replace_everywhere(torch.load, _load)
     DistributedDataParallel.__init__ = _without(  # type: ignore[method-assign]
         DistributedDataParallel.__init__, "device_ids", "output_device"
     )
@@ -292,15 +294,6 @@ def _without(function: Any, *names: str) -> Any:
     return called
 
 
-def _replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace a function in every module that has imported it."""
-    wrapped, name = wrap(function), function.__name__
-    for module in list(sys.modules.values()):
-        space: dict[str, Any] = getattr(module, "__dict__", {})
-        if space.get(name) is function:
-            space[name] = wrapped
-
-
 def needed(source: str) -> bool:
-    """Whether a script names what a CPU does not have."""
+    """Whether a script may ask for what a CPU does not have; ``.to(rank)`` is a GPU, too."""
     return any(word in source for word in (CUDA, "nccl", "accelerator", "pin_memory", ".to("))

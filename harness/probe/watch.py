@@ -18,6 +18,7 @@ from harness.api.numbers import near
 from harness.probe import on_cpu, own_loss, packing, reported, shims
 from harness.probe.assignment import Assignment
 from harness.probe.numbers import Share
+from harness.probe.replacement import replace_everywhere
 from harness.probe.samples import bound, digest, draw_one_order, rows
 from harness.probe.schedules import Schedules
 from harness.probe.stages import Known, number_of, rehearses
@@ -112,9 +113,9 @@ class Watch:
         torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
         scaler = torch.amp.GradScaler
         scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
-        _replace(torch.nn.utils.clip_grad_norm_, self._clip)
-        _replace(functional.dropout, self._dropout)
-        _replace(functional.scaled_dot_product_attention, self._attention)
+        replace_everywhere(torch.nn.utils.clip_grad_norm_, self._clip)
+        replace_everywhere(functional.dropout, self._dropout)
+        replace_everywhere(functional.scaled_dot_product_attention, self._attention)
         if self.assignment.one_order:
             draw_one_order()
         self.reported.install(lambda: len(self.seen) - 1)
@@ -453,12 +454,3 @@ def _generator(tensor: Any) -> str:
 
     on_gpu = tensor.device.type == "cuda"
     return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
-
-
-def _replace(function: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replace a function in every module that has imported it."""
-    wrapped, name = wrap(function), function.__name__
-    for module in list(sys.modules.values()):
-        space: dict[str, Any] = getattr(module, "__dict__", {})
-        if space.get(name) is function:
-            space[name] = wrapped

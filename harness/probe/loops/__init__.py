@@ -49,7 +49,6 @@ USUAL = {
     "megatron_gpt.py": Usual(OWN, same_rows=True),
     "megatron_router.py": Usual("--batch-size {rows}"),
     "megatron_style.py": Usual(OWN, same_rows=True),
-    "megatron_tied.py": Usual(OWN, same_rows=True),
     "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
     "sft.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 64", *TRAINER_RESUME),
     "stateful.py": Usual(OWN, SAVE, RESUME),
