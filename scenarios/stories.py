@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.api.spec import Story
+from harness import api
 
 STORIES = (
-    Story(
+    api.Story(
         "trainer_loss",
         "By what does the Trainer divide its loss?",
         """A step of training should apply the gradient of the mean over all its labels, however the
@@ -41,7 +41,7 @@ change the weights equally.""",
             "trainer_gas_twice",
         ),
     ),
-    Story(
+    api.Story(
         "deepspeed_pipeline",
         "By what does DeepSpeed's pipeline divide its gradients?",
         """With pipeline parallelism and gradient accumulation, a step should apply the mean of the

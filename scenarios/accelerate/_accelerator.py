@@ -6,21 +6,20 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from harness.api.spec import Context, Lane
-from harness.system.errors import Inconclusive
+from harness import api
 
 
-def accelerator(ctx: Context, **loading: Any) -> Accelerator:
+def accelerator(ctx: api.Context, **loading: Any) -> Accelerator:
     """accelerate over this lane's ranks.
 
     ``loading`` goes to DataLoaderConfiguration, which releases before 0.28 do not have.
     """
-    options: dict[str, Any] = {"cpu": ctx.lane is Lane.CPU}
+    options: dict[str, Any] = {"cpu": ctx.lane is api.Lane.CPU}
     if loading:
         from accelerate.utils import DataLoaderConfiguration
 
         options["dataloader_config"] = DataLoaderConfiguration(**loading)
     made: Any = Accelerator(**options)
     if made.num_processes != ctx.world_size:
-        raise Inconclusive(f"accelerate sees {made.num_processes} of {ctx.world_size} ranks")
+        raise api.Inconclusive(f"accelerate sees {made.num_processes} of {ctx.world_size} ranks")
     return made

@@ -11,23 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import COUNT, WHOLE, many
-from harness.api.spec import Context, Exercise, Finding, Record, Records, Trials
+from harness import api
 
 UNIT = "of all samples seen by nobody"
 
 
-_ROWS = many(COUNT)
+_ROWS = api.many(api.COUNT)
 
 
-def plan(epochs: int) -> Plan:
+def plan(epochs: int) -> api.Plan:
     """What ``watch`` records of so many epochs."""
-    return {"epoch": Kind({"seen": _ROWS, "order": _ROWS, "seed": WHOLE}, each(epochs))}
+    return {"epoch": api.Kind({"seen": _ROWS, "order": _ROWS, "seed": api.WHOLE}, api.each(epochs))}
 
 
-def watch(ctx: Context, loader: Any, epochs: int) -> None:
+def watch(ctx: api.Context, loader: Any, epochs: int) -> None:
     """Iterate over a prepared loader of integers, epoch by epoch, and record what came.
 
     ``loader.batch_sampler`` shards another batch sampler, which draws from a ``sampler``.
@@ -57,7 +54,7 @@ def _noted(sampler: Any) -> list[int]:
     return order
 
 
-def _epochs(records: Records) -> Mapping[int, Sequence[Sequence[int]]]:
+def _epochs(records: api.Records) -> Mapping[int, Sequence[Sequence[int]]]:
     """What each rank saw, by epoch."""
     seen: dict[int, list[list[int]]] = {}
     for record in records.of("epoch"):
@@ -65,7 +62,7 @@ def _epochs(records: Records) -> Mapping[int, Sequence[Sequence[int]]]:
     return seen
 
 
-def incomplete(records: Records) -> Finding | None:
+def incomplete(records: api.Records) -> api.Finding | None:
     """In some epoch the ranks together did not see the dataset, though they saw as many samples."""
     total = records.params.samples
     drawn = {e: [s for seen in ranks for s in seen] for e, ranks in _epochs(records).items()}
@@ -77,7 +74,7 @@ def incomplete(records: Records) -> Finding | None:
         f"{total - len(set(seen))} never, {len(seen) - len(set(seen))} a second time"
         for epoch, seen in wrong.items()
     ]
-    return Finding(
+    return api.Finding(
         message="\n".join(lines),
         step=min(wrong),
         ranks=records.ranks,
@@ -88,7 +85,7 @@ def incomplete(records: Records) -> Finding | None:
     )
 
 
-def misdrawn(records: Records, batch: int) -> Finding | None:
+def misdrawn(records: api.Records, batch: int) -> api.Finding | None:
     """A rank's order does not have every sample once, or the rank saw other samples than its share.
 
     The documented bug is that the ranks' orders differ, so anything else is not documented. Of the
@@ -102,7 +99,7 @@ def misdrawn(records: Records, batch: int) -> Finding | None:
     ]
     if not lines:
         return None
-    return Finding(
+    return api.Finding(
         "\n".join(line for _, line in lines),
         min(one["step"] for one, _ in lines),
         ranks=tuple(sorted({one["rank"] for one, _ in lines})),
@@ -111,7 +108,7 @@ def misdrawn(records: Records, batch: int) -> Finding | None:
     )
 
 
-def _misdrawn(one: Record, ranks: int, total: int, batch: int) -> Iterator[str]:
+def _misdrawn(one: api.Record, ranks: int, total: int, batch: int) -> Iterator[str]:
     where, order = f"epoch {one['step']}, rank {one['rank']}:", one["order"]
     if sorted(order) != list(range(total)):
         yield f"{where} its order of {len(order)} does not have each of {total} samples once"
@@ -122,28 +119,28 @@ def _misdrawn(one: Record, ranks: int, total: int, batch: int) -> Iterator[str]:
         yield f"{where} {apart} of the {len(share)} samples are not those of its share"
 
 
-def shuffled(records: Records) -> Exercise:
+def shuffled(records: api.Records) -> api.Exercise:
     """No rank saw an epoch in the order of the dataset."""
     parts = [seen for ranks in _epochs(records).values() for seen in ranks]
     sorted_ = sum(list(seen) == sorted(seen) for seen in parts)
-    return Exercise.of(
+    return api.Exercise.of(
         bool(parts) and not sorted_,
         f"{len(_epochs(records))} epochs on {len(records.ranks)} ranks were shuffled",
         f"{sorted_} of {len(parts)} epochs of a rank came in the order of the dataset",
     )
 
 
-def states_apart(records: Records) -> Exercise:
+def states_apart(records: api.Records) -> api.Exercise:
     """The ranks' generators had different seeds."""
     seeds = sorted({record["seed"] for record in records.of("epoch")})
-    return Exercise.of(
+    return api.Exercise.of(
         len(seeds) >= len(records.ranks) > 1,
         f"the ranks had different seeds, {', '.join(map(str, seeds))}",
         f"all ranks were seeded with {', '.join(map(str, seeds)) or 'nothing'}",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that count samples, or look at one rank or one epoch, and whether they fired."""
     epochs, total = list(_epochs(records).values()), records.params.samples
     return {
@@ -157,7 +154,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def seen_by(trials: Trials) -> Iterator[Picture]:
+def seen_by(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of which ranks saw which sample in each epoch."""
     fields: list[tuple[str, int, int, str]] = []
     for variant, records in trials.items():
@@ -167,7 +164,7 @@ def seen_by(trials: Trials) -> Iterator[Picture]:
                     f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample
                 ]
                 fields.append((variant, sample, number, " and ".join(seen) or "nobody"))
-    yield Grid(
+    yield api.Grid(
         "Who saw which sample",
         "with the bug, two ranks see some samples, and nobody sees others",
         fields,

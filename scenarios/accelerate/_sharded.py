@@ -10,11 +10,10 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from harness.api.spec import Context, Lane
-from harness.system.errors import Inconclusive
+from harness import api
 
 
-def accelerator(ctx: Context, precision: str, **plugin: Any) -> Accelerator:
+def accelerator(ctx: api.Context, precision: str, **plugin: Any) -> Accelerator:
     """accelerate with FSDP2 over this lane's ranks; ``plugin`` goes to its FSDP plugin.
 
     accelerate takes no notice of the plugin on CPUs: AcceleratorState chooses FSDP only for GPUs
@@ -27,7 +26,7 @@ def accelerator(ctx: Context, precision: str, **plugin: Any) -> Accelerator:
         reshard_after_forward=True,
         **plugin,
     )
-    on_cpu = ctx.lane is Lane.CPU
+    on_cpu = ctx.lane is api.Lane.CPU
     accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision, fsdp_plugin=made)
     if on_cpu:
         if precision != "no":
@@ -36,12 +35,12 @@ def accelerator(ctx: Context, precision: str, **plugin: Any) -> Accelerator:
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     if accelerator.num_processes != ctx.world_size or not accelerator.is_fsdp2:
-        raise Inconclusive(f"FSDP2 on {accelerator.num_processes} of {ctx.world_size} ranks")
+        raise api.Inconclusive(f"FSDP2 on {accelerator.num_processes} of {ctx.world_size} ranks")
     _averages(ctx)
     return accelerator
 
 
-def _averages(ctx: Context) -> None:
+def _averages(ctx: api.Context) -> None:
     """Raise Inconclusive if a reduce-scatter that should average does something else.
 
     That of gloo in torch 2.7.0 sums; FSDP2's gradients are then too large.
@@ -50,4 +49,4 @@ def _averages(ctx: Context) -> None:
     mean = torch.zeros(1, device=ctx.device)
     dist.reduce_scatter_tensor(mean, parts, op=dist.ReduceOp.AVG)
     if float(mean) != (ctx.world_size + 1) / 2:
-        raise Inconclusive(f"reduce-scatter of {ctx.lane.backend} does not average: {mean}")
+        raise api.Inconclusive(f"reduce-scatter of {ctx.lane.backend} does not average: {mean}")

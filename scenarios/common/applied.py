@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Lines, Picture, by_step
-from harness.api.projection import projection
-from harness.api.shapes import NUMBER, SIZE, Facts, many
-from harness.api.spec import Finding, Record, Records, Trials
+from harness import api
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +31,15 @@ are ignored: they would explain rounding errors by shares of any size."""
 UNIT = "of the right gradient"
 
 
-def shapes(micro_batches: int | None = None) -> Facts:
+def shapes(micro_batches: int | None = None) -> api.Facts:
     """The shapes of what ``facts`` returns, for a known or unknown number of micro-batches."""
     return {
-        "gradient": SIZE,
-        "applied": SIZE,
-        "ratio": NUMBER,
-        "off": SIZE,
-        "micro": many(NUMBER, micro_batches, least=1),
-        "reference_loss": NUMBER,
+        "gradient": api.SIZE,
+        "applied": api.SIZE,
+        "ratio": api.NUMBER,
+        "off": api.SIZE,
+        "micro": api.many(api.NUMBER, micro_batches, least=1),
+        "reference_loss": api.NUMBER,
     }
 
 
@@ -106,7 +102,7 @@ def facts(
     applied = (flat(before) - flat(after)) / rate
     micro = torch.stack([flat(each) for each in plain.micro])
     gradient = micro.mean(0)
-    found = projection(applied, gradient)
+    found = api.projection(applied, gradient)
     aside = (applied - found.ratio * gradient)[:, None]
     beside = torch.linalg.lstsq(micro.T / len(micro), aside, rcond=CUT, driver="gelsd").solution
     return {
@@ -119,43 +115,45 @@ def facts(
     }
 
 
-def straight(step: Record) -> bool:
+def straight(step: api.Record) -> bool:
     """Whether the applied gradient has the right direction."""
     return bool(step["off"] <= math.sqrt(2 * TOLERANCE))
 
 
-def times(step: Record, ratio: float) -> bool:
+def times(step: api.Record, ratio: float) -> bool:
     """Whether the step applied ``ratio`` times the right gradient, judged by share and norms."""
     norm = abs(ratio) * step["gradient"]
     # ``straight`` accepts an angle that makes the norm greater by TOLERANCE.
-    norms = near(step["applied"], norm, share=2 * TOLERANCE)
-    return near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step) and _even(step)
+    norms = api.near(step["applied"], norm, share=2 * TOLERANCE)
+    return (
+        api.near(step["ratio"], ratio, share=TOLERANCE) and norms and straight(step) and _even(step)
+    )
 
 
-def _even(step: Record) -> bool:
+def _even(step: api.Record) -> bool:
     """Whether each micro-batch has the same share in what was applied, within what is ``off``."""
     count, off = len(step["micro"]), step["off"] * step["applied"]
     within = 1e-4 + off * math.sqrt(count) / CUT / max(step["gradient"], sys.float_info.min)
-    return all(near(share, step["ratio"], within=within) for share in step["micro"])
+    return all(api.near(share, step["ratio"], within=within) for share in step["micro"])
 
 
-def loss_wrong(records: Records, *, parts: bool = False) -> Iterator[str]:
+def loss_wrong(records: api.Records, *, parts: bool = False) -> Iterator[str]:
     """One message for each step whose ``loss`` is not that of plain torch.
 
     ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
     """
-    by_step: dict[int, list[Record]] = {}
+    by_step: dict[int, list[api.Record]] = {}
     for step in records.of("step"):
         by_step.setdefault(step["step"], []).append(step)
     for number, steps in by_step.items():
         mean = math.fsum(step["loss"] for step in steps) / len(steps)
         for step in steps:
             loss, right = mean if parts else step["loss"], step["reference_loss"]
-            if not near(loss, right, share=TOLERANCE):
+            if not api.near(loss, right, share=TOLERANCE):
                 yield f"the loss of step {number} is {loss:.5g}, but plain torch has {right:.5g}"
 
 
-def described(step: Record) -> str:
+def described(step: api.Record) -> str:
     """What one step of a rank applied, in words."""
     each = ", ".join(f"{share:.4g}" for share in step["micro"])
     aside = (
@@ -173,13 +171,13 @@ def described(step: Record) -> str:
 
 
 def judged(
-    records: Records,
-    documented: Callable[[Record], bool],
+    records: api.Records,
+    documented: Callable[[api.Record], bool],
     others: Iterable[str] = (),
     *,
     then: str = "",
-    instead: Mapping[str, Callable[[Record], bool]] = MappingProxyType({}),
-) -> Finding | None:
+    instead: Mapping[str, Callable[[api.Record], bool]] = MappingProxyType({}),
+) -> api.Finding | None:
     """The finding that steps applied another gradient than plain torch's mean.
 
     It is the documented one if ``documented`` holds for every step; ``then`` is a line for that
@@ -187,7 +185,7 @@ def judged(
     ``instead`` has other bugs of the catalogue, by name, and what holds for every step with them.
     """
     for other in others:
-        return Finding(other, documented=False)
+        return api.Finding(other, documented=False)
     steps = records.of("step")
     wrong = [step for step in steps if not times(step, 1)]
     if not wrong:
@@ -200,15 +198,15 @@ def judged(
 
 
 def finding(
-    wrong: Sequence[Record],
+    wrong: Sequence[api.Record],
     lines: Iterable[str],
-    wanted: Callable[[Record], float] = lambda _: 1.0,
+    wanted: Callable[[api.Record], float] = lambda _: 1.0,
     *,
     documented: bool,
     another: str = "",
-) -> Finding:
+) -> api.Finding:
     """The finding that these steps did not apply ``wanted`` times the gradient."""
-    return Finding(
+    return api.Finding(
         message="\n".join(lines),
         step=min(step["step"] for step in wrong),
         ranks=tuple(sorted({step["rank"] for step in wrong})),
@@ -219,13 +217,13 @@ def finding(
     )
 
 
-def same_direction(records: Records) -> dict[str, bool]:
+def same_direction(records: api.Records) -> dict[str, bool]:
     """A wrong factor leaves the direction right, so this check misses it."""
     aside = any(not straight(step) for step in records.of("step"))
     return {"the applied gradient has another direction": aside}
 
 
-def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
+def ratios(trials: api.Trials, by: str = "step") -> Iterator[api.Picture]:
     """A picture of how much of the right gradient each ``step`` or ``stage`` applied."""
     values = {
         (variant, f"{by} {step[by]}"): float(step["ratio"])
@@ -233,7 +231,7 @@ def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
         for step in records.of("step")
     }
     bars = [(*who, ratio) for who, ratio in values.items()]
-    yield Bars(
+    yield api.Bars(
         "How much of the gradient was applied",
         "with the bug a fraction of plain torch's gradient is applied; without the bug, all of it",
         bars,
@@ -242,13 +240,13 @@ def ratios(trials: Trials, by: str = "step") -> Iterator[Picture]:
     )
 
 
-def norms(trials: Trials) -> Iterator[Picture]:
+def norms(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the norm of each applied gradient, with the threshold of clipping."""
     thresholds = (records.params.clipping for records in trials.values())
-    yield Lines(
+    yield api.Lines(
         "The norm of the gradient that was applied",
         "with the bug no norm is below the threshold, and large gradients are not clipped",
-        by_step(trials, lambda step: step["applied"]),
+        api.by_step(trials, lambda step: step["applied"]),
         y="norm",
         log=True,
         limits={"threshold": max(thresholds, default=0.0)},

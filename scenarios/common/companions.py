@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from harness.api.spec import Companion
+from harness import api
 
-OLD_ACCELERATE = Companion(
+OLD_ACCELERATE = api.Companion(
     "transformers<4.48",
     {"accelerate": "0.34.2"},
     "newer ones do not install beside the huggingface_hub of these releases",
 )
 
-TRANSFORMERS_4 = Companion(
+TRANSFORMERS_4 = api.Companion(
     "trl>=0.27,<1.0",
     {"transformers": "4.57.6"},
     "by their dates they would get transformers 5.0, which lacks what the first two need, or 5.2, "

@@ -11,21 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.shapes import (
-    FLAG,
-    NUMBER,
-    SIZE,
-    Facts,
-    alike,
-    exactly,
-    held,
-    many,
-    maybe,
-    optional,
-)
-from harness.api.spec import Exercise, Finding, Position, Record, Records, Trials
+from harness import api
 from scenarios.common import stepped
 
 UNIT = "between the copies of a weight"
@@ -37,41 +23,41 @@ TIED, BLOCKS = "tied_modules.", ["1", "2", "3"]
 """Parameter names in that pipeline begin so: those of the tied module, and those of the blocks."""
 
 _COPY = "tied_modules.embed.tied_weight"  # the detector's name for it
-DRIFT = held({_COPY: optional(SIZE)})
+DRIFT = api.held({_COPY: api.optional(api.SIZE)})
 """The greatest difference between the copies; empty if they are equal."""
-DRIFTS = held({_COPY: optional(SIZE), f"{_COPY} (fp32)": optional(SIZE)})
+DRIFTS = api.held({_COPY: api.optional(api.SIZE), f"{_COPY} (fp32)": api.optional(api.SIZE)})
 """The greatest differences between the copies and between their fp32 masters."""
 
 
-def _tied(stages: int) -> Facts:
+def _tied(stages: int) -> api.Facts:
     """What a rank records of its copy of the tied weight. A single stage has no other copy."""
-    flag = FLAG if stages > 1 else exactly(False)
+    flag = api.FLAG if stages > 1 else api.exactly(False)
     return {
-        "own": SIZE,
-        "sum": alike(SIZE),
-        "applied": SIZE,
-        "buffered": alike(FLAG),
-        "parted": alike(flag),
-        "applied_parted": alike(flag),
-        "left_parted": alike(maybe(flag)),
-        "drift": alike(DRIFT),
-        "got_of_own": held({WEIGHT: many(NUMBER, 3)}),
+        "own": api.SIZE,
+        "sum": api.alike(api.SIZE),
+        "applied": api.SIZE,
+        "buffered": api.alike(api.FLAG),
+        "parted": api.alike(flag),
+        "applied_parted": api.alike(flag),
+        "left_parted": api.alike(api.maybe(flag)),
+        "drift": api.alike(DRIFT),
+        "got_of_own": api.held({WEIGHT: api.many(api.NUMBER, 3)}),
     }
 
 
-NOT_TIED: Facts = {"drift": exactly({}), "got_of_own": exactly({})}
+NOT_TIED: api.Facts = {"drift": api.exactly({}), "got_of_own": api.exactly({})}
 """What a rank without a copy records of it."""
 
 
-def tied_step(at: Position, bf16: bool = True) -> Facts:
+def tied_step(at: api.Position, bf16: bool = True) -> api.Facts:
     """A step of ``scenarios.common.tied_pipeline``; a rank without a copy has no gradient of it.
 
     ``got`` compares what the optimizer got with the gradient summed over the stages; for the tied
     weight, ``got_of_own`` compares it with the stage's own gradient.
     """
     tied = _tied(at.world_size) if at.rank in (0, at.world_size - 1) else NOT_TIED
-    norm = SIZE if bf16 else maybe(SIZE)  # some releases report no norm in fp32
-    return {"loss": NUMBER, "grad_norm": norm, **tied, **stepped.FACTS}
+    norm = api.SIZE if bf16 else api.maybe(api.SIZE)  # some releases report no norm in fp32
+    return {"loss": api.NUMBER, "grad_norm": norm, **tied, **stepped.FACTS}
 
 
 def facts(differences: Iterable[Any]) -> dict[str, float]:
@@ -97,9 +83,9 @@ class Parting:
 
     def finding(
         self, lines: Iterable[str], ranks: tuple[int, ...], *, documented: bool, unit: str = UNIT
-    ) -> Finding:
+    ) -> api.Finding:
         """The finding with these lines as its message."""
-        return Finding(
+        return api.Finding(
             "\n".join(lines),
             self.step,
             tuple(self.first),
@@ -110,7 +96,7 @@ class Parting:
         )
 
 
-def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
+def parting(records: api.Records, field: str, rank: int = 0) -> Parting | None:
     """When the copies in the fact ``field`` of the steps part; None if they never do."""
     parted = [step for step in records.of("step", rank) if step[field]]
     if not parted:
@@ -119,24 +105,24 @@ def parting(records: Records, field: str, rank: int = 0) -> Parting | None:
     return Parting(first["step"], first[field], last[field], last["step"])
 
 
-def drifting(trials: Trials, field: str) -> Iterator[Picture]:
+def drifting(trials: api.Trials, field: str) -> Iterator[api.Picture]:
     """A picture of the greatest difference in the fact ``field`` of each step."""
 
-    def farthest(step: Record) -> float | None:
+    def farthest(step: api.Record) -> float | None:
         apart = step.get(field)
         return max(apart.values(), default=0.0) if isinstance(apart, Mapping) else apart
 
-    yield Lines(
+    yield api.Lines(
         "The greatest difference between the copies of a weight",
         "with the bug the copies differ from the first step on; without it they never do",
-        by_step(trials, farthest),
+        api.by_step(trials, farthest),
         y="difference of a weight",
         log=True,
     )
 
 
 def astray(
-    records: Records, clipping: float = 0.0, excused: stepped.Excuse = lambda step, name: False
+    records: api.Records, clipping: float = 0.0, excused: stepped.Excuse = lambda step, name: False
 ) -> list[stepped.Astray]:
     """What ``stepped.astray`` finds, and facts of the tied weight that contradict each other."""
     first = [step for step in records.of("step", 0) if "own" in step]
@@ -152,12 +138,12 @@ def astray(
     return structure + stepped.astray(records, clipping, excused) + contradictions
 
 
-def _counted(step: Record, name: str) -> bool:
+def _counted(step: api.Record, name: str) -> bool:
     """Whether the gradient norm includes a parameter; it excludes later stages' tied modules."""
     return not step["rank"] or not name.startswith(TIED)
 
 
-def _misplaced(records: Records) -> Iterator[stepped.Astray]:
+def _misplaced(records: api.Records) -> Iterator[stepped.Astray]:
     """A finding if the stages do not hold the model's blocks in order: then a stage reported
     another stage's parameters."""
     first = [records.of("step", rank)[0] for rank in records.ranks]
@@ -167,7 +153,7 @@ def _misplaced(records: Records) -> Iterator[stepped.Astray]:
         yield stepped.Astray(0, 1, "the model", f"has blocks {', '.join(blocks)} on its stages")
 
 
-def _norms_contradict(step: Record) -> Iterator[str]:
+def _norms_contradict(step: api.Record) -> Iterator[str]:
     """The norms of a step's gradients that are not those in ``got`` and ``got_of_own``."""
     norm, ratio, aside = step["got"][WEIGHT]
     right = {
@@ -177,11 +163,11 @@ def _norms_contradict(step: Record) -> Iterator[str]:
     }
     for name, other in right.items():
         least = stepped.FLOOR * step["gradient"]
-        if not near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
+        if not api.near(step[name], other, within=stepped.TOLERANCE * max(other, least)):
             yield f"has a gradient, {name}, of norm {step[name]:.4g} and of norm {other:.4g}"
 
 
-def _flags_contradict(step: Record, first: Record) -> Iterator[str]:
+def _flags_contradict(step: api.Record, first: api.Record) -> Iterator[str]:
     """Flags that contradict the norms: gradients that are said to be equal on all stages, but have
     another norm than on the first one; and a gradient left beside a buffer without a buffer."""
     for name, flag in (("own", "parted"), ("applied", "applied_parted")):
@@ -191,7 +177,7 @@ def _flags_contradict(step: Record, first: Record) -> Iterator[str]:
         yield f"has buffered {step['buffered']}, and left_parted {step['left_parted']}"
 
 
-def misnamed(records: Records, field: str, among: str) -> Iterator[stepped.Astray]:
+def misnamed(records: api.Records, field: str, among: str) -> Iterator[stepped.Astray]:
     """Names in the fact ``field`` of a step that are not in its fact ``among``, which names the
     copies; and names in ``among`` that are not in every step, or are not parameters."""
     for step in records.of("step"):
@@ -201,7 +187,7 @@ def misnamed(records: Records, field: str, among: str) -> Iterator[stepped.Astra
             yield stepped.Astray(step["rank"], step["step"], name, "is no copy in each step")
 
 
-def unsummed(step: Record, name: str, clipping: float = 0.0) -> bool:
+def unsummed(step: api.Record, name: str, clipping: float = 0.0) -> bool:
     """Whether a stage applied all of its own gradient of the tied weight, and not the sum. An
     excuse for ``stepped.astray``; the norm of what was applied is excused too.
     """
@@ -210,13 +196,13 @@ def unsummed(step: Record, name: str, clipping: float = 0.0) -> bool:
     return applied and (name in own or name == stepped.NORM)
 
 
-def gradients_parted(records: Records) -> Exercise:
+def gradients_parted(records: api.Records) -> api.Exercise:
     """In each step, the ranks' own gradients of the copies, which must be summed, differed."""
     steps = records.of("step")
     parted = [step for step in steps if step.get("parted")]
     norms = " and ".join(f"{step['own']:.4g}" for step in parted if step["step"] == 1)
     what = "the stages' own gradients of the tied weight differed in"
-    return Exercise.of(
+    return api.Exercise.of(
         0 < len(parted) == len(steps),
         f"{what} each step (norms {norms} at step 1)",
         f"{what} {len(parted)} of {len(steps)} records of a step",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 
 
 def calls(function: Any, name: str) -> list[Any]:
@@ -19,7 +19,7 @@ def calls(function: Any, name: str) -> list[Any]:
     return list(m.findall(function, m.Call(func=named)))
 
 
-def without_call(function: Any, name: str) -> Edits:
+def without_call(function: Any, name: str) -> api.Edits:
     """Replace the call with ``None``."""
     import libcst as cst
 
@@ -27,7 +27,7 @@ def without_call(function: Any, name: str) -> Edits:
         yield call, cst.Name("None")
 
 
-def with_keyword(function: Any, name: str, keyword: str, value: str) -> Edits:
+def with_keyword(function: Any, name: str, keyword: str, value: str) -> api.Edits:
     """Add a keyword argument to the call; ``value`` is an expression."""
     import libcst as cst
 
@@ -36,7 +36,7 @@ def with_keyword(function: Any, name: str, keyword: str, value: str) -> Edits:
         yield call, call.with_changes(args=[*call.args, more])
 
 
-def wrapped(function: Any, name: str, expression: str) -> Edits:
+def wrapped(function: Any, name: str, expression: str) -> api.Edits:
     """Replace the call with an expression in which ``_`` stands for the call."""
     import libcst as cst
     import libcst.matchers as m
@@ -79,7 +79,7 @@ def returning(function: Any) -> Iterator[Any]:
     yield from m.findall(function, m.SimpleStatementLine([m.Return()]))
 
 
-def left_out(lines: Iterator[Any]) -> Edits:
+def left_out(lines: Iterator[Any]) -> api.Edits:
     """Replace the line with ``pass``."""
     import libcst as cst
 
@@ -87,7 +87,7 @@ def left_out(lines: Iterator[Any]) -> Edits:
         yield line, cst.parse_statement("pass")
 
 
-def repeated(lines: Iterator[Any]) -> Edits:
+def repeated(lines: Iterator[Any]) -> api.Edits:
     """Run the line twice."""
     import libcst as cst
 
@@ -95,7 +95,7 @@ def repeated(lines: Iterator[Any]) -> Edits:
         yield line, cst.FlattenSentinel([line, line.deep_clone()])
 
 
-def followed(lines: Iterator[Any], *code: str) -> Edits:
+def followed(lines: Iterator[Any], *code: str) -> api.Edits:
     """Run these statements after the line."""
     import libcst as cst
 
@@ -103,7 +103,7 @@ def followed(lines: Iterator[Any], *code: str) -> Edits:
         yield line, cst.FlattenSentinel([line, *map(cst.parse_statement, code)])
 
 
-def guarded(lines: Iterator[Any], condition: str) -> Edits:
+def guarded(lines: Iterator[Any], condition: str) -> api.Edits:
     """Run the line only if the condition holds."""
     import libcst as cst
 

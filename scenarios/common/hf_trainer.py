@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import applied
 
 VOCABULARY = 32
@@ -70,15 +70,15 @@ class Loss:
         return int((labels[:, 1:] if self.next_token else labels).ne(IGNORED).sum())
 
 
-def arguments(ctx: Context, folder: Path, **more: Any) -> TrainingArguments:
+def arguments(ctx: api.Context, folder: Path, **more: Any) -> TrainingArguments:
     """The arguments of a quiet Trainer on this lane. It saves nothing unless ``more`` says so."""
     known = inspect.signature(TrainingArguments).parameters
     if "ddp_backend" not in known:  # before 4.29
-        more |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is Lane.CPU}
+        more |= {"xpu_backend": ctx.lane.backend, "no_cuda": ctx.lane is api.Lane.CPU}
     elif ctx.world_size > 1:
         more["ddp_backend"] = ctx.lane.backend
     if "use_cpu" in known:
-        more["use_cpu"] = ctx.lane is Lane.CPU  # before 4.34 it was no_cuda
+        more["use_cpu"] = ctx.lane is api.Lane.CPU  # before 4.34 it was no_cuda
     return TrainingArguments(
         output_dir=str(folder),
         seed=ctx.seed,
@@ -92,7 +92,7 @@ def arguments(ctx: Context, folder: Path, **more: Any) -> TrainingArguments:
 
 
 def sgd(
-    ctx: Context,
+    ctx: api.Context,
     model: nn.Module,
     loss: Loss,
     rows: list[Rows],
@@ -141,7 +141,7 @@ class Watch:
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: api.Context,
         model: nn.Module,
         loss: Loss,
         optimizer: torch.optim.Optimizer,

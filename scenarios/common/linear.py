@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import applied
 
 FEATURES, OUTPUTS = 16, 4
@@ -42,7 +42,7 @@ def of(module: nn.Module) -> Callable[[Mapping[str, Tensor], Rows], Tensor]:
 
 
 def batches(
-    ctx: Context, module: nn.Module, rows: int, distance: float, noise: float
+    ctx: api.Context, module: nn.Module, rows: int, distance: float, noise: float
 ) -> Iterator[Rows]:
     """Endless global batches of ``rows``, the same on all ranks, of another linear map.
 
@@ -69,7 +69,7 @@ def exact_model() -> nn.Linear:
     return made
 
 
-def exact_batches(ctx: Context, rows: int) -> Iterator[Rows]:
+def exact_batches(ctx: api.Context, rows: int) -> Iterator[Rows]:
     """Endless global batches of small whole numbers, the same on all ranks."""
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     while True:

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.api.spec import Defect, Edits, Scenario, Variant
+from harness import api
 
 
 @dataclass(frozen=True)
 class Mutation:
     """An edit that is not the documented bug, and the variant that it is put into."""
 
-    defect: Defect
+    defect: api.Defect
     variant: str = "fixed"
 
     @property
@@ -30,7 +30,7 @@ class Mutation:
         """The name of the mutated variant: ``fixed_no_clipping``."""
         return f"{self.variant}_{self.defect.name}"
 
-    def of(self, scenario: Scenario) -> Variant:
+    def of(self, scenario: api.Scenario) -> api.Variant:
         """The scenario's variant with the mutation; no outcome is expected of it."""
         base = scenario.variants[self.variant]
         return replace(
@@ -40,12 +40,12 @@ class Mutation:
 
 def mutation(
     name: str, file: str, scope: str, about: str, *, variant: str = "fixed"
-) -> Callable[[Callable[[Any], Edits]], Mutation]:
+) -> Callable[[Callable[[Any], api.Edits]], Mutation]:
     """Make a mutation of the decorated edit, which changes ``scope`` in ``file`` as a Defect's."""
 
-    def of(edit: Callable[[Any], Edits]) -> Mutation:
+    def of(edit: Callable[[Any], api.Edits]) -> Mutation:
         folder = file.partition("/")[0]
         upstream = {"megatron": "megatron-core"}.get(folder, folder)
-        return Mutation(Defect(name, upstream, file, scope, edit, about), variant)
+        return Mutation(api.Defect(name, upstream, file, scope, edit, about), variant)
 
     return of

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 
@@ -28,7 +28,7 @@ Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def engine(
-    ctx: Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
+    ctx: api.Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
 ) -> Any:
     """DeepSpeed's engine over a model, data-parallel; ``config`` goes to DeepSpeed.
 
@@ -50,7 +50,7 @@ def engine(
     return engine
 
 
-def step(ctx: Context, engine: Any, rows: Rows) -> float:
+def step(ctx: api.Context, engine: Any, rows: Rows) -> float:
     """Train one step on this rank's part of a global batch; returns the loss of that part."""
     inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
     loss = linear.loss(engine(inputs.to(next(engine.module.parameters()).dtype)), labels)
@@ -66,7 +66,7 @@ def layers(seed: int) -> nn.Sequential:
     return nn.Sequential(*inner, nn.Linear(WIDTH, WIDTH))
 
 
-def pipeline(ctx: Context, optimizer: Optimizer, **config: Any) -> Any:
+def pipeline(ctx: api.Context, optimizer: Optimizer, **config: Any) -> Any:
     """DeepSpeed's pipeline over the layers of tanh, one stage on each rank."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
@@ -83,7 +83,7 @@ def pipeline(ctx: Context, optimizer: Optimizer, **config: Any) -> Any:
     return engine
 
 
-def rows(ctx: Context, micro_batches: int, size: int) -> list[Rows]:
+def rows(ctx: api.Context, micro_batches: int, size: int) -> list[Rows]:
     """Micro-batches of random rows for the layers of tanh."""
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     parts = torch.randn((micro_batches, 2, size, WIDTH), generator=generator).to(ctx.device)

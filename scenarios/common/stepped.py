@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.api.numbers import near
-from harness.api.projection import projection
-from harness.api.shapes import LINE, NUMBER, SIZE, Facts, by_name, many
-from harness.api.spec import Finding, Record, Records
+from harness import api
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,12 +36,12 @@ which are rounded to six digits."""
 LOSS, NORM, WHOLE = "the loss", "the gradient norm", "the gradient of all parameters"
 """Names for what may be wrong besides parameters."""
 
-FACTS: Facts = {
-    "gradient": SIZE,
-    "reference_loss": NUMBER,
-    "got": by_name(many(NUMBER, 3), least=1),
-    "strayed": by_name(SIZE, least=1),
-    "stale": many(LINE),
+FACTS: api.Facts = {
+    "gradient": api.SIZE,
+    "reference_loss": api.NUMBER,
+    "got": api.by_name(api.many(api.NUMBER, 3), least=1),
+    "strayed": api.by_name(api.SIZE, least=1),
+    "stale": api.many(api.LINE),
 }
 """What ``Watch.facts`` returns for the record of a step. That record also has ``loss`` and
 ``grad_norm`` (or null).
@@ -168,7 +165,7 @@ def as_made(torchs: Any, base: Any) -> None:
 def _share(got: Tensor, gradient: Tensor) -> list[float]:
     """The gradient's norm, how much of it was got, and the norm of what was got besides."""
     ours, plain = (each.detach().double().flatten() for each in (got, gradient))
-    found = projection(ours, plain)
+    found = api.projection(ours, plain)
     share = (found.right, found.ratio if found.right else 0.0, found.beside)
     return [float(f"{each:.6g}") for each in share]
 
@@ -191,7 +188,7 @@ class Astray:
         return f"rank {self.rank}, step {self.step}: {self.name} {self.about}"
 
 
-def factor(step: Record, clipping: float) -> float:
+def factor(step: api.Record, clipping: float) -> float:
     """What clipping to this norm should have multiplied all gradients of a step with; 0: no
     clipping."""
     norm = step["gradient"]
@@ -200,19 +197,19 @@ def factor(step: Record, clipping: float) -> float:
     return float(min(1.0, clipping / norm)) if 0 < clipping < norm else 1.0
 
 
-def gave(step: Record, share: Sequence[float], times: float) -> bool:
+def gave(step: api.Record, share: Sequence[float], times: float) -> bool:
     """Whether ``share``, an entry of ``got``, is ``times`` the gradient of plain torch."""
     norm, ratio, aside = share
     away = math.hypot((ratio - times) * norm, aside)
-    return near(away, 0.0, within=TOLERANCE * times * max(norm, FLOOR * step["gradient"]))
+    return api.near(away, 0.0, within=TOLERANCE * times * max(norm, FLOOR * step["gradient"]))
 
 
-Excuse = Callable[[Record, str], bool]
+Excuse = Callable[[api.Record, str], bool]
 """Whether what a parameter got is the documented symptom, and so is not reported here."""
 
 
 def astray(
-    records: Records, clipping: float = 0.0, excused: Excuse = lambda step, name: False
+    records: api.Records, clipping: float = 0.0, excused: Excuse = lambda step, name: False
 ) -> list[Astray]:
     """The parameters that did not take the right step, by rank and step; ``clipping`` is the
     greatest gradient norm, and 0 means no clipping."""
@@ -224,7 +221,7 @@ def astray(
             (LOSS, step["loss"], step["reference_loss"]),
             (NORM, step["grad_norm"], step["gradient"]),
         ):
-            close = ours is None or near(ours, torchs, share=TOLERANCE)
+            close = ours is None or api.near(ours, torchs, share=TOLERANCE)
             if not close and not excused(step, name):
                 about = f"is {ours:.5g}, but plain torch has {torchs:.5g}"
                 found.append(Astray(*where, name, about))
@@ -232,14 +229,16 @@ def astray(
             if not gave(step, share, right) and not excused(step, name):
                 found.append(Astray(*where, name, _gradient(share, right)))
         for name, part in step["strayed"].items():
-            if not near(part, 0.0, within=TOLERANCE):
+            if not api.near(part, 0.0, within=TOLERANCE):
                 about = f"is {part:.2g} of a step away from where torch's own step leads"
                 found.append(Astray(*where, name, about))
         found += [Astray(*where, name, "is not its fp32 master rounded") for name in step["stale"]]
     return found
 
 
-def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iterator[Astray]:
+def miscounted(
+    records: api.Records, counted: Callable[[api.Record, str], bool]
+) -> Iterator[Astray]:
     """The steps whose ``gradient`` is not the norm of the parameters' gradients on all ranks.
 
     ``counted`` says which parameters of a rank the norm includes. Tolerances depend on that norm.
@@ -250,16 +249,16 @@ def miscounted(records: Records, counted: Callable[[Record, str], bool]) -> Iter
         parts.setdefault(_moment(step), []).extend(norms)
     for step in records.of("step"):
         norm = math.hypot(*parts[_moment(step)])
-        if not near(step["gradient"], norm, share=NORM_SHARE):
+        if not api.near(step["gradient"], norm, share=NORM_SHARE):
             figures = f"{step['gradient']:.5g}, but its parts on all ranks have {norm:.5g}"
             yield Astray(step["rank"], step["step"], WHOLE, f"has the norm {figures}")
 
 
-def _moment(step: Record) -> tuple[str, int]:
+def _moment(step: api.Record) -> tuple[str, int]:
     return step.get("launch", ""), step["step"]
 
 
-def _unreported(records: Records) -> Iterator[Astray]:
+def _unreported(records: api.Records) -> Iterator[Astray]:
     """The parameters that a rank did not report in every step, in ``got`` and in ``strayed``; and
     the gradient norm, where only some steps have one."""
     normed = [step["grad_norm"] is not None for step in records.of("step")]
@@ -284,10 +283,10 @@ def _gradient(share: Sequence[float], times: float) -> str:
     )
 
 
-def finding(wrong: Sequence[Astray], most: int = 3) -> Finding:
+def finding(wrong: Sequence[Astray], most: int = 3) -> api.Finding:
     """The finding that these steps are wrong, which is no documented symptom."""
     rest = f"and {len(wrong) - most} more"
-    return Finding(
+    return api.Finding(
         message="\n".join([*map(str, wrong[:most]), *([rest] if len(wrong) > most else [])]),
         step=min(one.step for one in wrong),
         parameters=tuple(dict.fromkeys(one.name for one in wrong)),

@@ -28,13 +28,13 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from packaging.version import Version
 from torch import Tensor, nn
 
+from harness import api
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_copies, tied_differences
-from harness.system.errors import Inconclusive
 from scenarios.common import bf16, copies, stepped
 
 if TYPE_CHECKING:
-    from harness.api.spec import Context
+    pass
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def layers(shape: Shape) -> list[Any]:
     return [tied(), *(LayerSpec(Block, shape) for _ in range(3)), tied(forward_fn=logits)]
 
 
-def engine(ctx: Context, shape: Shape, training: Training) -> Any:
+def engine(ctx: api.Context, shape: Shape, training: Training) -> Any:
     """DeepSpeed's pipeline engine, one stage on each rank; the model is the same for any number."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
@@ -152,7 +152,7 @@ def engine(ctx: Context, shape: Shape, training: Training) -> Any:
         config=_config(training, ctx.pins),
     )
     if isinstance(made.optimizer, BF16_Optimizer) is not training.bf16:
-        raise Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
+        raise api.Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
     return made
 
 
@@ -176,7 +176,7 @@ def _config(training: Training, pins: Mapping[str, str]) -> dict[str, Any]:
 class Trainer:
     """Trains the model; records each step."""
 
-    def __init__(self, ctx: Context, training: Training, shape: Shape = SHAPE) -> None:
+    def __init__(self, ctx: api.Context, training: Training, shape: Shape = SHAPE) -> None:
         with ctx.phase("init"):
             made = engine(ctx, shape, training)
         self.ctx, self.engine, self.training, self.shape = ctx, made, training, shape
@@ -275,7 +275,7 @@ class TiedGradients:
 
 
 def plainly(
-    ctx: Context, made: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
+    ctx: api.Context, made: Any, shape: Shape, data: Iterable[tuple[Tensor, Tensor]]
 ) -> tuple[stepped.Plain, dict[str, Tensor]]:
     """What plain autograd computes, on this rank, for the present weights of all stages.
 
@@ -312,7 +312,7 @@ def plainly(
     return plain, {name: g for name, g in own[ctx.rank].items() if name == copies.WEIGHT}
 
 
-def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
+def _accumulated(ctx: api.Context, stage: int, micro_batches: int) -> float:
     """What a release's pipelines wrongly multiply a stage's gradients with; 1 where they are right.
 
     Releases have the bug ``pipeline_gas_twice``, and older ones its opposite. AdamW cancels it.
@@ -325,7 +325,7 @@ def _accumulated(ctx: Context, stage: int, micro_batches: int) -> float:
     return 1.0
 
 
-def _gathered(ctx: Context, module: nn.Module) -> list[dict[str, Tensor]]:
+def _gathered(ctx: api.Context, module: nn.Module) -> list[dict[str, Tensor]]:
     """The weights of each stage, as leaves on this rank's device; a collective call."""
     mine = {name: parameter.detach().cpu() for name, parameter in module.named_parameters()}
     stages: list[Any] = [None] * ctx.world_size

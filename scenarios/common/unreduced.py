@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, each
-from harness.api.shapes import FLAG, SIZE, alike, held
-from harness.api.spec import Context, Exercise, Finding, Position, Records, Trials
+from harness import api
 from scenarios.common import applied, usual_checks
 
 if TYPE_CHECKING:
@@ -21,15 +18,18 @@ if TYPE_CHECKING:
 Weights = dict[str, "Tensor"]
 
 
-def steps(at: Position) -> Kind:
+def steps(at: api.Position) -> api.Kind:
     """The records of the steps, each with what the rank's own gradient alone would give."""
-    own = held(applied.shapes(1))
-    facts = {"loss": SIZE, **applied.shapes(at.world_size), "own": own}
-    return Kind({**facts, "apart": alike(SIZE), "parted": alike(FLAG)}, each(at.params.steps))
+    own = api.held(applied.shapes(1))
+    facts = {"loss": api.SIZE, **applied.shapes(at.world_size), "own": own}
+    return api.Kind(
+        {**facts, "apart": api.alike(api.SIZE), "parted": api.alike(api.FLAG)},
+        api.each(at.params.steps),
+    )
 
 
 def train(
-    ctx: Context,
+    ctx: api.Context,
     reference: nn.Module,
     outputs: Callable[[Tensor], Tensor],
     optimizer: Any,
@@ -51,7 +51,7 @@ def train(
 
 
 def train_by(
-    ctx: Context,
+    ctx: api.Context,
     reference: nn.Module,
     backward: Callable[[tuple[Tensor, Tensor]], Tensor],
     optimizer: Any,
@@ -63,7 +63,7 @@ def train_by(
     p = ctx.params
     plain_loss = linear.of(reference)
     data = linear.batches(ctx, reference, p.rows, distance=2.0, noise=0.5)
-    for step, batch in zip(each(p.steps), data, strict=False):
+    for step, batch in zip(api.each(p.steps), data, strict=False):
         parts = list(zip(*(part.chunk(ctx.world_size) for part in batch), strict=True))
         before = whole()
         plain = applied.plainly(plain_loss, before, parts)
@@ -97,12 +97,12 @@ def _apart(weights: Weights) -> float:
     return float((stacked.amax(0) - stacked.amin(0)).max())
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
     return own_alone(records, 1.0)
 
 
-def own_alone(records: Records, share: float) -> Finding | None:
+def own_alone(records: api.Records, share: float) -> api.Finding | None:
     """The finding that each rank applied ``share`` times its own gradient, and nothing else."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records))
     wrong = [step for step in steps if not applied.times(step, 1)]
@@ -120,24 +120,24 @@ def own_alone(records: Records, share: float) -> Finding | None:
     return applied.finding(wrong or parted or steps, lines, documented=documented)
 
 
-def parted(records: Records) -> Exercise:
+def parted(records: api.Records) -> api.Exercise:
     """There were several ranks, and their gradients differed."""
     ranks = len(records.ranks)
     differed = ranks > 1 and all(step["parted"] for step in records.of("step"))
     text = f"the gradients of {ranks} ranks differed"
-    return Exercise.of(differed, text, f"{ranks} ranks had equal gradients")
+    return api.Exercise.of(differed, text, f"{ranks} ranks had equal gradients")
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks of the loss on one rank miss it: each rank learns from its own rows."""
     return usual_checks.loss_unlike_reference(records) | usual_checks.loss_ends_higher(records)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How far the ranks' weights are apart after each step."""
-    yield Lines(
+    yield api.Lines(
         "The greatest difference between the ranks' weights",
         "with the bug each rank trains a model of its own; without the bug all have the same",
-        by_step(trials, lambda step: step["apart"]),
+        api.by_step(trials, lambda step: step["apart"]),
         y="difference",
     )

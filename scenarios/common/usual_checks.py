@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.api.numbers import near
-from harness.api.spec import Records
+from harness import api
 
 
-def norm(records: Records) -> dict[str, bool]:
+def norm(records: api.Records) -> dict[str, bool]:
     """The norm is all-reduced, so it agrees between ranks even if the gradients do not."""
     norms: dict[int, set[float]] = {}
     for step in records.of("step"):
@@ -22,24 +21,26 @@ def norm(records: Records) -> dict[str, bool]:
     }
 
 
-def loss_rises(records: Records) -> dict[str, bool]:
+def loss_rises(records: api.Records) -> dict[str, bool]:
     """A training that is wrong still learns."""
     return {"the loss rises": any(after > before for before, after in pairwise(_losses(records)))}
 
 
-def _losses(records: Records) -> Sequence[float]:
+def _losses(records: api.Records) -> Sequence[float]:
     return [float(step["loss"]) for step in records.of("step", 0) if step["loss"] is not None]
 
 
-def loss_ends_higher(records: Records) -> dict[str, bool]:
+def loss_ends_higher(records: api.Records) -> dict[str, bool]:
     """A training that takes wrong steps may still make progress."""
     losses = _losses(records)
     higher = len(losses) > 1 and not losses[-1] < losses[0]
     return {"the loss at the end is not below that at the start": higher}
 
 
-def loss_unlike_reference(records: Records, tolerance: float = 1e-3) -> dict[str, bool]:
+def loss_unlike_reference(records: api.Records, tolerance: float = 1e-3) -> dict[str, bool]:
     """The loss is computed before the wrong update; ``tolerance`` is a fraction."""
     steps = [step for step in records.of("step") if step["loss"] is not None]
-    unlike = any(not near(step["loss"], step["reference_loss"], share=tolerance) for step in steps)
+    unlike = any(
+        not api.near(step["loss"], step["reference_loss"], share=tolerance) for step in steps
+    )
     return {"the loss is not that of plain torch with the same weights": unlike}

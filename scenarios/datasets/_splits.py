@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import COUNT, alike, many
-from harness.api.spec import Context, Exercise, Finding, Records, Trials
+from harness import api
 
 FIRST, LAST = "first", "last"
 """When the stream is split: before or after the operation."""
@@ -21,9 +18,11 @@ FIRST, LAST = "first", "last"
 SHARDS, IN_SHARD = 4, 4
 """Shards of a stream, and rows in a shard."""
 
-_ROWS = many(COUNT)
+_ROWS = api.many(api.COUNT)
 
-PLAN: Plan = {"rows": Kind({"seen": _ROWS, "part": _ROWS, "right": _ROWS, "whole": alike(_ROWS)})}
+PLAN: api.Plan = {
+    "rows": api.Kind({"seen": _ROWS, "part": _ROWS, "right": _ROWS, "whole": api.alike(_ROWS)})
+}
 
 
 def stream(start: int = 0) -> Any:
@@ -44,7 +43,7 @@ def _numbers(dataset: Any) -> list[int]:
 
 
 def watch(
-    ctx: Context,
+    ctx: api.Context,
     streams: Sequence[Any],
     operation: Callable[[Sequence[Any]], Any],
     plainly: Callable[[Sequence[list[int]]], list[int]],
@@ -72,18 +71,18 @@ def watch(
     )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The operation gives each rank the rows of all ranks, as if the stream were not split."""
     ranks = records.of("rows")
     whole = ranks[0]["whole"]
     if records.params.split == LAST:
         together = sorted(row for one in ranks for row in one["seen"])
         text = "a stream that was split last does not give each row to one rank"
-        return None if together == sorted(whole) else Finding(text, documented=False)
+        return None if together == sorted(whole) else api.Finding(text, documented=False)
     wrong = [one for one in ranks if one["seen"] != one["right"]]
     if not wrong:
         return None
-    return Finding(
+    return api.Finding(
         "\n".join(
             f"rank {one['rank']} sees {len(one['seen'])} rows instead of {len(one['right'])}"
             for one in wrong
@@ -95,7 +94,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The stream was split before the operation, into parts of several ranks without a common
     row."""
     parts = [one["part"] for one in records.of("rows")]
@@ -104,12 +103,12 @@ def exercised(records: Records) -> Exercise:
     text = f"the parts of the ranks have {', '.join(str(len(part)) for part in parts)} rows"
     order = records.params.split
     when = f"the stream was split {order}"
-    return Exercise.of(apart, text, f"{text}, and some in common") & Exercise.of(
+    return api.Exercise.of(apart, text, f"{text}, and some in common") & api.Exercise.of(
         order == FIRST, when
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks of one rank, and of missing rows, and whether they fired."""
     ranks = records.of("rows")
     lengths = {len(one["seen"]) - len(one["right"]) for one in ranks}
@@ -120,7 +119,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of which ranks saw which row."""
     fields = []
     for variant, records in trials.items():
@@ -128,7 +127,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for row in range(max(max(one["whole"]) for one in ranks) + 1):
             seen = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
             fields.append((variant, row, "", " and ".join(seen) or "nobody"))
-    yield Grid(
+    yield api.Grid(
         "Who saw which row",
         "with the bug, every rank sees every row",
         fields,

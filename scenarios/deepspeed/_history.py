@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from harness.api.spec import Absent
+from harness import api
 
-NEVER_TAKEN = Absent(
+NEVER_TAKEN = api.Absent(
     "deepspeed>=0.17.6,<0.18.5",
     "it takes FP16_UnfusedOptimizer for bf16, never BF16_Optimizer: two of its constants are equal",
     "https://github.com/deepspeedai/DeepSpeed/pull/7788",
 )
-BEFORE_WRAPPING = Absent(
+BEFORE_WRAPPING = api.Absent(
     "deepspeed<0.17.6",
     "only since 0.17.6 bf16 without ZeRO has another optimizer than BF16_Optimizer",
     "https://github.com/deepspeedai/DeepSpeed/pull/7515",
 )
-LOAD_RAISES = Absent(
+LOAD_RAISES = api.Absent(
     "deepspeed>=0.10.1,<0.11.1", "BF16_Optimizer raises an error when it loads a checkpoint"
 )

@@ -14,22 +14,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from harness.api.numbers import named, near
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import (
-    COUNT,
-    FLAG,
-    MAY_OVERFLOW,
-    SIZE,
-    alike,
-    by_name,
-    exactly,
-    held,
-    matching,
-    maybe,
-)
-from harness.api.spec import Context, Exercise, Finding, Record, Records, Trials
+from harness import api
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 LIMIT = 65504
@@ -48,39 +33,41 @@ GIVEN_UP = "Current loss scale already at minimum - cannot decrease scale anymor
 """What DeepSpeed raises, as a builtin Exception; it is the same from 0.12.6 to 0.19.8."""
 
 
-SCALER = held(
+SCALER = api.held(
     {
-        "optimizer": matching(r"[A-Za-z_]\w*", "name of a class"),
-        "dynamic": FLAG,
-        "initial": SIZE,
-        "minimum": maybe(SIZE),
-        "hysteresis": maybe(COUNT),
-        "consecutive": maybe(FLAG),
-        "window": maybe(COUNT),
+        "optimizer": api.matching(r"[A-Za-z_]\w*", "name of a class"),
+        "dynamic": api.FLAG,
+        "initial": api.SIZE,
+        "minimum": api.maybe(api.SIZE),
+        "hysteresis": api.maybe(api.COUNT),
+        "consecutive": api.maybe(api.FLAG),
+        "window": api.maybe(api.COUNT),
     }
 )
-CORPUS = held({"sha256": matching("[0-9a-f]{64}", "SHA-256"), "bytes": COUNT, "files": COUNT})
+CORPUS = api.held(
+    {"sha256": api.matching("[0-9a-f]{64}", "SHA-256"), "bytes": api.COUNT, "files": api.COUNT}
+)
 STEP = {
-    "loss": MAY_OVERFLOW,
-    "grad_norm": alike(maybe(MAY_OVERFLOW)),
-    "loss_scale": SIZE,
-    "skipped": COUNT,
-    "lr": SIZE,
-    "largest": by_name(MAY_OVERFLOW, least=1),
-    "headroom": by_name(MAY_OVERFLOW, least=1),
-    "weights": SIZE,
+    "loss": api.MAY_OVERFLOW,
+    "grad_norm": api.alike(api.maybe(api.MAY_OVERFLOW)),
+    "loss_scale": api.SIZE,
+    "skipped": api.COUNT,
+    "lr": api.SIZE,
+    "largest": api.by_name(api.MAY_OVERFLOW, least=1),
+    "headroom": api.by_name(api.MAY_OVERFLOW, least=1),
+    "weights": api.SIZE,
 }
 
 
-def plan(params: Any) -> Plan:
+def plan(params: Any) -> api.Plan:
     """The scaler's settings, then so many steps, unless the documented exception ends them; and the
     comparison of the first steps with plain torch."""
-    steps = each(params.steps)
-    raised = {"type": exactly("Exception"), "text": exactly(GIVEN_UP)}
+    steps = api.each(params.steps)
+    raised = {"type": api.exactly("Exception"), "text": api.exactly(GIVEN_UP)}
     return {
-        "setup": Kind({"corpus": alike(CORPUS), "scaler": alike(SCALER)}),
-        "step": Kind(STEP, steps),
-        "exception": Kind(raised, steps, ends=True),
+        "setup": api.Kind({"corpus": api.alike(CORPUS), "scaler": api.alike(SCALER)}),
+        "step": api.Kind(STEP, steps),
+        "exception": api.Kind(raised, steps, ends=True),
         **begun.plan(params.steps),
     }
 
@@ -89,7 +76,7 @@ class Watch:
     """Records what DeepSpeed does with each step; ``headroom`` has seen the forward pass."""
 
     def __init__(
-        self, ctx: Context, engine: Any, headroom: Any, first: begun.Watch, corpus: Any
+        self, ctx: api.Context, engine: Any, headroom: Any, first: begun.Watch, corpus: Any
     ) -> None:
         self.ctx, self.engine, self.headroom, self.first = ctx, engine, headroom, first
         ctx.record("setup", corpus=corpus, scaler=_settings(engine.optimizer))
@@ -110,13 +97,13 @@ class Watch:
         self.ctx.record(
             "step",
             number,
-            loss=named(float(loss.detach())),
-            grad_norm=None if norm is None else named(float(norm)),
+            loss=api.named(float(loss.detach())),
+            grad_norm=None if norm is None else api.named(float(norm)),
             loss_scale=_scale(self.engine.optimizer),
             skipped=self.engine.skipped_steps,
             lr=self.engine.get_lr()[0],
-            largest={reading.name: named(reading.largest) for reading in readings},
-            headroom={reading.name: named(round(reading.bits, 3)) for reading in readings},
+            largest={reading.name: api.named(reading.largest) for reading in readings},
+            headroom={reading.name: api.named(round(reading.bits, 3)) for reading in readings},
             weights=sum(
                 float(p.detach().double().abs().sum()) for p in self.first.parameters.values()
             ),
@@ -162,13 +149,13 @@ def _scale(optimizer: Any) -> float:
     return float(getattr(optimizer, "loss_scale", 1.0))
 
 
-def first_broken(records: Records) -> int | None:
+def first_broken(records: api.Records) -> int | None:
     """The first step at which some rank's loss is not finite."""
     broken = (s["step"] for s in records.of("step") if not math.isfinite(float(s["loss"])))
     return min(broken, default=None)
 
 
-def first_overflow(records: Records) -> tuple[int, str] | None:
+def first_overflow(records: api.Records) -> tuple[int, str] | None:
     """The first step at which a watched tensor passed 65504 on some rank, and its name."""
     over = [
         (step["step"], name)
@@ -179,24 +166,24 @@ def first_overflow(records: Records) -> tuple[int, str] | None:
     return min(over, key=lambda found: found[0], default=None)
 
 
-def first_warning(records: Records) -> int | None:
+def first_warning(records: api.Records) -> int | None:
     """The first step at which the headroom of a watched tensor was below the threshold."""
     threshold = records.params.warn_below
     low = (s["step"] for s in records.of("step") if not _least([s]) >= threshold)
     return min(low, default=None)
 
 
-def exceptions(records: Records) -> dict[int, Record]:
+def exceptions(records: api.Records) -> dict[int, api.Record]:
     """What each rank recorded of the exception that ended it; empty if none was raised."""
     return {record["rank"]: record for record in records.of("exception")}
 
 
-def skipped(records: Records) -> int:
+def skipped(records: api.Records) -> int:
     """The total number of skipped steps."""
     return max((step["skipped"] for step in records.of("step")), default=0)
 
 
-def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
+def skipped_at_minimum(records: api.Records, rank: int = 0) -> list[int]:
     """The steps that were skipped although the scale was at its minimum when they began."""
     setup, steps = records.one("setup", rank), records.of("step", rank)
     if setup is None or not steps:
@@ -210,7 +197,7 @@ def skipped_at_minimum(records: Records, rank: int = 0) -> list[int]:
     ]
 
 
-def expected_skips(steps: Sequence[Record], scaler: Mapping[str, Any]) -> int:
+def expected_skips(steps: Sequence[api.Record], scaler: Mapping[str, Any]) -> int:
     """How many steps the loss scaler has skipped, by its rule, when it raises.
 
     The scale is halved log2(initial / minimum) times. Before the first halving, hysteresis - 1
@@ -233,25 +220,25 @@ def expected_skips(steps: Sequence[Record], scaler: Mapping[str, Any]) -> int:
     return halvings + passed
 
 
-def broke(records: Records) -> bool:
+def broke(records: api.Records) -> bool:
     """Whether a loss was not finite, or DeepSpeed gave up."""
     return first_broken(records) is not None or bool(exceptions(records))
 
 
 def finding(
-    records: Records,
+    records: api.Records,
     doubts: Iterable[str],
     *,
     ranks: tuple[int, ...],
     magnitude: float,
     unit: str,
     lines: Iterable[str] = (),
-) -> Finding:
+) -> api.Finding:
     """The finding: first the doubts, then what happened in order, then ``lines``. It is documented
     if there is no doubt."""
     doubts, overflow = [*doubts, *_from_elsewhere(records)], first_overflow(records)
     doubts += untrue(records)
-    return Finding(
+    return api.Finding(
         message="\n".join([*doubts, *_events(records), *lines]),
         step=first_broken(records),
         parameters=(overflow[1],) if overflow else (),
@@ -262,7 +249,7 @@ def finding(
     )
 
 
-def _events(records: Records) -> Iterator[str]:
+def _events(records: api.Records) -> Iterator[str]:
     broken, overflow = first_broken(records), first_overflow(records)
     if overflow:
         warned = first_warning(records)
@@ -278,20 +265,20 @@ def _events(records: Records) -> Iterator[str]:
         )
 
 
-def _warning(records: Records) -> str:
+def _warning(records: api.Records) -> str:
     warned = first_warning(records)
     if warned is None:
         return "the headroom gave no warning"
     return f"the headroom was below {records.params.warn_below:g} bits from step {warned} on"
 
 
-def _from_elsewhere(records: Records) -> Iterator[str]:
+def _from_elsewhere(records: api.Records) -> Iterator[str]:
     overflow, broken = first_overflow(records), first_broken(records)
     if overflow is None or (broken is not None and overflow[0] > broken):
         yield "none of the watched tensors had overflowed"
 
 
-def untrue(records: Records) -> Iterator[str]:
+def untrue(records: api.Records) -> Iterator[str]:
     """What is wrong with the training besides any overflow.
 
     At ZeRO stage 0, releases since 0.18.3 divide by the scale twice: another bug, which is excused.
@@ -311,7 +298,7 @@ def untrue(records: Records) -> Iterator[str]:
             yield from list(wrong(records, rank))[:1]
 
 
-def _setup_wrong(records: Records, rank: int) -> Iterator[str]:
+def _setup_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """Where the loss scaler that upstream made is not the one that the parameters select."""
     setup, params = records.one("setup", rank), records.params
     if setup is None:
@@ -323,20 +310,20 @@ def _setup_wrong(records: Records, rank: int) -> Iterator[str]:
         yield f"rank {rank}: at ZeRO stage {params.zero_stage} it has {scaler['optimizer']}"
 
 
-def _ended(records: Records, rank: int) -> list[Record]:
+def _ended(records: api.Records, rank: int) -> list[api.Record]:
     """A rank's steps without the one that raised."""
     raised = {each["step"] for each in records.of("exception", rank)}
     return [step for step in records.of("step", rank) if step["step"] not in raised]
 
 
-def _norms_wrong(records: Records) -> Iterator[str]:
+def _norms_wrong(records: api.Records) -> Iterator[str]:
     """A release reports the gradient norm of every step or of none, once a step was taken."""
     begun = [step for step in records.of("step") if step["skipped"] < step["step"]]
     if len({step["grad_norm"] is None for step in begun}) > 1:
         yield "only some steps have a gradient norm"
 
 
-def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
+def _begun_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """Where a first step contradicts the record of that step: in its loss, scale, rate or norm."""
     setup = records.one("setup", rank)
     if setup is None:
@@ -349,7 +336,7 @@ def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"{where} its loss is {first['loss']} and {step['loss']}"
         if first["scale"] != before["loss_scale"]:
             yield f"{where} its scale is {first['scale']}, and before it was {before['loss_scale']}"
-        if taken and not near(first["rate"], before["lr"], share=1e-3):
+        if taken and not api.near(first["rate"], before["lr"], share=1e-3):
             yield f"{where} its rate is {first['rate']:.4g}, where {before['lr']:.4g} was due"
         if taken and not math.isfinite(float(first["gradient"])):
             yield f"{where} it was taken, but plain torch's gradient is {first['gradient']}"
@@ -359,15 +346,15 @@ def _begun_wrong(records: Records, rank: int) -> Iterator[str]:
         before = step
 
 
-def _norm_of(step: Record, first: Record) -> bool:
+def _norm_of(step: api.Record, first: api.Record) -> bool:
     """Whether the gradient norm is plain torch's, as it is, scaled, or divided by the scale once
     too often, as releases have it at their stages; or whether there is none."""
     rights = (first["gradient"] * first["scale"] ** power for power in (0, 1, -1))
     norm = step["grad_norm"]
-    return norm is None or any(near(norm, right, share=begun.TOLERANCE) for right in rights)
+    return norm is None or any(api.near(norm, right, share=begun.TOLERANCE) for right in rights)
 
 
-def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
+def _sizes_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """Values that the precision cannot represent, and losses that contradict the logits: the mean
     cross entropy is finite if they are, and exceeds chance by at most twice the largest logit."""
     setup, most = records.one("setup", rank), LARGEST[records.params.precision]
@@ -388,7 +375,7 @@ def _sizes_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"{where} its loss is {step['loss']}, but its logits are at most {logits:.5g}"
 
 
-def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
+def _headroom_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """The headroom must be that of the largest value, of the same tensors in every step and
     rank."""
     watched = set(next((step["headroom"] for step in records.of("step")), ()))
@@ -398,7 +385,7 @@ def _headroom_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"{where} other tensors were watched than in the first step"
         for name, value in step["largest"].items():
             given, right = step["headroom"].get(name), _bits(float(value))
-            if given != named(right) and not near(given, right, within=1e-3):
+            if given != api.named(right) and not api.near(given, right, within=1e-3):
                 yield f"{where} {name} are at most {value}, but their headroom is {given}"
 
 
@@ -409,7 +396,7 @@ def _bits(largest: float) -> float:
     return math.log2(LIMIT / largest) if largest > 0 else math.inf
 
 
-def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
+def _rates_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """Every step that is taken must raise the rate by the same amount, up to the top of the ramp,
     and lower it by as much from there on, for as many steps."""
     params = records.params
@@ -417,12 +404,12 @@ def _rates_wrong(records: Records, rank: int) -> Iterator[str]:
         taken = step["step"] - step["skipped"]
         from_top = abs(taken - params.ramp) / params.ramp
         right = params.lr - (params.lr - params.first_lr) * from_top
-        if from_top <= 1 and not near(step["lr"], right, share=1e-3):
+        if from_top <= 1 and not api.near(step["lr"], right, share=1e-3):
             where = f"rank {rank}, step {step['step']}:"
             yield f"{where} the next rate is {step['lr']:.4g}, where {right:.4g} is right"
 
 
-def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
+def _scale_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """A skipped step must halve the scale or leave it; a step that is taken must not lower it."""
     setup, steps = records.one("setup", rank), _ended(records, rank)
     least = setup["scaler"]["minimum"] if setup else None
@@ -437,7 +424,7 @@ def _scale_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"rank {rank}, step {step['step']} was {what}: the scale went {was:g} to {now:g}"
 
 
-def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
+def _weights_wrong(records: api.Records, rank: int) -> Iterator[str]:
     """A step that is taken must move the weights, a skipped one must not; all ranks' are equal."""
     steps = _ended(records, rank)
     for before, step, first in zip(steps, steps[1:], records.of("step", 0)[1:], strict=False):
@@ -449,7 +436,7 @@ def _weights_wrong(records: Records, rank: int) -> Iterator[str]:
             yield f"rank {rank}, step {step['step']}: the weights are not those of rank 0"
 
 
-def cut_short(records: Records) -> Iterator[str]:
+def cut_short(records: api.Records) -> Iterator[str]:
     """The ranks that did not take all of their steps."""
     for rank in records.ranks:
         taken = len(records.of("step", rank))
@@ -457,7 +444,7 @@ def cut_short(records: Records) -> Iterator[str]:
             yield f"rank {rank} took {taken} of {records.params.steps} steps"
 
 
-def unwell(records: Records) -> Finding | None:
+def unwell(records: api.Records) -> api.Finding | None:
     """What shows that training did not survive the overflow unharmed, though no loss broke.
 
     Without an overflow a skipped step is no such sign: loss scaling skips steps.
@@ -465,25 +452,25 @@ def unwell(records: Records) -> Finding | None:
     odd = [*cut_short(records), *untrue(records)]
     if skipped(records) and first_overflow(records):
         odd.append(f"{skipped(records)} steps were skipped, though every loss was finite")
-    return Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
+    return api.Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
 
 
-def overflowed(records: Records) -> Exercise:
+def overflowed(records: api.Records) -> api.Exercise:
     """A watched tensor passed 65504, the largest fp16 number, in whichever precision it has."""
     steps, overflow = records.of("step"), first_overflow(records)
     if not steps:
-        return Exercise(False, "no step was recorded")
+        return api.Exercise(False, "no step was recorded")
     if overflow is None:
         taken, least = max(step["step"] for step in steps), _least(steps)
         why = f"no watched tensor passed {LIMIT} in {taken} steps"
-        return Exercise(False, f"{why}; the least headroom was {least:.1f} bits")
+        return api.Exercise(False, f"{why}; the least headroom was {least:.1f} bits")
     values = (float(value) for step in steps for value in step["largest"].values())
     largest = max((value for value in values if not math.isnan(value)), default=math.nan)
     how = f"{overflow[1]} passed {LIMIT} at step {overflow[0]}, and the largest value was"
-    return Exercise(True, f"{how} {largest:.3g}; {_warning(records)}")
+    return api.Exercise(True, f"{how} {largest:.3g}; {_warning(records)}")
 
 
-def _least(steps: Iterable[Record]) -> float:
+def _least(steps: Iterable[api.Record]) -> float:
     bits = (float(bits) for step in steps for bits in step["headroom"].values())
     return min(bits, default=math.inf)
 
@@ -492,7 +479,7 @@ SETTLED = 40
 """Sudden changes count only after so many steps: at first the model learns fast."""
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that do not warn of an overflow, and whether they fired before the first nan."""
     broken = first_broken(records) or math.inf
     sound = [step for step in records.of("step") if step["step"] < broken]
@@ -520,20 +507,20 @@ FIRST_LOSS = 0.05
 measured: below 1e-3."""
 
 
-def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+def agree(trials: Mapping[str, api.Records]) -> Iterator[str]:
     """The variants must begin alike, and the control must stay far from the limit."""
     setups = [records.one("setup") for records in trials.values()]
     if len({setup["corpus"]["sha256"] for setup in setups if setup}) > 1:
         yield "the variants did not train on the same text"
     firsts = [float(step["loss"]) for r in trials.values() for step in r.of("step", 0)[:1]]
-    if not all(near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
+    if not all(api.near(one, other, within=FIRST_LOSS) for one in firsts for other in firsts):
         yield f"the variants have different losses in the first step: {firsts}"
     warned = first_warning(trials["control"]) if "control" in trials else None
     if warned is not None:
         yield f"control: the headroom went below the threshold at step {warned}"
 
 
-def pictures(trials: Trials) -> Iterator[Picture]:
+def pictures(trials: api.Trials) -> Iterator[api.Picture]:
     """Pictures of the largest value with fp16's limit, and of the loss scale, by step."""
     largest, scales, marks = [], [], []
     for variant, records in trials.items():
@@ -546,7 +533,7 @@ def pictures(trials: Trials) -> Iterator[Picture]:
             "loss not finite": first_broken(records),
         }
         marks += [(f"{variant}: {what}", at) for what, at in events.items() if at is not None]
-    yield Lines(
+    yield api.Lines(
         "The largest value of a watched tensor",
         "the values grow past what fp16 can represent; the headroom warns before that",
         largest,
@@ -555,7 +542,7 @@ def pictures(trials: Trials) -> Iterator[Picture]:
         limits={"fp16's largest number": LIMIT},
         marks=marks,
     )
-    yield Lines(
+    yield api.Lines(
         "The loss scale",
         "once values overflow, the scale is halved again and again, down to its minimum",
         scales,

@@ -15,8 +15,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
-from harness.api.spec import Context
-from harness.system.errors import Inconclusive
+from harness import api
 from scenarios.common import applied, linear, regression
 from scenarios.common.applied import Plain
 
@@ -24,7 +23,7 @@ BATCH = 4
 """Rows of a rank's micro-batch."""
 
 
-def step(ctx: Context, micro_batches: int, averaged: int, lr: float, **config: Any) -> None:
+def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **config: Any) -> None:
     """Train a linear map for a step of SGD, and record it.
 
     ``local`` compares what was applied with the gradient of which only the first ``averaged``
@@ -45,7 +44,9 @@ def step(ctx: Context, micro_batches: int, averaged: int, lr: float, **config: A
             **{"bf16": {"enabled": True}, **config},
         )
     if not isinstance(engine.optimizer, BF16_Optimizer):
-        raise Inconclusive(f"DeepSpeed took another optimizer: {type(engine.optimizer).__name__}")
+        raise api.Inconclusive(
+            f"DeepSpeed took another optimizer: {type(engine.optimizer).__name__}"
+        )
     data = linear.exact_batches(ctx, ctx.world_size * BATCH)
     rows = [next(data) for _ in range(micro_batches)]
     before = masters(engine)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import linear, regression
 from scenarios.common.linear import Rows
 
@@ -19,7 +19,7 @@ BATCH = 8
 """Rows of a rank's part of a step."""
 
 
-def engine(ctx: Context, lr: float, **config: Any) -> Any:
+def engine(ctx: api.Context, lr: float, **config: Any) -> Any:
     """DeepSpeed's engine with Adam; the weights differ by the launch, so that loading shows."""
     torch.manual_seed(ctx.seed + len(ctx.launch))
     return regression.engine(
@@ -32,7 +32,7 @@ def engine(ctx: Context, lr: float, **config: Any) -> Any:
     )
 
 
-def rows(ctx: Context, count: int) -> list[Rows]:
+def rows(ctx: api.Context, count: int) -> list[Rows]:
     """The global batches of all steps, the same in both launches, of one linear map."""
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     weight = torch.randn(linear.OUTPUTS, linear.FEATURES, generator=generator)

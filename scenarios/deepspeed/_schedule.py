@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.shapes import SIZE, alike, many
-from harness.api.spec import Finding, Records, Trials
+from harness import api
 from scenarios.common import applied
 
 TOLERANCE = 1e-6
@@ -20,7 +17,7 @@ TOLERANCE = 1e-6
 UNIT = "from the rate of the schedule"
 
 
-RATES = alike(many(SIZE, least=1))
+RATES = api.alike(api.many(api.SIZE, least=1))
 """The rates of one step, one for each parameter group; the same on data-parallel ranks."""
 
 
@@ -42,7 +39,7 @@ class Deviation:
         )
 
 
-def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviation]:
+def deviations(records: api.Records, formula: Callable[[int], float]) -> list[Deviation]:
     """The steps, counted from 1, whose rate is not ``formula(step)``, by rank and step."""
     steps = records.of("rate")
     allowed = TOLERANCE * max((formula(step["step"]) for step in steps), default=0.0)
@@ -50,11 +47,11 @@ def deviations(records: Records, formula: Callable[[int], float]) -> list[Deviat
         Deviation(step["rank"], step["step"], group, rate, formula(step["step"]))
         for step in steps
         for group, rate in enumerate(step["rates"])
-        if not near(rate, formula(step["step"]), within=allowed)
+        if not api.near(rate, formula(step["step"]), within=allowed)
     ]
 
 
-def not_moved(records: Records) -> Iterator[str]:
+def not_moved(records: api.Records) -> Iterator[str]:
     """The steps that did not move the weights by their rate.
 
     A rank must record ``step`` with ``applied.facts`` at a rate of 1, so that ``ratio`` is the rate
@@ -66,7 +63,7 @@ def not_moved(records: Records) -> Iterator[str]:
                 yield f"{applied.described(step)}, at a rate of {rate['rates']}"
 
 
-def groups_wrong(records: Records) -> Iterator[str]:
+def groups_wrong(records: api.Records) -> Iterator[str]:
     """The steps that have another number of rates than the first one."""
     for rank in records.ranks:
         rates, steps = records.of("rate", rank), records.of("step", rank)
@@ -79,17 +76,17 @@ def groups_wrong(records: Records) -> Iterator[str]:
                 )
 
 
-def logged_wrong(records: Records, formula: Callable[[int], float]) -> Iterator[str]:
+def logged_wrong(records: api.Records, formula: Callable[[int], float]) -> Iterator[str]:
     """The steps after which another rate than the next one's was ``logged``."""
     for step in records.of("step"):
         right = formula(step["step"] + 1)
-        if not all(near(rate, right, within=1e-9) for rate in step["logged"]):
+        if not all(api.near(rate, right, within=1e-9) for rate in step["logged"]):
             yield f"step {step['step']}: {step['logged']} is logged, but {right:.4g} is next"
 
 
-def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
+def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
     """The finding that these steps used a wrong rate."""
-    return Finding(
+    return api.Finding(
         message="\n".join(dict.fromkeys(map(str, wrong))),
         step=min(each.step for each in wrong),
         ranks=tuple(sorted({each.rank for each in wrong})),
@@ -99,12 +96,12 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> Finding:
     )
 
 
-def rates(trials: Trials) -> Iterator[Picture]:
+def rates(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the learning rate of each step."""
-    yield Lines(
+    yield api.Lines(
         "The learning rate that each step used",
         "with the bug, the first step uses another rate than the schedule's",
-        by_step(trials, lambda record: record["rates"][0], "rate"),
+        api.by_step(trials, lambda record: record["rates"][0], "rate"),
         y="learning rate",
         stairs=True,
     )

@@ -12,11 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, Facts, alike, held, many, matching
-from harness.api.spec import Context, Exercise, Finding, Position, Record, Records, Trials
-from harness.system.errors import Inconclusive
+from harness import api
 from scenarios.common import copies, stepped
 
 LAUNCHES = ("train", "resume")
@@ -29,39 +25,39 @@ JUMP = 0.05
 
 
 _CHANGE = {
-    "name": LINE,
-    "about": matching(r"\d+ of \d+ values differ, by up to [ -~]*", "change"),
-    "greatest": SIZE,
-    "place": many(COUNT),
-    "before": NUMBER,
-    "after": NUMBER,
+    "name": api.LINE,
+    "about": api.matching(r"\d+ of \d+ values differ, by up to [ -~]*", "change"),
+    "greatest": api.SIZE,
+    "place": api.many(api.COUNT),
+    "before": api.NUMBER,
+    "after": api.NUMBER,
 }
 LOADED = {
-    "compared": COUNT,
-    "masters": COUNT,
-    "trained": many(LINE, least=1),
-    "changed": many(held({**_CHANGE, "reset": FLAG})),
-    "tied": alike(copies.DRIFT),
-    "tied_masters": alike(copies.DRIFTS),
+    "compared": api.COUNT,
+    "masters": api.COUNT,
+    "trained": api.many(api.LINE, least=1),
+    "changed": api.many(api.held({**_CHANGE, "reset": api.FLAG})),
+    "tied": api.alike(copies.DRIFT),
+    "tied_masters": api.alike(copies.DRIFTS),
 }
 
 
-def plan(at: Position, steps: int, step: Facts) -> Plan:
+def plan(at: api.Position, steps: int, step: api.Facts) -> api.Plan:
     """What ``run`` records in a launch; ``step`` has the facts of the trainer's steps, those of
     ``stepped`` and ``drift`` among them."""
     if at.launch == "train":
         return {
-            "step": Kind(step, each(steps + 1)),
-            "drift": Kind({"tied": alike(copies.DRIFTS)}, [steps]),
+            "step": api.Kind(step, api.each(steps + 1)),
+            "drift": api.Kind({"tied": api.alike(copies.DRIFTS)}, [steps]),
         }
     return {
-        "loaded": Kind(LOADED, [steps]),
-        "step": Kind(step, [steps + 1]),
-        "later": Kind({"changed": many(held(_CHANGE))}, [steps + 1]),
+        "loaded": api.Kind(LOADED, [steps]),
+        "step": api.Kind(step, [steps + 1]),
+        "later": api.Kind({"changed": api.many(api.held(_CHANGE))}, [steps + 1]),
     }
 
 
-def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
+def run(ctx: api.Context, trainer: Any, steps: int, optimizer_states: bool = True) -> None:
     """Do this launch's part; ``steps`` are those before the save.
 
     ``trainer.engine`` saves and loads as DeepSpeed's does. ``trainer.step(number)`` takes a step
@@ -76,7 +72,7 @@ def run(ctx: Context, trainer: Any, steps: int, optimizer_states: bool = True) -
             _load(ctx, trainer, steps, optimizer_states)
 
 
-def _save(ctx: Context, trainer: Any, steps: int) -> None:
+def _save(ctx: api.Context, trainer: Any, steps: int) -> None:
     from harness.detectors.state import dump_state
 
     for number in range(1, steps + 1):
@@ -89,12 +85,12 @@ def _save(ctx: Context, trainer: Any, steps: int) -> None:
     dump_state(ctx.folder / "uninterrupted", trainer.engine)
 
 
-def _torchs(ctx: Context) -> Path:
+def _torchs(ctx: api.Context) -> Path:
     """Where a rank keeps the state of torch's own optimizer from before the save."""
     return ctx.folder / f"torch_{ctx.rank}.pt"
 
 
-def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> None:
+def _load(ctx: api.Context, trainer: Any, steps: int, optimizer_states: bool) -> None:
     from harness.detectors.state import changes_since, read_dump, state_changes, state_of
 
     before = read_dump(ctx.folder / "before", ctx.rank)
@@ -104,7 +100,7 @@ def _load(ctx: Context, trainer: Any, steps: int, optimizer_states: bool) -> Non
         str(ctx.folder / "checkpoints"), tag=TAG, load_optimizer_states=optimizer_states
     )
     if path is None:
-        raise Inconclusive("load_checkpoint found nothing to load")
+        raise api.Inconclusive("load_checkpoint found nothing to load")
     if optimizer_states:
         trainer.watch.load(_torchs(ctx))
     changes = changes_since(ctx.folder / "before", trainer.engine)
@@ -149,7 +145,7 @@ class Changed:
         return f"rank {self.rank}: {self.name}: {self.about}{default}"
 
 
-def changed(records: Records) -> list[Changed]:
+def changed(records: api.Records) -> list[Changed]:
     """What the load did not restore, by rank.
 
     Master copies count only if they were loaded: without optimizer states they are made from the
@@ -163,7 +159,7 @@ def changed(records: Records) -> list[Changed]:
     return [c for c in found if not c.master or masters_loaded(records)]
 
 
-def contradictions(records: Records) -> list[stepped.Astray]:
+def contradictions(records: api.Records) -> list[stepped.Astray]:
     """Facts of the save and the load that contradict each other: tensors that are not parameters,
     wrong numbers of tensors, and a drift that is not that of the last step."""
     return [
@@ -173,7 +169,7 @@ def contradictions(records: Records) -> list[stepped.Astray]:
     ]
 
 
-def _contradictions(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def _contradictions(one: api.Record, steps: Sequence[api.Record]) -> Iterator[tuple[str, str]]:
     names, changes = {name for step in steps[:1] for name in step["got"]}, one.get("changed", ())
     for name in (*one.get("trained", ()), *(change["name"] for change in changes)):
         if name.removesuffix(MASTER) not in names:
@@ -193,15 +189,15 @@ def _contradictions(one: Record, steps: Sequence[Record]) -> Iterator[tuple[str,
             yield "the tied weight", f"drifted by {weights} before the save, but not in its step"
 
 
-def _same_moment(step: Record, one: Record) -> bool:
+def _same_moment(step: api.Record, one: api.Record) -> bool:
     return (step["launch"], step["step"]) == (one["launch"], one["step"])
 
 
 def finding(
-    records: Records, shown: Sequence[Changed], lines: Sequence[str], *, documented: bool
-) -> Finding:
+    records: api.Records, shown: Sequence[Changed], lines: Sequence[str], *, documented: bool
+) -> api.Finding:
     """The finding that the load did not restore these tensors."""
-    return Finding(
+    return api.Finding(
         message="\n".join(lines),
         step=records.of("loaded")[0]["step"],
         parameters=tuple(one.name for one in shown),
@@ -212,17 +208,17 @@ def finding(
     )
 
 
-def masters_loaded(records: Records) -> bool:
+def masters_loaded(records: api.Records) -> bool:
     """Whether the load included the optimizer states, and so the fp32 master copies."""
     return bool(getattr(records.params, "load_optimizer_states", True))
 
 
-def drifted(records: Records) -> Mapping[str, float]:
+def drifted(records: api.Records) -> Mapping[str, float]:
     """How far copies of one weight were apart right before the save."""
     return next((one["tied"] for one in records.of("drift", 0)), {})
 
 
-def later(records: Records, one: Changed) -> str:
+def later(records: api.Records, one: Changed) -> str:
     """What one more step does to a parameter that the load has reset."""
     after = records.one("later", one.rank)
     still = {c["name"]: c["greatest"] for c in after["changed"]} if after else {}
@@ -246,14 +242,16 @@ class Losses:
         )
 
 
-def losses(records: Records) -> Losses | None:
+def losses(records: api.Records) -> Losses | None:
     """The losses on both sides of the restart; None if a step is missing."""
-    steps: Sequence[Record] = records.of("step", 0)
+    steps: Sequence[api.Record] = records.of("step", 0)
     trained, resumed = ([s["loss"] for s in steps if s["launch"] == launch] for launch in LAUNCHES)
     return Losses(trained[-2], trained[-1], resumed[0]) if len(trained) > 1 and resumed else None
 
 
-def trained(records: Records, which: Callable[[str], bool], ranks: Sequence[int]) -> Exercise:
+def trained(
+    records: api.Records, which: Callable[[str], bool], ranks: Sequence[int]
+) -> api.Exercise:
     """On each of the ranks, training had moved a weight that ``which`` accepts before the save, so
     a load that restores initial values loses something."""
     moved = []
@@ -262,12 +260,12 @@ def trained(records: Records, which: Callable[[str], bool], ranks: Sequence[int]
         found = [n for n in loaded["trained"] if which(n)] if loaded else []
         weights = [name for name in found if not name.endswith(MASTER)]
         if not weights:
-            return Exercise(False, f"rank {rank} had saved only initial values of it")
+            return api.Exercise(False, f"rank {rank} had saved only initial values of it")
         moved += weights
     compared, masters = (
         sum(one[key] for one in records.of("loaded")) for key in ("compared", "masters")
     )
-    return Exercise(
+    return api.Exercise(
         True,
         f"training had moved {', '.join(dict.fromkeys(moved))} before the save; {compared} tensors "
         f"on {len(records.ranks)} ranks were compared after the load, {masters} of them fp32 "
@@ -275,7 +273,7 @@ def trained(records: Records, which: Callable[[str], bool], ranks: Sequence[int]
     )
 
 
-def loss_jumps(records: Records, by: float = 0.0) -> dict[str, bool]:
+def loss_jumps(records: api.Records, by: float = 0.0) -> dict[str, bool]:
     """What everybody checks after a restart."""
     found = losses(records)
     higher = f"{by:g} nats higher" if by else "higher"
@@ -283,13 +281,13 @@ def loss_jumps(records: Records, by: float = 0.0) -> dict[str, bool]:
     return {f"the loss after the load is {higher} than without the restart": fired}
 
 
-def copies_differ(records: Records, *fields: str) -> dict[str, bool]:
+def copies_differ(records: api.Records, *fields: str) -> dict[str, bool]:
     """Copies of one weight are equal after a load even if it restored the wrong one."""
     differ = any(one[field] for one in records.of("loaded") for field in fields)
     return {"the tied copies differ after the load": differ}
 
 
-def later_differs(records: Records) -> dict[str, bool]:
+def later_differs(records: api.Records) -> dict[str, bool]:
     """One step too late: that step copies the fp32 masters over what the load had lost."""
     if not masters_loaded(records):
         return {}
@@ -297,7 +295,7 @@ def later_differs(records: Records) -> dict[str, bool]:
     return {"a parameter differs one step after the load": differs}
 
 
-def brought_back(trials: Trials) -> Iterator[Picture]:
+def brought_back(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of each tensor that some variant did not restore, and of how much its values differ
     after the load."""
     lost = {
@@ -308,7 +306,7 @@ def brought_back(trials: Trials) -> Iterator[Picture]:
     values = [
         (variant, name, found.get(name, 0.0)) for variant, found in lost.items() for name in names
     ]
-    yield Bars(
+    yield api.Bars(
         "How far each tensor is after the load from what was saved",
         "with the bug, the last stage has other values after the load; without it none differ",
         values,

@@ -18,7 +18,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.megatron_core import _training as training
 from scenarios.megatron_core._moe_shares import EXPERTS, HIDDEN
 
@@ -72,7 +72,7 @@ def _groups() -> dict[str, Any]:
     return {}
 
 
-def trained(ctx: Context, coefficient: float, *, per_token: bool) -> Routed:
+def trained(ctx: api.Context, coefficient: float, *, per_token: bool) -> Routed:
     """The router with random weights; the ranks are connected."""
     config = training.config(
         ctx,
@@ -108,7 +108,7 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
     return probabilities, loss
 
 
-def train(ctx: Context, lr: float, *, per_token: bool, masked: bool) -> None:
+def train(ctx: api.Context, lr: float, *, per_token: bool, masked: bool) -> None:
     """Train the router; record what each step applied, and plain torch's two gradients."""
     p = ctx.params
     module = trained(ctx, p.times * p.coefficient, per_token=per_token)

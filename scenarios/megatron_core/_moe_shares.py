@@ -9,11 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import FLAG, NUMBER, alike, many
-from harness.api.spec import Exercise, Finding, Position, Record, Records, Trials
+from harness import api
 
 EXPERTS, HIDDEN = 4, 8
 
@@ -21,12 +17,12 @@ WITHIN = 1e-3
 """How far a share may be from the right one; rounding in fp32 moves it by 1e-6."""
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """For each step the three gradients, [experts * hidden], and whether the ranks shared the
     sequence."""
-    flat = alike(many(NUMBER, EXPERTS * HIDDEN))
-    step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": alike(FLAG)}
-    return {"step": Kind(step, each(at.params.steps))}
+    flat = api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))
+    step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": api.alike(api.FLAG)}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,13 @@ class Shares:
 
     def are(self, task: float, auxiliary: float) -> bool:
         """Whether what was applied are just these shares."""
-        parts = near(self.task, task, share=WITHIN) and near(
+        parts = api.near(self.task, task, share=WITHIN) and api.near(
             self.auxiliary, auxiliary, share=WITHIN
         )
         return parts and self.rest <= WITHIN
 
 
-def of(step: Record) -> Shares:
+def of(step: api.Record) -> Shares:
     """The shares that are nearest to what a step applied, by least squares."""
     t, a, applied = step["task"], step["auxiliary"], step["applied"]
     tt, ta, aa, tx, ax = _dot(t, t), _dot(t, a), _dot(a, a), _dot(t, applied), _dot(a, applied)
@@ -62,7 +58,7 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(x * y for x, y in zip(one, other, strict=True))
 
 
-def scaled(records: Records, factor: float) -> Finding | None:
+def scaled(records: api.Records, factor: float) -> api.Finding | None:
     """The finding that steps applied another share of the auxiliary loss's gradient than all of it.
 
     The symptom is documented if each step applied ``factor`` times it, and the task's as it is.
@@ -78,7 +74,7 @@ def scaled(records: Records, factor: float) -> Finding | None:
         for step, shares in wrong
         if step["rank"] == first["rank"]
     ]
-    return Finding(
+    return api.Finding(
         "\n".join(lines[:3]),
         step=first["step"],
         parameters=("router.weight",),
@@ -89,19 +85,19 @@ def scaled(records: Records, factor: float) -> Finding | None:
     )
 
 
-def shared(records: Records) -> Exercise:
+def shared(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""
     steps, ranks = records.of("step"), len(records.ranks)
     norms = [math.sqrt(_dot(step["auxiliary"], step["auxiliary"])) for step in steps]
     return (
-        Exercise.of(
+        api.Exercise.of(
             ranks > 1 and all(step["shared"] for step in steps),
             f"{ranks} ranks shared the sequence",
             "no ranks shared the sequence",
         )
-        & Exercise.of(records.params.per_token, "", "the loss was a mean over each micro-batch")
-        & Exercise.of(
+        & api.Exercise.of(records.params.per_token, "", "the loss was a mean over each micro-batch")
+        & api.Exercise.of(
             min(norms) > 0,
             f"the auxiliary loss's gradient had norms from {min(norms):.3g}",
             "the auxiliary loss had no gradient",
@@ -109,18 +105,18 @@ def shared(records: Records) -> Exercise:
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The ranks agree, and the gradient of the loss that is watched is right."""
     steps = records.of("step")
     first = records.of("step", 0)
     unlike = any(step["applied"] != first[step["step"] - 1]["applied"] for step in steps)
-    task = any(not near(of(step).task, 1.0, share=WITHIN) for step in steps)
+    task = any(not api.near(of(step).task, 1.0, share=WITHIN) for step in steps)
     return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how much of the auxiliary loss's gradient was applied."""
-    yield Bars(
+    yield api.Bars(
         "How much of the auxiliary loss's gradient was applied",
         "with the bug a fraction or a multiple of the right gradient is applied; without it, just "
         "that gradient",

@@ -20,11 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import COUNT, FLAG, LINE, NUMBER, SIZE, by_name, held, many, one_of
-from harness.api.spec import BUGGY, FIXED, Context, Exercise, Finding, Records, Trials
-from harness.system.errors import Inconclusive
+from harness import api
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,21 +32,25 @@ BEFORE = "before"
 """The moment at which each rank's cell contains its own gradient."""
 UNIT = "of a rank's gradient, half of which is right"
 
-_EDGES = many(COUNT, 2)
-_PIECE = held({"owned": FLAG, "row": many(NUMBER, least=RANKS + 1), "rows": COUNT})
+_EDGES = api.many(api.COUNT, 2)
+_PIECE = api.held(
+    {"owned": api.FLAG, "row": api.many(api.NUMBER, least=RANKS + 1), "rows": api.COUNT}
+)
 
 
-LAYOUT = Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
+LAYOUT = api.Kind({"buffer": _EDGES, "bucket": _EDGES, "owned": _EDGES})
 """Where the copy is in the buffers."""
 
 
-def plan(moments: Sequence[str]) -> Plan:
+def plan(moments: Sequence[str]) -> api.Plan:
     """Where the copy is, what a rank's cell contains at each of the moments, and the rest."""
     # In any order: a fix may use another one.
-    cell = Kind({"when": one_of(*moments), "pieces": many(_PIECE, least=1)}, [1] * len(moments))
-    owned = by_name(many(NUMBER), least=1)
-    rest = {"owned": owned, "dtypes": many(LINE, least=1), "apart": SIZE}
-    return {"layout": LAYOUT, "cell": cell, "rest": Kind(rest)}
+    cell = api.Kind(
+        {"when": api.one_of(*moments), "pieces": api.many(_PIECE, least=1)}, [1] * len(moments)
+    )
+    owned = api.by_name(api.many(api.NUMBER), least=1)
+    rest = {"owned": owned, "dtypes": api.many(api.LINE, least=1), "apart": api.SIZE}
+    return {"layout": LAYOUT, "cell": cell, "rest": api.Kind(rest)}
 
 
 def scale(rank: int) -> float:
@@ -62,7 +62,7 @@ Piece = Mapping[str, Any]
 """Equal rows of a cell: whether they are ``owned``, one ``row``, and how many ``rows``."""
 
 
-def one_hot(ctx: Context, width: int) -> Tensor:
+def one_hot(ctx: api.Context, width: int) -> Tensor:
     """The row that this rank's gradient is made of, [width].
 
     Its values are 2 to the power of the column, so that sums over all columns differ too.
@@ -75,14 +75,14 @@ def one_hot(ctx: Context, width: int) -> Tensor:
     return row
 
 
-def rest(ctx: Context, others: Mapping[str, Tensor], apart: float) -> None:
+def rest(ctx: api.Context, others: Mapping[str, Tensor], apart: float) -> None:
     """Record what this rank owns of the other weights' gradients, which are given by name."""
     owned = {name: sorted(set(part.tolist())) for name, part in others.items()}
     dtypes = sorted({str(part.dtype).removeprefix("torch.") for part in others.values()})
     ctx.record("rest", owned=owned, dtypes=dtypes, apart=apart)
 
 
-def snapshot(ctx: Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
+def snapshot(ctx: api.Context, when: str, gradient: Tensor, owned: tuple[int, int]) -> None:
     """Record what this rank's gradient, [rows, width], contains at a moment."""
     ctx.record("cell", 1, when=when, pieces=_pieces(gradient, owned))
 
@@ -103,7 +103,7 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     """The rows as coefficients of g0 to g3; the columns that follow are nobody's, and are 0."""
     width = gradient.shape[1]
     if any(edge % width for edge in owned):
-        raise Inconclusive(f"a row is cut: {owned}")
+        raise api.Inconclusive(f"a row is cut: {owned}")
     first, last = owned[0] // width, owned[1] // width
     pieces: list[dict[str, Any]] = []
     for number, values in enumerate(gradient.tolist()):
@@ -116,7 +116,7 @@ def _pieces(gradient: Tensor, owned: tuple[int, int]) -> list[dict[str, Any]]:
     return pieces
 
 
-def otherwise_wrong(records: Records, *, sharded: bool) -> Finding | None:
+def otherwise_wrong(records: api.Records, *, sharded: bool) -> api.Finding | None:
     """A finding, never documented, if anything else is wrong: then the cells prove nothing.
 
     The copies must begin equal. Each other weight's gradient must be the mean over the replicas, in
@@ -126,7 +126,9 @@ def otherwise_wrong(records: Records, *, sharded: bool) -> Finding | None:
     lines += [*_unstepped(records, sharded), *misplaced(records)]
     ranks = tuple(dict.fromkeys(rank for rank, _ in lines))
     return (
-        Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False) if lines else None
+        api.Finding("\n".join(t for _, t in lines), 1, (), ranks, documented=False)
+        if lines
+        else None
     )
 
 
@@ -144,7 +146,7 @@ def _rest_wrong(one: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             yield rank, f"rank {rank} steps {name} with {text}, but its replicas' mean is {right:g}"
 
 
-def _unstepped(records: Records, sharded: bool) -> Iterator[tuple[int, str]]:
+def _unstepped(records: api.Records, sharded: bool) -> Iterator[tuple[int, str]]:
     """By rank, other weights of its stage that it does not name, or that nobody steps: one of the
     replicas must, and without a distributed optimizer each of them."""
     owned = {one["rank"]: one["owned"] for one in records.of("rest")}
@@ -156,7 +158,7 @@ def _unstepped(records: Records, sharded: bool) -> Iterator[tuple[int, str]]:
                 yield rank, f"rank {rank}: owned does not name {name}, or nobody steps it"
 
 
-def misplaced(records: Records) -> Iterator[tuple[int, str]]:
+def misplaced(records: api.Records) -> Iterator[tuple[int, str]]:
     """By rank, copies that are outside of their bucket, owned parts that are outside of the copy,
     and cells of another size."""
     for layout in records.of("layout"):
@@ -173,7 +175,7 @@ def misplaced(records: Records) -> Iterator[tuple[int, str]]:
                 yield rank, f"rank {rank}, {when}: {found} elements, {mine} of them owned, {there}"
 
 
-def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Finding | None:
+def incomplete(records: api.Records, copies: tuple[str, ...], summed: str) -> api.Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages.
 
     Documented if complete gradients of the other stage are missing, different ones on the two
@@ -193,7 +195,7 @@ def incomplete(records: Records, copies: tuple[str, ...], summed: str) -> Findin
         f"every owner should step with {_sum(_right(wrong[0][1]))}; cells by stage and replica:",
         *_tables(records),
     ]
-    return Finding(
+    return api.Finding(
         message="\n".join(lines),
         step=1,
         parameters=copies,
@@ -216,7 +218,7 @@ def _misses_others(rank: int, row: Sequence[float]) -> bool:
     return whole and _adds_up(row) and own == [right] * REPLICAS
 
 
-def _of_both(rank: int, records: Records, when: str) -> bool:
+def _of_both(rank: int, records: api.Records, when: str) -> bool:
     """Whether everything in a rank's cell at a moment has parts of both stages."""
     rows = [piece["row"] for piece in _cells(records, rank).get(when, ())]
     return bool(rows) and all(any(r[:REPLICAS]) and any(r[REPLICAS:RANKS]) for r in rows)
@@ -233,7 +235,7 @@ def _right(row: Sequence[float]) -> list[float]:
     return [*right, sum(right)] + [0.0] * (len(row) - RANKS - 1)
 
 
-def _cells(records: Records, rank: int) -> dict[str, list[Piece]]:
+def _cells(records: api.Records, rank: int) -> dict[str, list[Piece]]:
     """The content of a rank's cell at each moment, in order."""
     return {record["when"]: record["pieces"] for record in records.of("cell", rank)}
 
@@ -242,7 +244,7 @@ def _owned(pieces: Sequence[Piece]) -> list[list[float]]:
     return [piece["row"] for piece in pieces if piece["owned"]]
 
 
-def _tables(records: Records) -> Iterator[str]:
+def _tables(records: api.Records) -> Iterator[str]:
     """The tables as the report prints them: one line for each stage, one column for each
     replica."""
     for when in _cells(records, 0):
@@ -291,7 +293,9 @@ def _missed(row: Sequence[float]) -> str:
     return f", which misses {' and '.join(missed)}" if missed else ""
 
 
-def disagree(name: str, records: Records, documented: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def disagree(
+    name: str, records: api.Records, documented: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     """The cells of the variant ``name`` that differ from the documented ones."""
     for when, cells in documented.items():
         for rank, cell in enumerate(cells):
@@ -306,13 +310,13 @@ def different(gradients: Sequence[Sequence[float]]) -> bool:
     return len(gradients) == RANKS == len(distinct) and all(map(any, gradients))
 
 
-def followed(records: Records, moments: Sequence[str]) -> Exercise:
+def followed(records: api.Records, moments: Sequence[str]) -> api.Exercise:
     """The ranks' gradients differed, and cells were recorded at each of the moments."""
     cells = [_cells(records, rank) for rank in records.ranks]
     lacking = [when for when in (BEFORE, *moments) if not all(when in c for c in cells)]
     if lacking or not cells:
-        return Exercise(False, f"not every rank was seen {lacking[0] if lacking else BEFORE}")
-    return Exercise.of(
+        return api.Exercise(False, f"not every rank was seen {lacking[0] if lacking else BEFORE}")
+    return api.Exercise.of(
         different([_only(each[BEFORE]) for each in cells]),
         f"all {len(cells)} ranks' own gradients differed",
         "the ranks' own gradients were not all different, or one was 0",
@@ -325,26 +329,28 @@ def _only(pieces: Sequence[Piece]) -> tuple[float, ...]:
     return rows.pop() if len(rows) == 1 else ()
 
 
-def cut(records: Records, *, sharded: bool) -> Exercise:
+def cut(records: api.Records, *, sharded: bool) -> api.Exercise:
     """The two stages' copies lie at different places of their buffers, and the replicas of each
     stage share its copy. Otherwise a reduced and an unreduced part cannot meet."""
     layouts = records.of("layout")
     if len(layouts) != RANKS:
-        return Exercise(
+        return api.Exercise(
             False, f"{len(layouts) or 'none'} of {RANKS} ranks recorded where a copy lies"
         )
     if not sharded:
-        return Exercise(False, "without the distributed optimizer each rank reduces all of a copy")
+        return api.Exercise(
+            False, "without the distributed optimizer each rank reduces all of a copy"
+        )
     places, parts = ([layout[key] for layout in layouts] for key in ("buffer", "owned"))
     first, last = places[0], places[-1]
     lay = f"the tied copies lay at elements {_range(first)} and {_range(last)} of the buffers"
     sizes = [_size(first), _size(last)]
     owned = [sum(map(_size, parts[:REPLICAS])), sum(map(_size, parts[REPLICAS:]))]
-    return Exercise.of(
+    return api.Exercise.of(
         places == [first] * REPLICAS + [last] * REPLICAS and first != last,
         f"{lay} of the first and the last stage",
         f"{lay}, where each stage must have a place of its own",
-    ) & Exercise.of(
+    ) & api.Exercise.of(
         owned == sizes,
         "the replicas of each stage owned one copy together",
         f"the replicas of the two stages owned {owned[0]} and {owned[1]} elements of their copies, "
@@ -368,7 +374,7 @@ def insufficient_checks(group_differs: bool, sums_differ: bool) -> dict[str, boo
     }
 
 
-def wholes(records: Records) -> dict[int, list[tuple[list[float], int]]]:
+def wholes(records: api.Records) -> dict[int, list[tuple[list[float], int]]]:
     """By rank the complete gradient in its last cell: the values of rows, and how many equal rows
     follow one another."""
     found: dict[int, list[tuple[list[float], int]]] = {}
@@ -381,18 +387,18 @@ def wholes(records: Records) -> dict[int, list[tuple[list[float], int]]]:
     return found
 
 
-def tables(trials: Trials, moments: Sequence[str]) -> Iterator[Picture]:
+def tables(trials: api.Trials, moments: Sequence[str]) -> Iterator[api.Picture]:
     """A picture of the report's tables: how much of each rank's gradient is in each rank's cell."""
     fields = [
         (f"{variant}: {when}", f"g{column}", f"rank {rank}", share)
-        for variant in (BUGGY, FIXED)
+        for variant in (api.BUGGY, api.FIXED)
         if variant in trials
         for when in moments
         for rank in trials[variant].ranks
         for piece in _shown(_cells(trials[variant], rank).get(when, ()))
         for column, share in enumerate(piece["row"][:RANKS])
     ]
-    yield Grid(
+    yield api.Grid(
         "Whose gradient is in whose buffer",
         "right is a half of all four in the cells that an owner steps with (ranks 1 and 2)",
         fields,

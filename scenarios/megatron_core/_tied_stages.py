@@ -29,7 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import Tensor, nn
 
-from harness.api.spec import Context, Lane
+from harness import api
 from harness.detectors.replicas import replica_differences
 from harness.detectors.tied import tied_differences
 
@@ -68,15 +68,15 @@ def weights(shape: Shape, seed: int) -> Weights:
     return Weights(tied, tuple(linear))
 
 
-def connect(ctx: Context) -> None:
+def connect(ctx: api.Context) -> None:
     """Open the process groups: two pipeline stages, and as many replicas as the ranks allow."""
     dist.init_process_group(_backend(ctx))
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=STAGES)
 
 
-def _backend(ctx: Context) -> str:
+def _backend(ctx: api.Context) -> str:
     # Before 0.6 the tied weights are made equal while they are still on the CPU.
-    if ctx.lane is Lane.GPU and Version(ctx.pins["megatron-core"]) < Version("0.6"):
+    if ctx.lane is api.Lane.GPU and Version(ctx.pins["megatron-core"]) < Version("0.6"):
         return "cpu:gloo,cuda:nccl"
     return ctx.lane.backend
 
@@ -145,7 +145,7 @@ def _set_to(values: Tensor) -> Callable[[Tensor], Tensor]:
     return set_
 
 
-def stage(ctx: Context, shape: Shape) -> Stage:
+def stage(ctx: api.Context, shape: Shape) -> Stage:
     """This rank's stage, on its device; upstream has made the tied copies equal."""
     config = TransformerConfig(
         num_layers=STAGES,
@@ -310,7 +310,7 @@ def batch(shape: Shape, size: tuple[int, int, int], seed: int, device: torch.dev
 class Trainer:
     """Upstream's pipeline schedule, gradient buffers and distributed optimizer over one stage."""
 
-    def __init__(self, ctx: Context, shape: Shape, lr: float) -> None:
+    def __init__(self, ctx: api.Context, shape: Shape, lr: float) -> None:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 

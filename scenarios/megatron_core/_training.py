@@ -21,10 +21,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from harness.api.spec import Context
+from harness import api
 
 
-def config(ctx: Context, **settings: Any) -> TransformerConfig:
+def config(ctx: api.Context, **settings: Any) -> TransformerConfig:
     """Connect the ranks, which share each layer and, if there are several, the sequence."""
     dist.init_process_group(ctx.lane.backend)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ctx.world_size)

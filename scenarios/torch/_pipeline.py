@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import linear
 
 FEATURES = 8
@@ -41,7 +41,7 @@ class Block(nn.Module):
         return outputs
 
 
-def rows(ctx: Context, count: int) -> Rows:
+def rows(ctx: api.Context, count: int) -> Rows:
     """Inputs and labels; each call goes on in the sequence of torch's generator."""
     inputs, labels = torch.randn(count, FEATURES), torch.randn(count, FEATURES)
     return inputs.to(ctx.device), labels.to(ctx.device)
@@ -52,7 +52,7 @@ class Pipeline:
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: api.Context,
         schedule: str,
         micro_batches: int,
         loss: Callable[[Tensor, Tensor], Tensor] = linear.loss,

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common.hf_trainer import VOCABULARY, Loss, Rows, llama, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4
@@ -74,7 +74,7 @@ def dataset(head: str, count: int, seed: int) -> list[Rows]:
 
 
 def trainer(
-    ctx: Context, rows: list[Rows] | None = None, *, smoothing: float = 0.0, **settings: Any
+    ctx: api.Context, rows: list[Rows] | None = None, *, smoothing: float = 0.0, **settings: Any
 ) -> Any:
     """A Trainer whose steps record the number of labels in each micro-batch of this rank."""
     params = ctx.params

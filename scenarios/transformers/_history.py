@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.api.spec import Absent
+from harness import api
 
-BEFORE_COUNTING = Absent(
+BEFORE_COUNTING = api.Absent(
     "transformers<4.46",
     "only since 4.46.0 the Trainer counts the labels of a step, and lets the model divide by them",
     "https://github.com/huggingface/transformers/pull/34191",

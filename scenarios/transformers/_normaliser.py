@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.api.numbers import near
-from harness.api.spec import Record
+from harness import api
 from scenarios.common import applied
 
 Losses = Sequence[float]
@@ -30,7 +29,7 @@ NORMALISERS: Mapping[str, Callable[[Losses, Sequence[int]], float]] = {
 }
 
 
-def miscounted(step: Record, rows: int) -> Iterator[str]:
+def miscounted(step: api.Record, rows: int) -> Iterator[str]:
     """Facts of a step that contradict each other: numbers of micro-batches or rows that are not
     those of the first step, which was given ``rows``; and a mean loss that is not the mean."""
     counts = {name: len(step[name]) for name in ("micro", "losses", "tokens", "rows")}
@@ -39,7 +38,7 @@ def miscounted(step: Record, rows: int) -> Iterator[str]:
         facts = ", ".join(f"{count} {name}" for name, count in counts.items())
         yield f"step {step['step']} has {facts}, but the first step had {rows} rows"
     mean = math.fsum(step["losses"]) / len(step["losses"])
-    if not near(step["reference_loss"], mean, share=applied.TOLERANCE):
+    if not api.near(step["reference_loss"], mean, share=applied.TOLERANCE):
         yield f"the loss of step {step['step']} is {step['reference_loss']:.5g} and {mean:.5g}"
 
 
@@ -48,4 +47,4 @@ def explains(
 ) -> list[str]:
     """Which normalisers give this loss, within a fraction; none gives NaN."""
     values = {name: of(means, tokens) for name, of in NORMALISERS.items()}
-    return [n for n, value in values.items() if near(loss, value, share=tolerance)]
+    return [n for n, value in values.items() if api.near(loss, value, share=tolerance)]

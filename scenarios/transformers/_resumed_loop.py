@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common.hf_trainer import arguments, llama
 
 BATCH = 4
@@ -56,7 +56,7 @@ class Stop(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
 
-def trained(ctx: Context, grouped: bool) -> list[list[int]]:
+def trained(ctx: api.Context, grouped: bool) -> list[list[int]]:
     """The numbers of the rows of each step of a launch: ``whole``, ``save`` or ``resume``.
 
     ``grouped`` says whether rows of similar lengths share a batch.

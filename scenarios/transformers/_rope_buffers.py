@@ -17,26 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.api.numbers import named, near
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import (
-    COUNT,
-    LINE,
-    MAY_OVERFLOW,
-    SIZE,
-    Facts,
-    Shape,
-    alike,
-    by_name,
-    exactly,
-    held,
-    many,
-    matching,
-    maybe,
-    one_of,
-)
-from harness.api.spec import Exercise, Finding, Lane, Position, Record, Records, Trials
+from harness import api
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +25,7 @@ if TYPE_CHECKING:
 BufferRecord = Mapping[str, Any]
 """What is recorded of a buffer that differs from the reference's."""
 
-ROUNDING = {Lane.CPU: 0.0, Lane.GPU: 2.0**-7}
+ROUNDING = {api.Lane.CPU: 0.0, api.Lane.GPU: 2.0**-7}
 """How far buffers may be from a reference built on the CPU: a GPU's own arithmetic moved cosines
 in bf16 by up to 2**-8."""
 
@@ -60,58 +41,58 @@ ROTARY = re.compile(r"(^|\.)(original_)?_*(inv_freq|cos|sin)(_cached)?$")
 LENGTHS = (257, 258, 300, 1024)
 """For so many first tokens, and for all, the greatest difference of logits is recorded."""
 
-_DTYPE = matching(r"torch\.[a-z]+[0-9a-z_]*", "dtype of torch's")
-DIFFERENCE: Facts = {
-    "name": LINE,
+_DTYPE = api.matching(r"torch\.[a-z]+[0-9a-z_]*", "dtype of torch's")
+DIFFERENCE: api.Facts = {
+    "name": api.LINE,
     "dtype": _DTYPE,
     "expected_dtype": _DTYPE,
-    "elements": COUNT,
-    "mismatched": COUNT,
-    "greatest": SIZE,
-    "place": many(COUNT),
-    "relative": MAY_OVERFLOW,  # where the buffer has a 0
-    "relative_place": many(COUNT),
+    "elements": api.COUNT,
+    "mismatched": api.COUNT,
+    "greatest": api.SIZE,
+    "place": api.many(api.COUNT),
+    "relative": api.MAY_OVERFLOW,  # where the buffer has a 0
+    "relative_place": api.many(api.COUNT),
 }
-TURNED: Facts = {
-    "turned": many(held({**DIFFERENCE, "name": one_of("cos", "sin")})),
-    "turned_off": held({"cos": SIZE, "sin": SIZE}),
+TURNED: api.Facts = {
+    "turned": api.many(api.held({**DIFFERENCE, "name": api.one_of("cos", "sin")})),
+    "turned_off": api.held({"cos": api.SIZE, "sin": api.SIZE}),
 }
 """Additional facts of a model that computes cosines and sines from its buffers."""
 
 
-def plan(at: Position, *precisions: str, **more: Shape) -> Plan:
+def plan(at: api.Position, *precisions: str, **more: api.Shape) -> api.Plan:
     """The buffers of a model in each of these precisions, each with ``more`` facts, and then the
     logits of one model."""
-    float_ = one_of("float32", *CASTS.values())
-    compared: Facts = {
-        "lane": exactly(at.lane.value),
-        "casts": alike(held({"arange": float_, "ones": float_})),
-        "sharded": alike(COUNT),
-        "parameters": alike(COUNT),
-        "compared": alike(by_name(many(COUNT))),
-        "differing": many(held(DIFFERENCE)),
-        "parted": alike(many(LINE)),
-        "reference_off": by_name(SIZE),
+    float_ = api.one_of("float32", *CASTS.values())
+    compared: api.Facts = {
+        "lane": api.exactly(at.lane.value),
+        "casts": api.alike(api.held({"arange": float_, "ones": float_})),
+        "sharded": api.alike(api.COUNT),
+        "parameters": api.alike(api.COUNT),
+        "compared": api.alike(api.by_name(api.many(api.COUNT))),
+        "differing": api.many(api.held(DIFFERENCE)),
+        "parted": api.alike(api.many(api.LINE)),
+        "reference_off": api.by_name(api.SIZE),
         **more,
     }
-    built = [{**compared, "precision": exactly(precision)} for precision in precisions]
-    return {"buffers": Kind(built, [None] * len(precisions)), "logits": Kind(_logits(at))}
+    built = [{**compared, "precision": api.exactly(precision)} for precision in precisions]
+    return {"buffers": api.Kind(built, [None] * len(precisions)), "logits": api.Kind(_logits(at))}
 
 
-def _logits(at: Position) -> Facts:
+def _logits(at: api.Position) -> api.Facts:
     tokens = at.params.tokens
     lengths = [str(n) for n in (*LENGTHS, tokens) if n <= tokens]
-    devices = ("cpu",) if at.lane is Lane.CPU else ("cpu", "cuda")  # where references are built
+    devices = ("cpu",) if at.lane is api.Lane.CPU else ("cpu", "cuda")  # where references are built
     return {
-        "parameters": COUNT,
-        "unequal_parameters": many(LINE),
-        "reference": one_of(*devices),
-        "first": maybe(COUNT),
-        "after": COUNT,
-        "differing": COUNT,
-        "greatest": held(dict.fromkeys(lengths, SIZE)),
-        "apart": many(SIZE, tokens),
-        "reference_off": SIZE,
+        "parameters": api.COUNT,
+        "unequal_parameters": api.many(api.LINE),
+        "reference": api.one_of(*devices),
+        "first": api.maybe(api.COUNT),
+        "after": api.COUNT,
+        "differing": api.COUNT,
+        "greatest": api.held(dict.fromkeys(lengths, api.SIZE)),
+        "apart": api.many(api.SIZE, tokens),
+        "reference_off": api.SIZE,
     }
 
 
@@ -137,7 +118,7 @@ EQUAL = Figures(0)
 class Documented:
     """The figures that document the bug."""
 
-    figures: Mapping[Lane, Mapping[tuple[str, str], Figures]]
+    figures: Mapping[api.Lane, Mapping[tuple[str, str], Figures]]
     """By lane, precision and the end of a buffer's name. Other buffers may have any values."""
     first: int
     """The first position, from 0, whose logits are wrong; those of all later ones are wrong too."""
@@ -148,7 +129,7 @@ def facts(differences: Iterable[Any]) -> list[dict[str, Any]]:
     return [
         asdict(d)
         | {"dtype": str(d.dtype), "expected_dtype": str(d.expected_dtype)}
-        | {"relative": named(d.relative)}
+        | {"relative": api.named(d.relative)}
         for d in differences
     ]
 
@@ -188,22 +169,22 @@ def _agreeing(distance: Tensor) -> int:
 
 def beyond(difference: BufferRecord, rounding: float) -> bool:
     """Whether a difference is more than rounding; another dtype is, and so is NaN."""
-    return difference["dtype"] != difference["expected_dtype"] or not near(
+    return difference["dtype"] != difference["expected_dtype"] or not api.near(
         difference["greatest"], 0.0, within=rounding
     )
 
 
-def unlike_reference(records: Records, documented: Documented) -> Finding | None:
+def unlike_reference(records: api.Records, documented: Documented) -> api.Finding | None:
     """Some buffer or logit is not the reference's; documented if all figures are."""
     built, answers = records.of("buffers"), records.of("logits")
     odd = list(dict.fromkeys(_no_reference(records)))
     if odd:
-        return Finding("\n".join(odd), ranks=records.ranks, documented=False)
+        return api.Finding("\n".join(odd), ranks=records.ranks, documented=False)
     wrong = [
         (_precision(record), difference)
         for record in built
         for difference in _found(record)
-        if beyond(difference, ROUNDING[Lane(record["lane"])])
+        if beyond(difference, ROUNDING[api.Lane(record["lane"])])
     ]
     if not wrong and all(answer["first"] is None for answer in answers):
         return None
@@ -214,7 +195,7 @@ def unlike_reference(records: Records, documented: Documented) -> Finding | None
         layers_alike.setdefault((precision, difference["name"].rpartition(".")[2]), difference)
     lines = [_described(precision, found) for (precision, _), found in layers_alike.items()]
     named = {name for record in built for name in record["compared"]}
-    return Finding(
+    return api.Finding(
         message="\n".join([*dict.fromkeys(doubts), *lines, *map(_diverges, answers[:1])]),
         parameters=tuple(dict.fromkeys(d["name"] for _, d in wrong if d["name"] in named)),
         step=0,  # buffers are wrong as soon as the model is built
@@ -225,28 +206,28 @@ def unlike_reference(records: Records, documented: Documented) -> Finding | None
     )
 
 
-def _precision(record: Record) -> str:
+def _precision(record: api.Record) -> str:
     return str(record.get("precision", "bf16"))
 
 
-def _no_reference(records: Records) -> Iterator[str]:
+def _no_reference(records: api.Records) -> Iterator[str]:
     """Why the reference proves nothing: it is not a LLaMA, it has other weights, or the facts
     about it contradict each other."""
     for record in records.of("buffers"):
         for name, off in {**record["reference_off"], **record.get("turned_off", {})}.items():
-            if not near(off, 0.0, within=PLAIN):
+            if not api.near(off, 0.0, within=PLAIN):
                 yield f"the reference's {name} is {off:.3g} off plain torch's"
         yield from (f"{_precision(record)}: {line}" for line in _contradictions(record))
     for answer in records.of("logits"):
         yield from _logits_contradict(answer, records.of("buffers", answer["rank"]))
         off = answer["reference_off"]
-        if not near(off, 0.0, within=PLAIN_LOGITS):
+        if not api.near(off, 0.0, within=PLAIN_LOGITS):
             yield f"the reference's logits are off by {off:.3g} of plain torch's"
         if answer["unequal_parameters"]:
             yield f"the weights are not the reference's: {', '.join(answer['unequal_parameters'])}"
 
 
-def _contradictions(record: Record) -> Iterator[str]:
+def _contradictions(record: api.Record) -> Iterator[str]:
     """Facts about buffers that do not exist or have another size; and buffers of the reference
     that were not compared with plain torch's."""
     compared = record["compared"]
@@ -269,7 +250,7 @@ def _contradictions(record: Record) -> Iterator[str]:
         yield "other buffers were saved than those of the model"
 
 
-def _logits_contradict(answer: Record, built: Sequence[Record]) -> Iterator[str]:
+def _logits_contradict(answer: api.Record, built: Sequence[api.Record]) -> Iterator[str]:
     """Facts about logits that contradict each other."""
     tokens, first = _tokens(answer), answer["first"]
     begun = tokens if first is None else first
@@ -290,22 +271,22 @@ def _logits_contradict(answer: Record, built: Sequence[Record]) -> Iterator[str]
         yield "the model of the logits has another number of parameters than that of the buffers"
 
 
-def _tokens(answer: Record) -> int:
+def _tokens(answer: api.Record) -> int:
     """Of how many tokens logits were compared."""
     return len(answer["apart"])
 
 
-def _found(record: Record) -> Sequence[BufferRecord]:
+def _found(record: api.Record) -> Sequence[BufferRecord]:
     return [*record["differing"], *record.get("turned", ())]
 
 
 def _unlike(
-    record: Record, documented: Mapping[Lane, Mapping[tuple[str, str], Figures]]
+    record: api.Record, documented: Mapping[api.Lane, Mapping[tuple[str, str], Figures]]
 ) -> Iterator[str]:
     """Where a rank's buffers of one precision differ from the documented figures."""
     found = {difference["name"]: _figures(difference) for difference in _found(record)}
     compared = dict.fromkeys([*record["compared"], *found])
-    for (precision, buffer), figures in documented[Lane(record["lane"])].items():
+    for (precision, buffer), figures in documented[api.Lane(record["lane"])].items():
         if precision != _precision(record):
             continue
         names = [name for name in compared if name.endswith(buffer)]
@@ -333,7 +314,7 @@ def _figures(difference: BufferRecord) -> Figures:
     )
 
 
-def _diverging_unlike(answer: Record, first: int) -> Iterator[str]:
+def _diverging_unlike(answer: api.Record, first: int) -> Iterator[str]:
     """Where the logits do not differ at each position from the documented first one on."""
     if answer["first"] is None:
         yield f"the logits of {_tokens(answer)} tokens do not differ"
@@ -355,7 +336,7 @@ def _described(precision: str, difference: BufferRecord) -> str:
     )
 
 
-def _diverges(answer: Record) -> str:
+def _diverges(answer: api.Record) -> str:
     if answer["first"] is None:
         return f"the logits of {_tokens(answer)} tokens are the same"
     greatest = max(answer["greatest"].values())
@@ -365,7 +346,7 @@ def _diverges(answer: Record) -> str:
     )
 
 
-def under_zero_init(records: Records, constructor: str) -> Exercise:
+def under_zero_init(records: api.Records, constructor: str) -> api.Exercise:
     """zero.Init was active while every model was built.
 
     The evidence is what ``constructor``, a function of torch, returned when it was asked for
@@ -376,42 +357,44 @@ def under_zero_init(records: Records, constructor: str) -> Exercise:
         where, came = f"rank {record['rank']}, {_precision(record)}", record["casts"][constructor]
         if not record["sharded"] == record["parameters"] > 0:
             why = f"zero.Init sharded {record['sharded']} of {record['parameters']} parameters"
-            return Exercise(False, f"{where}: {why}")
+            return api.Exercise(False, f"{where}: {why}")
         if came != CASTS[_precision(record)]:
-            return Exercise(False, f"{where}: torch.{constructor}, asked for float32, gave {came}")
+            return api.Exercise(
+                False, f"{where}: torch.{constructor}, asked for float32, gave {came}"
+            )
         if not record["compared"]:
-            return Exercise(False, f"{where}: the model has no buffer")
+            return api.Exercise(False, f"{where}: the model has no buffer")
     if not built:
-        return Exercise(False, "no model was built")
+        return api.Exercise(False, "no model was built")
     came = ", ".join(dict.fromkeys(f"{r['casts'][constructor]} ({_precision(r)})" for r in built))
-    return Exercise(
+    return api.Exercise(
         True,
         f"zero.Init sharded all {built[0]['parameters']} parameters, and torch.{constructor}, "
         f"asked for float32, gave {came}",
     )
 
 
-def compared_beyond(records: Records, position: int) -> Exercise:
+def compared_beyond(records: api.Records, position: int) -> api.Exercise:
     """Logits were compared at more positions than those before ``position``, from 0."""
     tokens = min(map(_tokens, records.of("logits")), default=0)
     text = f"the logits of {tokens} tokens were compared"
-    return Exercise.of(tokens > position, text)
+    return api.Exercise.of(tokens > position, text)
 
 
-def weights_differ(records: Records) -> dict[str, bool]:
+def weights_differ(records: api.Records) -> dict[str, bool]:
     """The bug leaves the weights right."""
     unequal = any(answer["unequal_parameters"] for answer in records.of("logits"))
     return {"a parameter differs from the reference's": unequal}
 
 
-def ranks_differ(records: Records) -> dict[str, bool]:
+def ranks_differ(records: api.Records) -> dict[str, bool]:
     """Every rank is wrong in the same way."""
     return {"a buffer differs between ranks": any(r["parted"] for r in records.of("buffers"))}
 
 
-def by_position(trials: Trials) -> Iterator[Picture]:
+def by_position(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how far the logits are from the reference's, at each position of the text."""
-    yield Lines(
+    yield api.Lines(
         "How far the logits are from the reference's",
         "with the bug they differ from one position on, and more and more after it",
         [

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # type: ignore[import-not-found]
 
-from harness.api.spec import Context
+from harness import api
 from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
 from scenarios.transformers import _rope_buffers as buffers
@@ -46,7 +46,7 @@ class Shape:
     makes the logits so small that wrong positions hardly move them."""
 
 
-def init_distributed(ctx: Context) -> None:
+def init_distributed(ctx: api.Context) -> None:
     """Open the process group through DeepSpeed; otherwise zero.Init would open one itself."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
 
@@ -101,7 +101,7 @@ def zero_init(precision: str) -> AbstractContextManager[Any]:
 
 
 def compare_buffers(
-    ctx: Context, model: LlamaForCausalLM, precision: str, casts: Mapping[str, str], **more: Any
+    ctx: api.Context, model: LlamaForCausalLM, precision: str, casts: Mapping[str, str], **more: Any
 ) -> None:
     """Record how the buffers differ from those of ``tiny``, for ``buffers``."""
     parameters, reference = list(model.parameters()), tiny(precision)
@@ -149,7 +149,7 @@ def turned(
     return buffers.facts(found for found in differences if found is not None), off
 
 
-def compare_logits(ctx: Context, model: LlamaForCausalLM, length: int) -> None:
+def compare_logits(ctx: api.Context, model: LlamaForCausalLM, length: int) -> None:
     """Give the bf16 model and the references the same weights, check that they have them, and
     record how their logits of one random sequence differ.
 

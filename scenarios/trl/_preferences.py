@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 from trl import DPOConfig, DPOTrainer
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import VOCABULARY, llama
 
@@ -49,14 +49,14 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
     )
 
 
-def _stored(ctx: Context, rows: Dataset) -> Dataset:
+def _stored(ctx: api.Context, rows: Dataset) -> Dataset:
     """The rows in files of this rank: trl 1.6 to 1.8 read a file that ``map`` writes only then."""
     folder = ctx.folder / f"rows-{ctx.rank}"
     rows.save_to_disk(str(folder))
     return load_from_disk(str(folder))
 
 
-def model(ctx: Context) -> nn.Module:
+def model(ctx: api.Context) -> nn.Module:
     """The same model at each call, as if it had been read from a folder of this rank.
 
     trl 0.29 to 1.1 read the reference model from the folder that the policy names.
@@ -75,7 +75,7 @@ def made(kind: Any, **keywords: Any) -> Any:
 
 
 def trainer(
-    ctx: Context,
+    ctx: api.Context,
     policy: nn.Module,
     optimizer: torch.optim.Optimizer,
     reference: nn.Module | None,
@@ -88,7 +88,7 @@ def trainer(
     config = made(
         DPOConfig,
         output_dir=str(ctx.folder / "out"),
-        use_cpu=ctx.lane is Lane.CPU,
+        use_cpu=ctx.lane is api.Lane.CPU,
         seed=ctx.seed,
         report_to=[],
         per_device_train_batch_size=ROWS // accumulation,
@@ -130,7 +130,7 @@ class Watch:
     """
 
     def __init__(
-        self, ctx: Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
+        self, ctx: api.Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
     ) -> None:
         self.ctx, self.policy, self.lr, self.step = ctx, policy, lr, 0
         self.plain = copy.deepcopy(policy)  # before the hooks, which would be copied, too

@@ -20,25 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import NUMBER, exactly
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 if TYPE_CHECKING:
@@ -52,18 +34,18 @@ ROWS = 16
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
-    epochs: int = knob(3, least=1, about="of training")
-    updates: int = knob(2, least=1, about="that an epoch should have")
-    data: str = knob("iterable", choices=tuple(LOADERS), about="the kind of dataset")
-    reset: bool = knob(
+class Params(api.Knobs):
+    accumulation: int = api.knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
+    epochs: int = api.knob(3, least=1, about="of training")
+    updates: int = api.knob(2, least=1, about="that an epoch should have")
+    data: str = api.knob("iterable", choices=tuple(LOADERS), about="the kind of dataset")
+    reset: bool = api.knob(
         False, about="whether the script sets the loader's end_of_dataloader to False at each epoch"
     )
-    lr: float = knob(0.1, above=0, about="of SGD")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "reset end_of_dataloader for dataloader_dispatcher",
         "https://github.com/huggingface/accelerate/pull/1609",
@@ -78,23 +60,25 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("a prepared loader is iterated inside accumulate() for several epochs"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("a prepared loader is iterated inside accumulate() for several epochs"),
     },
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.11",  # the first with accumulate()
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.21.0"),
-        "map": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.21.0"),
+        "map": api.expect_symptom(
             "0.20.2", about="0.20.2 with a map-style dataset", params={"data": "map"}
         ),
-        "map_fixed": expect_clean(about="0.20.3 with a map-style dataset", params={"data": "map"}),
-        "control": expect_clean(
+        "map_fixed": api.expect_clean(
+            about="0.20.3 with a map-style dataset", params={"data": "map"}
+        ),
+        "control": api.expect_clean(
             about="0.20.3 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "remedy": expect_clean(
+        "remedy": api.expect_clean(
             about="0.20.3, the script resets the loader at each epoch",
             params={"reset": True},
             triggers=False,
@@ -103,17 +87,19 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The loader's class; and each micro-batch, with what was applied of it and of those before it
     that should be accumulated with it."""
     p = at.params
     return {
-        "loader": Kind({"name": exactly(LOADERS[p.data])}),
-        "step": Kind({"loss": NUMBER, **applied.shapes()}, each(_micro_batches(p) * p.epochs)),
+        "loader": api.Kind({"name": api.exactly(LOADERS[p.data])}),
+        "step": api.Kind(
+            {"loss": api.NUMBER, **applied.shapes()}, api.each(_micro_batches(p) * p.epochs)
+        ),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map under accumulate(); compare each micro-batch's update with plain torch."""
     import torch
     from accelerate import Accelerator
@@ -123,7 +109,7 @@ def run(ctx: Context) -> None:
     p = ctx.params
     with ctx.phase("init"):
         made: Any = Accelerator(
-            cpu=ctx.lane is Lane.CPU, gradient_accumulation_steps=p.accumulation
+            cpu=ctx.lane is api.Lane.CPU, gradient_accumulation_steps=p.accumulation
         )
         plain = linear.model()
         sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
@@ -167,30 +153,32 @@ def _micro_batches(p: Any) -> int:
     return int(p.accumulation * p.updates)
 
 
-def _epoch(records: Records, step: Record) -> int:
+def _epoch(records: api.Records, step: api.Record) -> int:
     return 1 + (step["step"] - 1) // _micro_batches(records.params)
 
 
-def _right(records: Records, step: Record) -> bool:
+def _right(records: api.Records, step: api.Record) -> bool:
     """The last micro-batch of a window applied the window's mean; those before it, nothing."""
     last = len(step["micro"]) == records.params.accumulation
-    return applied.times(step, 1.0) if last else near(step["applied"], 0.0, within=_least(step))
+    return applied.times(step, 1.0) if last else api.near(step["applied"], 0.0, within=_least(step))
 
 
-def _alone(records: Records, step: Record) -> bool:
+def _alone(records: api.Records, step: api.Record) -> bool:
     """This micro-batch's gradient was applied, divided by the accumulation steps, and no other."""
     *before, own = step["micro"]
     wanted = len(step["micro"]) / records.params.accumulation
     within = 1e-2
-    return near(own, wanted, within=within) and all(near(m, 0.0, within=within) for m in before)
+    return api.near(own, wanted, within=within) and all(
+        api.near(m, 0.0, within=within) for m in before
+    )
 
 
-def _least(step: Record) -> float:
+def _least(step: api.Record) -> float:
     """The norm below which nothing was applied; rounding in fp32 moves weights by 1e-7."""
     return float(1e-5 * step["gradient"])
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """In the first epoch all is right. After it, each micro-batch applies its own gradient."""
     steps = records.of("step")
     wrong = [step for step in steps if not _right(records, step)]
@@ -199,7 +187,7 @@ def detect(records: Records) -> Finding | None:
     later = [step for step in steps if _epoch(records, step) > 1]
     documented = {step["step"] for step in wrong} == {step["step"] for step in later}
     counts = _updates(records)
-    return Finding(
+    return api.Finding(
         f"the epochs have {', '.join(map(str, counts))} updates, where {records.params.updates} "
         "each are right",
         step=wrong[0]["step"],
@@ -210,35 +198,35 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _updates(records: Records) -> list[int]:
+def _updates(records: api.Records) -> list[int]:
     """How many micro-batches of each epoch changed the weights."""
     moved = Counter(
         _epoch(records, step)
         for step in records.of("step", 0)
-        if not near(step["applied"], 0.0, within=_least(step))
+        if not api.near(step["applied"], 0.0, within=_least(step))
     )
-    return [moved[epoch] for epoch in each(records.params.epochs)]
+    return [moved[epoch] for epoch in api.each(records.params.epochs)]
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several micro-batches were to be accumulated in a second epoch, and the script left the
     loader as it was."""
     p, (loader,) = records.params, records.of("loader")
     text = f"{p.epochs} epochs of {p.accumulation} accumulation steps, with {loader['name']}"
-    return Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & Exercise.of(
+    return api.Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & api.Exercise.of(
         not p.reset, "", "the script reset the loader at each epoch"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is plain torch's for the weights, and falls."""
     losses = usual_checks.loss_ends_higher(records)
     later = [step for step in records.of("step") if len(step["micro"]) == 1]
-    unlike = any(not near(s["loss"], s["reference_loss"], share=1e-3) for s in later)
+    unlike = any(not api.near(s["loss"], s["reference_loss"], share=1e-3) for s in later)
     return losses | {"the first loss of a window is not that of plain torch": unlike}
 
 
-def picture(trials: Trials) -> Iterable[Picture]:
+def picture(trials: api.Trials) -> Iterable[api.Picture]:
     """A picture of how many updates each epoch had."""
     bars = [
         (variant, f"epoch {epoch}", float(count))
@@ -246,7 +234,7 @@ def picture(trials: Trials) -> Iterable[Picture]:
         for epoch, count in enumerate(_updates(records), 1)
     ]
     wanted = {float(records.params.updates) for records in trials.values()}
-    yield Bars(
+    yield api.Bars(
         "Updates of each epoch",
         "with the bug, each micro-batch is an update from the second epoch on",
         bars,

@@ -12,7 +12,7 @@ from accelerate.utils.fsdp_utils import load_fsdp_model, save_fsdp_model
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.accelerate import _sharded as sharded
 
 FEATURES, RANK, ROWS = 8, 4, 16
@@ -21,7 +21,7 @@ FEATURES, RANK, ROWS = 8, 4, 16
 class Adapter:
     """A frozen base with an adapter, sharded by accelerate, and its optimizer."""
 
-    def __init__(self, ctx: Context, seed: int) -> None:
+    def __init__(self, ctx: api.Context, seed: int) -> None:
         self.accelerator = sharded.accelerator(ctx, "no", state_dict_type=ctx.params.state_dict)
         torch.manual_seed(ctx.seed)
         base = nn.Sequential(
@@ -58,7 +58,7 @@ class Adapter:
         return self.accelerator.state.fsdp_plugin, self.accelerator, self.model
 
 
-def saved(ctx: Context) -> None:
+def saved(ctx: api.Context) -> None:
     """Train the adapter and save it, with the arguments that transformers' Trainer passes."""
     made = Adapter(ctx, ctx.seed)
     made.train(ctx.params.steps)
@@ -66,7 +66,7 @@ def saved(ctx: Context) -> None:
     save_fsdp_model(*made.saving, str(_folder(ctx)), adapter_only=True)
 
 
-def loaded(ctx: Context) -> None:
+def loaded(ctx: api.Context) -> None:
     """Load what was saved into a new adapter."""
     made = Adapter(ctx, ctx.seed + 1)
     fresh, peft = made.values(), bool(is_peft_model(made.model))
@@ -74,11 +74,11 @@ def loaded(ctx: Context) -> None:
     ctx.record("loaded", fresh=fresh, values=made.values(), peft=peft, file=_shapes(ctx))
 
 
-def _folder(ctx: Context) -> Path:
+def _folder(ctx: api.Context) -> Path:
     return ctx.folder / "checkpoint"
 
 
-def _shapes(ctx: Context) -> list[list[int]]:
+def _shapes(ctx: api.Context) -> list[list[int]]:
     """The shapes in the file of a complete state dict, on rank 0; otherwise nothing."""
     file = _folder(ctx) / "pytorch_model_fsdp.bin"
     if ctx.rank or not file.exists():

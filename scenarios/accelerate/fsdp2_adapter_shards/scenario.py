@@ -18,37 +18,21 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, FLAG, NUMBER, alike, by_name, many
-from harness.api.spec import (
-    Companion,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
-VALUES = by_name(many(NUMBER, least=1), least=1)
-SHAPES = many(many(COUNT))
+VALUES = api.by_name(api.many(api.NUMBER, least=1), least=1)
+SHAPES = api.many(api.many(api.COUNT))
 
 
 @dataclass
-class Params(Knobs):
-    steps: int = knob(3, least=1, about="of training before the save")
-    lr: float = knob(0.1, above=0, about="of AdamW")
-    state_dict: str = knob(FULL, choices=(FULL, SHARDED), about="that is saved")
+class Params(api.Knobs):
+    steps: int = api.knob(3, least=1, about="of training before the save")
+    lr: float = api.knob(0.1, above=0, about="of AdamW")
+    state_dict: str = api.knob(FULL, choices=(FULL, SHARDED), about="that is saved")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix FSDP2/ PEFT/`FULL_STATE_DICT` dropping every rank's adapter shard except rank 0",
         "https://github.com/huggingface/accelerate/pull/4206",
@@ -63,12 +47,12 @@ SCENARIO = Scenario(
     pins={"accelerate": "1.14.0", "peft": "0.21.2", "transformers": "5.12.1"},
     vehicles=("transformers",),
     companions=(
-        Companion(
+        api.Companion(
             "accelerate>=1.10.1,<1.13",
             {"transformers": "4.57.6"},
             "5.12.1 does not install beside the huggingface_hub of these releases",
         ),
-        Companion(
+        api.Companion(
             "accelerate<1.10.1",
             {"transformers": "4.51.3"},
             "4.57.6 does not install beside the huggingface_hub and tokenizers of these releases",
@@ -76,36 +60,41 @@ SCENARIO = Scenario(
     ),
     harm="wrong resume",
     visibility="silent",
-    settings={"ranks": above(1), "code": by_code("FSDP2 saves an adapter with FULL_STATE_DICT")},
+    settings={
+        "ranks": api.above(1),
+        "code": api.by_code("FSDP2 saves an adapter with FULL_STATE_DICT"),
+    },
     files=("accelerate/utils/fsdp_utils.py",),
     releases="accelerate>=1.7",  # under FSDP2, 1.6 raises with FULL_STATE_DICT
     ranks=2,
     launches=("save", "load"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.15.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.15.0"),
+        "control": api.expect_clean(
             about="1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """This rank's part of the adapter before the save; as new, and after the load."""
     if at.launch == "save":
-        return {"saved": Kind({"values": VALUES, "shapes": alike(SHAPES)})}
-    return {"loaded": Kind({"fresh": VALUES, "values": VALUES, "peft": FLAG, "file": SHAPES})}
+        return {"saved": api.Kind({"values": VALUES, "shapes": api.alike(SHAPES)})}
+    return {
+        "loaded": api.Kind({"fresh": VALUES, "values": VALUES, "peft": api.FLAG, "file": SHAPES})
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train an adapter and save it as the Trainer does; load it into new processes."""
     from scenarios.accelerate.fsdp2_adapter_shards import adapter
 
     adapter.saved(ctx) if ctx.launch == "save" else adapter.loaded(ctx)
 
 
-def _lost(records: Records) -> Mapping[int, tuple[int, int, int]]:
+def _lost(records: api.Records) -> Mapping[int, tuple[int, int, int]]:
     """By rank: how many values of the adapter the load did not restore, how many of these are as
     in a new adapter, and how many there are."""
     found = {}
@@ -123,7 +112,7 @@ def _lost(records: Records) -> Mapping[int, tuple[int, int, int]]:
     return found
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """After the load, every rank but rank 0 has the values of a new adapter, and rank 0 has those
     that were saved."""
     lost = _lost(records)
@@ -131,7 +120,7 @@ def detect(records: Records) -> Finding | None:
     if not wrong:
         return None
     total = sum(count for *_, count in lost.values())
-    return Finding(
+    return api.Finding(
         "\n".join(
             f"rank {rank}: {many} of {count} values of its part of the adapter are not those that "
             f"were saved, {new} are as in a new adapter"
@@ -146,7 +135,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A complete state dict of an adapter that training had moved was saved, and each rank had a
     part of it."""
     kind = records.params.state_dict
@@ -161,19 +150,19 @@ def exercised(records: Records) -> Exercise:
     parted = len(own) > 1 and all(own) and sum(own) == whole
     text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
     peft = all(one["peft"] for one in loaded)
-    return Exercise.of(moved and parted and peft, "", f"not a trained, sharded adapter: {text}") & (
-        Exercise.of(kind == FULL, text)
-    )
+    return api.Exercise.of(
+        moved and parted and peft, "", f"not a trained, sharded adapter: {text}"
+    ) & (api.Exercise.of(kind == FULL, text))
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The file has each weight, and each claims its full shape."""
     shapes, file = records.of("saved")[0]["shapes"], records.of("loaded")[0]["file"]
     lacks = bool(file) and file != shapes
     return {"a weight is missing in the checkpoint, or has another shape": lacks}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of what became of each rank's part of each adapter weight."""
     fields = [
         (variant, was["rank"], name, "saved" if new["values"][name] == values else "lost")
@@ -181,7 +170,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for was, new in zip(records.of("saved"), records.of("loaded"), strict=True)
         for name, values in was["values"].items()
     ]
-    yield Grid(
+    yield api.Grid(
         "Which parts of the adapter a load restored",
         "with the bug only rank 0 has the values that were saved",
         fields,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.accelerate import _sharded as sharded
 from scenarios.common import applied, linear
 
@@ -34,7 +34,7 @@ class Shadow:
         return float(torch.cat([part.flatten() for part in apart]).max()) / self.lr
 
 
-def train(ctx: Context) -> None:
+def train(ctx: api.Context) -> None:
     """Train, and record each step."""
     p = ctx.params
     with ctx.phase("init"):

@@ -16,44 +16,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, NUMBER, SIZE, alike, one_of
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import usual_checks
 
 TOLERANCE = 2e-2
 """How far (as a fraction) a gradient that is computed in bf16 may be from plain torch's in fp32."""
 
 BF16, FP32 = "bfloat16", "float32"
-DTYPE = one_of(BF16, FP32)
+DTYPE = api.one_of(BF16, FP32)
 
 
 @dataclass
-class Params(Knobs):
-    steps: int = knob(20, least=1, about="of training, all on the same rows")
-    lr: float = knob(1e-4, above=0, most=1e-3, about="of AdamW")
-    loaded: str = knob(
+class Params(api.Knobs):
+    steps: int = api.knob(20, least=1, about="of training, all on the same rows")
+    lr: float = api.knob(1e-4, above=0, most=1e-3, about="of AdamW")
+    loaded: str = api.knob(
         BF16, choices=(BF16, FP32), about="type of the model's weights when it is loaded"
     )
-    rows: int = knob(64, least=8, multiple=8, about="in the global batch")
+    rows: int = api.knob(64, least=8, multiple=8, about="in the global batch")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[Bug] FSDP2 mixed-precision upcast to fp32 is a silent no-op since v1.13.0",
         "https://github.com/huggingface/accelerate/issues/3979",
@@ -65,7 +48,7 @@ SCENARIO = Scenario(
     remedy="call model.float() before prepare()",
     pins={"accelerate": "1.13.0"},
     absent=(
-        Absent(
+        api.Absent(
             "accelerate<1.13",
             "until 1.12.0 it casts the whole model",
             "https://github.com/huggingface/accelerate/blob/v1.12.0/src/accelerate/utils/fsdp_utils.py",
@@ -73,54 +56,61 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="silent",
-    settings={"code": by_code("FSDP2 trains a model that was loaded in bf16")},
+    settings={"code": api.by_code("FSDP2 trains a model that was loaded in bf16")},
     files=("accelerate/utils/fsdp_utils.py",),
     releases="accelerate>=1.6",  # the first with FSDP2
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.14.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.14.0"),
+        "control": api.expect_clean(
             about="1.13.0 with a model in fp32", params={"loaded": FP32}, triggers=False
         ),
-        "before": expect_clean("1.12.0", about="1.12.0, before the upcast was lost"),
+        "before": api.expect_clean("1.12.0", about="1.12.0, before the upcast was lost"),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """What was prepared; and each step: its gradient, and where it led."""
-    prepared = {"loaded": alike(DTYPE), "forward": alike(DTYPE), "own": COUNT, "whole": COUNT}
-    step = {
-        "loss": NUMBER,
-        "reference_loss": NUMBER,
-        "ratio": alike(NUMBER),
-        "off": alike(SIZE),
-        "weights": alike(DTYPE),
-        "state": alike(DTYPE),
-        "from_fp32": SIZE,
-        "from_bf16": SIZE,
-        "moved": SIZE,
+    prepared = {
+        "loaded": api.alike(DTYPE),
+        "forward": api.alike(DTYPE),
+        "own": api.COUNT,
+        "whole": api.COUNT,
     }
-    return {"prepared": Kind(prepared), "step": Kind(step, each(at.params.steps))}
+    step = {
+        "loss": api.NUMBER,
+        "reference_loss": api.NUMBER,
+        "ratio": api.alike(api.NUMBER),
+        "off": api.alike(api.SIZE),
+        "weights": api.alike(DTYPE),
+        "state": api.alike(DTYPE),
+        "from_fp32": api.SIZE,
+        "from_bf16": api.SIZE,
+        "moved": api.SIZE,
+    }
+    return {"prepared": api.Kind(prepared), "step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear map with FSDP2 and AdamW; compare each step with torch's AdamW."""
     from scenarios.accelerate.fsdp2_upcast_lost import loop
 
     loop.train(ctx)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Steps do not lead where AdamW leads with fp32 weights. It counts only if the gradients are
     right, and if each step leads exactly where AdamW leads with weights and state in bf16."""
     steps = records.of("step")
     wrong = [step for step in steps if step["from_fp32"] > TOLERANCE]
-    odd = [s for s in steps if not near(s["ratio"], 1, within=TOLERANCE) or s["off"] > TOLERANCE]
+    odd = [
+        s for s in steps if not api.near(s["ratio"], 1, within=TOLERANCE) or s["off"] > TOLERANCE
+    ]
     if odd:
         text = f"a gradient is {odd[0]['ratio']:.4g} times plain torch's, {odd[0]['off']:.2g} aside"
-        return Finding(text, odd[0]["step"], documented=False)
+        return api.Finding(text, odd[0]["step"], documented=False)
     if not wrong:
         return None
     in_bf16 = all(
@@ -128,7 +118,7 @@ def detect(records: Records) -> Finding | None:
         for step in steps
     )
     still = 1 - min(records.of("step", rank)[-1]["moved"] for rank in records.ranks)
-    return Finding(
+    return api.Finding(
         f"the weights are {steps[0]['weights']}, AdamW's state is {steps[0]['state']}: after "
         f"{records.params.steps} steps up to {still:.1%} of a rank's weights have never moved",
         wrong[0]["step"],
@@ -139,28 +129,28 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Each rank had a part of the weights, which were loaded in bf16 and computed in bf16."""
     made = records.of("prepared")
     loaded, forward = made[0]["loaded"], made[0]["forward"]
     parts = [f"{one['own']} of {one['whole']}" for one in made]
     sharded = all(0 < one["own"] < one["whole"] for one in made)
     text = f"loaded in {loaded}, computed in {forward}; the ranks have {', '.join(parts)} weights"
-    return Exercise.of(sharded and loaded == forward == BF16, text)
+    return api.Exercise.of(sharded and loaded == forward == BF16, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls, and is that of plain torch at these weights."""
     return usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(
         records, TOLERANCE
     )
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how much of the weights has moved since the start."""
-    yield Lines(
+    yield api.Lines(
         "How much of the weights has moved",
         "with the bug most weights never move; otherwise all move at the first step",
-        by_step(trials, lambda step: step["moved"]),
+        api.by_step(trials, lambda step: step["moved"]),
         y="part of the weights",
     )

@@ -17,30 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.transformers.length_grouped_resume import scenario as sibling
 from scenarios.transformers.length_grouped_resume.scenario import BATCH
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(24, least=8, most=32, multiple=4, about="of the dataset")
-    epochs: int = knob(3, least=1, about="passes over the dataset")
-    stop: int = knob(9, least=1, about="step after which the first run stops")
+class Params(api.Knobs):
+    rows: int = api.knob(24, least=8, most=32, multiple=4, about="of the dataset")
+    epochs: int = api.knob(3, least=1, about="passes over the dataset")
+    stop: int = api.knob(9, least=1, about="step after which the first run stops")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "fix: preserve dataloader iteration state when resuming from checkpoint",
         "https://github.com/huggingface/accelerate/pull/4071",
@@ -59,12 +48,12 @@ SCENARIO = Scenario(
     ranks=1,
     launches=("whole", "save", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.15.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.15.0"),
+        "control": api.expect_clean(
             about="1.14.0, resumed within the first epoch", params={"stop": 3}, triggers=False
         ),
-        "epoch_end": expect_clean(
+        "epoch_end": api.expect_clean(
             about="1.14.0, resumed at the end of an epoch", params={"stop": 6}, triggers=False
         ),
     },
@@ -72,7 +61,7 @@ SCENARIO = Scenario(
 plan = sibling.plan
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers import _resumed_loop as loop
 
@@ -80,7 +69,7 @@ def run(ctx: Context) -> None:
     ctx.record("order", rows=[row for step in given for row in step])
 
 
-def _epochs(records: Records) -> tuple[list[list[int]], list[list[int]]]:
+def _epochs(records: api.Records) -> tuple[list[list[int]], list[list[int]]]:
     """The rows by epoch: of the run without a stop, and of the stopped and resumed one."""
     whole, save, resume = (record["rows"] for record in records.of("order"))
     rows = records.params.rows
@@ -91,19 +80,19 @@ def _epochs(records: Records) -> tuple[list[list[int]], list[list[int]]]:
     return by_epoch(whole), by_epoch([*save, *resume])
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The rest of the epoch of the resume is the end of the first epoch; all other rows come as in
     the run without a stop, which sees each row once in each epoch."""
     p = records.params
     whole, stopped = _epochs(records)
     if any(sorted(epoch) != list(range(p.rows)) for epoch in whole):
-        return Finding("without a stop, an epoch does not have each row once", documented=False)
+        return api.Finding("without a stop, an epoch does not have each row once", documented=False)
     if whole == stopped:
         return None
     number, done = divmod(p.stop * BATCH, p.rows)
     seen = len(set(stopped[number]))
     replayed = whole[number][:done] + whole[0][done:]
-    return Finding(
+    return api.Finding(
         f"resumed after {done} of {p.rows} rows of epoch {number + 1}: {seen} of {p.rows} rows "
         f"came in that epoch, {p.rows - seen} never and {p.rows - seen} a second time",
         step=p.stop + 1,
@@ -114,19 +103,19 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The run was resumed within the second epoch or later, and its epochs have other orders."""
     p = records.params
     whole, _ = _epochs(records)
     number, done = divmod(p.stop * BATCH, p.rows)
     text = f"resumed after {done} of {p.rows} rows of epoch {number + 1}"
     orders = len({tuple(epoch) for epoch in whole})
-    return Exercise.of(number > 0 and done > 0, text) & Exercise.of(
+    return api.Exercise.of(number > 0 and done > 0, text) & api.Exercise.of(
         orders == len(whole), "", f"{len(whole)} epochs have only {orders} orders"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The number of rows is right, and the next epoch is complete."""
     whole, stopped = _epochs(records)
     last = len(set(stopped[-1])) < records.params.rows
@@ -136,7 +125,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How often each row came in the epoch of the resume."""
     words = {0: "never", 1: "once"}
     fields = [
@@ -145,7 +134,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for epoch in [_epochs(records)[1][records.params.stop * BATCH // records.params.rows]]
         for row in range(records.params.rows)
     ]
-    yield Grid(
+    yield api.Grid(
         "How often each row came in the epoch of the resume",
         "with the bug some rows come twice and others never",
         fields,

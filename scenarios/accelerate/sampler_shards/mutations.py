@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.mutation import mutation
 
 LOADER = "accelerate/data_loader.py"
@@ -14,7 +14,7 @@ SHARD, ITERATE = "BatchSamplerShard._iter_with_no_split", "DataLoaderShard.__ite
 
 
 @mutation("same_batches", LOADER, SHARD, "every rank gets the first rank's batches")
-def same_batches(function: Any) -> Edits:
+def same_batches(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -25,7 +25,7 @@ def same_batches(function: Any) -> Edits:
 
 
 @mutation("batch_again", LOADER, ITERATE, "the first batch of an epoch comes again and again")
-def again(function: Any) -> Edits:
+def again(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -35,7 +35,7 @@ def again(function: Any) -> Edits:
 
 
 @mutation("first_sample_twice", LOADER, SHARD, "a batch ends with its first sample once more")
-def sample_twice(function: Any) -> Edits:
+def sample_twice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -47,7 +47,7 @@ def sample_twice(function: Any) -> Edits:
 
 
 @mutation("seeded_alike", RANDOM, "set_seed", "device_specific seeds all ranks alike")
-def seeded_alike(function: Any) -> Edits:
+def seeded_alike(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

@@ -22,19 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.accelerate import _coverage as coverage
 
 BATCH = 4
@@ -42,20 +30,20 @@ BATCH = 4
 
 
 @dataclass
-class Params(Knobs):
-    samples: int = knob(64, least=8, multiple=8, about="size of the dataset")
-    epochs: int = knob(3, least=1, about="passes over the dataset")
-    seeding: str = knob(
+class Params(api.Knobs):
+    samples: int = api.knob(64, least=8, multiple=8, about="size of the dataset")
+    epochs: int = api.knob(3, least=1, about="passes over the dataset")
+    seeding: str = api.knob(
         "device_specific", choices=("device_specific", "common"), about="how the ranks are seeded"
     )
-    sampler: str = knob(
+    sampler: str = api.knob(
         "default",
         choices=("default", "seedable"),
         about="accelerate's default for shuffle=True, or its SeedableRandomSampler",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix the rng states of sampler's generator to be synchronized for correct sharding of "
         "dataset across GPUs",
@@ -70,18 +58,18 @@ SCENARIO = Scenario(
     pins={"accelerate": "0.29.3"},
     harm="loses data",
     visibility="silent",
-    settings={"ranks": above(1), "code": by_code("the ranks have different seeds")},
+    settings={"ranks": api.above(1), "code": api.by_code("the ranks have different seeds")},
     files=("accelerate/data_loader.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.30.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.30.0"),
+        "control": api.expect_clean(
             about="0.29.3 with the same seed on all ranks",
             params={"seeding": "common"},
             triggers=False,
         ),
-        "alive": expect_symptom(
+        "alive": api.expect_symptom(
             "1.15.0",
             about="1.15.0 with its seedable sampler, which the fix left out",
             params={"sampler": "seedable"},
@@ -90,12 +78,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The samples that came in each epoch."""
     return coverage.plan(at.params.epochs)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Iterate over a prepared loader for some epochs; record which samples came."""
     from accelerate.utils import set_seed
     from torch.utils.data import DataLoader
@@ -114,13 +102,13 @@ def run(ctx: Context) -> None:
         coverage.watch(ctx, loader, params.epochs)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """In some epoch the ranks together did not see the dataset, though they saw as many samples;
     and each rank saw its share of an order of its own."""
     return coverage.misdrawn(records, BATCH) or coverage.incomplete(records)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The loader shuffled, and the ranks had different seeds."""
     return coverage.shuffled(records) & coverage.states_apart(records)
 

@@ -18,23 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import NUMBER, exactly
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
@@ -46,16 +30,16 @@ ROWS = 16
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
-    steps: int = knob(8, least=2, about="of the optimizer, over which the schedule falls to 0")
-    only_synced: bool = knob(
+class Params(api.Knobs):
+    accumulation: int = api.knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
+    steps: int = api.knob(8, least=2, about="of the optimizer, over which the schedule falls to 0")
+    only_synced: bool = api.knob(
         False, about="whether the script steps the scheduler only if sync_gradients"
     )
-    lr: float = knob(1.0, above=0, most=1.0, about="of SGD, where the schedule starts")
+    lr: float = api.knob(1.0, above=0, most=1.0, about="of SGD, where the schedule starts")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Scheduler always steps when training with gradient accumulation",
         "https://github.com/huggingface/accelerate/issues/963",
@@ -70,19 +54,19 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("a prepared scheduler is stepped inside accumulate()"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("a prepared scheduler is stepped inside accumulate()"),
     },
     files=("accelerate/scheduler.py",),
     releases="accelerate>=0.11",  # the first with accumulate()
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.16.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.16.0"),
+        "control": api.expect_clean(
             about="0.15.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "remedy": expect_clean(
+        "remedy": api.expect_clean(
             about="0.15.0, the script steps the scheduler only if sync_gradients",
             params={"only_synced": True},
             triggers=False,
@@ -91,18 +75,18 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The scheduler's class; the rate of each step; and what it did to the weights. Because steps
     are measured in rates of 1, ``ratio`` is the rate that was applied."""
-    steps = each(at.params.steps)
+    steps = api.each(at.params.steps)
     return {
-        "schedule": Kind({"name": exactly(PREPARED)}),
-        "rate": Kind({"rates": schedule.RATES}, steps),
-        "step": Kind({"loss": NUMBER, **applied.shapes(at.params.accumulation)}, steps),
+        "schedule": api.Kind({"name": api.exactly(PREPARED)}),
+        "rate": api.Kind({"rates": schedule.RATES}, steps),
+        "step": api.Kind({"loss": api.NUMBER, **applied.shapes(at.params.accumulation)}, steps),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map under accumulate(); record the rate of each step."""
     import torch
     from accelerate import Accelerator
@@ -118,7 +102,7 @@ def run(ctx: Context) -> None:
     p = ctx.params
     with ctx.phase("init"):
         made: Any = Accelerator(
-            cpu=ctx.lane is Lane.CPU, gradient_accumulation_steps=p.accumulation
+            cpu=ctx.lane is api.Lane.CPU, gradient_accumulation_steps=p.accumulation
         )
         plain = linear.model()
         sgd = torch.optim.SGD(plain.parameters(), lr=p.lr)
@@ -150,25 +134,25 @@ def run(ctx: Context) -> None:
             seen, losses = [], []
 
 
-def _rate(records: Records, step: int, *, each_micro_batch: bool = False) -> float:
+def _rate(records: api.Records, step: int, *, each_micro_batch: bool = False) -> float:
     """The rate of a step: of the schedule, or of one that steps with each micro-batch."""
     p = records.params
     done = p.accumulation * step - 1 if each_micro_batch else step - 1
     return float(p.lr * max(0.0, 1 - done / p.steps))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The rates are those of a schedule that steps with each micro-batch. Each step moved the
     weights by its rate times the gradient of its micro-batches."""
     odd = [*schedule.not_moved(records), *applied.loss_wrong(records)]
     if odd:
-        return Finding("\n".join(odd[:3]), documented=False)
+        return api.Finding("\n".join(odd[:3]), documented=False)
     wrong = schedule.deviations(records, partial(_rate, records))
     fast = schedule.deviations(records, partial(_rate, records, each_micro_batch=True))
     return schedule.finding(wrong, documented=not fast) if wrong else None
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A prepared scheduler was stepped, and each step of the optimizer came after several
     micro-batches, as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
@@ -177,25 +161,25 @@ def exercised(records: Records) -> Exercise:
     counted = all(len(step["micro"]) == wanted for step in steps)
     always = not records.params.only_synced
     return (
-        Exercise.of(wanted > 1, "", "no accumulation was requested")
-        & Exercise.of(counted, text, f"not {text}")
-        & Exercise.of(always, "", "the scheduler was stepped only after the last micro-batch")
+        api.Exercise.of(wanted > 1, "", "no accumulation was requested")
+        & api.Exercise.of(counted, text, f"not {text}")
+        & api.Exercise.of(always, "", "the scheduler was stepped only after the last micro-batch")
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls, and is plain torch's; and a rate that decays never rises."""
     used = [record["rates"][0] for record in records.of("rate", 0)]
     losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
     return losses | {"a rate is above the one before": used != sorted(used, reverse=True)}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the learning rate of each step."""
-    yield Lines(
+    yield api.Lines(
         "The learning rate that each step used",
         "with the bug the schedule is over long before the training is",
-        by_step(trials, lambda record: record["rates"][0], "rate"),
+        api.by_step(trials, lambda record: record["rates"][0], "rate"),
         y="learning rate",
         stairs=True,
     )

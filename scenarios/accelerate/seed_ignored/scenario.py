@@ -21,22 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, WHOLE, alike, many
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.accelerate import _coverage as coverage
 
 BATCH = 4
@@ -44,13 +29,13 @@ BATCH = 4
 
 
 @dataclass
-class Params(Knobs):
-    samples: int = knob(64, least=16, multiple=8, about="size of the dataset")
-    epochs: int = knob(2, least=1, about="of each loader; a new loader is made after each seed")
-    generator: str = knob("none", choices=("none", "own"), about="of the user's DataLoader")
+class Params(api.Knobs):
+    samples: int = api.knob(64, least=16, multiple=8, about="size of the dataset")
+    epochs: int = api.knob(2, least=1, about="of each loader; a new loader is made after each seed")
+    generator: str = api.knob("none", choices=("none", "own"), about="of the user's DataLoader")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Randomization with seed not working",
         "https://github.com/huggingface/accelerate/issues/3398",
@@ -63,17 +48,17 @@ SCENARIO = Scenario(
     harm="wrong metric",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("the DataLoader shuffles without a generator of its own"),
+        "ranks": api.above(1),
+        "code": api.by_code("the DataLoader shuffles without a generator of its own"),
     },
     pins={"accelerate": "1.5.2"},
     files=("accelerate/data_loader.py",),
     releases="accelerate>=0.4",  # older releases start one process on a CPU
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.6.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.6.0"),
+        "control": api.expect_clean(
             about="1.5.2, the DataLoader has a generator with the seed",
             params={"generator": "own"},
             triggers=False,
@@ -82,13 +67,17 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The epochs of three loaders: a rank's samples, and the order of all on each rank."""
-    facts = {"seen": many(COUNT), "order": alike(many(COUNT)), "seed": alike(WHOLE)}
-    return {"epoch": Kind(facts, [*each(at.params.epochs)] * 3)}
+    facts = {
+        "seen": api.many(api.COUNT),
+        "order": api.alike(api.many(api.COUNT)),
+        "seed": api.alike(api.WHOLE),
+    }
+    return {"epoch": api.Kind(facts, [*api.each(at.params.epochs)] * 3)}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Set a seed, another one and the first again; each time prepare a new loader and read it."""
     import torch
     from accelerate.utils import set_seed
@@ -105,31 +94,31 @@ def run(ctx: Context) -> None:
         coverage.watch(ctx, made.prepare(loader), ctx.params.epochs)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Two different seeds gave the same orders of samples. It counts only if each rank saw its
     own part of the order, and if a seed that was set again gave the same order again."""
     n, orders = records.params.epochs, [one["order"] for one in records.of("epoch", 0)]
     first, other, again = orders[:n], orders[n : 2 * n], orders[2 * n :]
     if first != again:
-        return Finding("a seed did not give its orders a second time", documented=False)
+        return api.Finding("a seed did not give its orders a second time", documented=False)
     found = coverage.misdrawn(records, BATCH)
     same = sum(a == b for a, b in zip(first, other, strict=True))
     if found or not same:
         return found
     text = f"{same} of {n} epochs have the same order with both seeds"
-    return Finding(text, 1, ranks=records.ranks, clock="epoch", documented=same == n)
+    return api.Finding(text, 1, ranks=records.ranks, clock="epoch", documented=same == n)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Under two seeds, the samples were shuffled by a loader without a generator of its own."""
     seeds = sorted({one["seed"] for one in records.of("epoch")})
     generator = records.params.generator
     text = f"the seeds were {' and '.join(map(str, seeds))}, the user's generator: {generator}"
     met = len(seeds) == 2 and generator == "none"
-    return coverage.shuffled(records) & Exercise.of(met, text)
+    return coverage.shuffled(records) & api.Exercise.of(met, text)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the order of the first epoch, a row for each loader."""
     fields = [
         (variant, place, f"{number}: seed {one['seed']}", sample)
@@ -138,4 +127,4 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for place, sample in enumerate(one["order"], 1)
     ]
     caption = "with the bug all rows are alike; otherwise the second seed has an order of its own"
-    yield Grid("The order of the first epoch", caption, fields, "place", "loader", "sample")
+    yield api.Grid("The order of the first epoch", caption, fields, "place", "loader", "sample")

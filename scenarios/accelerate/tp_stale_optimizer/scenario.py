@@ -16,26 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import FLAG, LINE, NUMBER, SIZE, alike, by_name, many
-from harness.api.spec import (
-    Absent,
-    Companion,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import usual_checks
 
 TOLERANCE = 1e-3
@@ -48,20 +29,20 @@ LINEAR, NOTHING = "linear", "nothing"
 
 
 @dataclass
-class Params(Knobs):
-    sharded: str = knob(
+class Params(api.Knobs):
+    sharded: str = api.knob(
         LINEAR,
         choices=(LINEAR, NOTHING),
         about="before prepare(): the linear layers of attention and MLP, or nothing",
     )
-    optimizer_first: bool = knob(
+    optimizer_first: bool = api.knob(
         True, about="whether the optimizer is made before the model is prepared"
     )
-    steps: int = knob(4, least=1, about="of training, all on the same rows")
-    lr: float = knob(0.5, above=0, about="of SGD")
+    steps: int = api.knob(4, least=1, about="of training, all on the same rows")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[Bug] Update torch.optim.Optimizer parameter states after tensor parallelism",
         "https://github.com/huggingface/accelerate/pull/3835",
@@ -76,32 +57,34 @@ SCENARIO = Scenario(
     pins={"accelerate": "1.11.0", "transformers": "4.57.6"},
     vehicles=("transformers",),
     companions=(
-        Companion(
+        api.Companion(
             "accelerate<1.10.1",
             {"transformers": "4.55.4"},
             "4.57.6 does not install beside the tokenizers of this release",
         ),
     ),
-    absent=(Absent("accelerate>=1.12,<1.13", "it raises a KeyError if a parameter is sharded"),),
+    absent=(
+        api.Absent("accelerate>=1.12,<1.13", "it raises a KeyError if a parameter is sharded"),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("ParallelismConfig has a tp_size above 1, without FSDP"),
+        "ranks": api.above(1),
+        "code": api.by_code("ParallelismConfig has a tp_size above 1, without FSDP"),
     },
     files=("accelerate/accelerator.py",),
     releases="accelerate>=1.10",  # the first with ParallelismConfig
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.13.0"),
-        "unsharded": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.13.0"),
+        "unsharded": api.expect_symptom(
             about="1.11.0 with a model without sharded parameters", params={"sharded": NOTHING}
         ),
-        "unsharded_fixed": expect_clean(
+        "unsharded_fixed": api.expect_clean(
             "1.12.0", about="1.12.0 with the same model", params={"sharded": NOTHING}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="1.11.0, the optimizer made after the model is prepared",
             params={"optimizer_first": False},
             triggers=False,
@@ -110,41 +93,41 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """What ``prepare`` made of each parameter; each step: how far it took each of them."""
-    names = alike(many(LINE))
+    names = api.alike(api.many(api.LINE))
     step = {
-        "loss": alike(NUMBER),
-        "reference_loss": alike(NUMBER),
-        "gradient": alike(by_name(SIZE, least=1)),
-        "ratio": alike(by_name(NUMBER, least=1)),
-        "aside": alike(by_name(SIZE, least=1)),
+        "loss": api.alike(api.NUMBER),
+        "reference_loss": api.alike(api.NUMBER),
+        "gradient": api.alike(api.by_name(api.SIZE, least=1)),
+        "ratio": api.alike(api.by_name(api.NUMBER, least=1)),
+        "aside": api.alike(api.by_name(api.SIZE, least=1)),
     }
-    made = {"first": alike(FLAG), "sharded": names, "replaced": names, "owned": names}
-    return {"prepared": Kind(made), "step": Kind(step, each(at.params.steps))}
+    made = {"first": api.alike(api.FLAG), "sharded": names, "replaced": names, "owned": names}
+    return {"prepared": api.Kind(made), "step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a LLaMA of one layer; compare what each parameter took with plain torch."""
     from scenarios.accelerate.tp_stale_optimizer import training
 
     training.train(ctx)
 
 
-def _wrong(step: Record) -> list[str]:
+def _wrong(step: api.Record) -> list[str]:
     """The parameters that did not take the right step."""
     return [name for name in step["gradient"] if not _took(step, name, 1.0)]
 
 
-def _took(step: Record, name: str, times: float) -> bool:
+def _took(step: api.Record, name: str, times: float) -> bool:
     """Whether a step took this parameter by so many times its right gradient."""
     norm = step["gradient"][name]
     least = FLOOR * max(step["gradient"].values()) / max(norm, 1e-30)
     away = abs(step["ratio"][name] - times) + step["aside"][name]
-    return near(away, 0.0, within=TOLERANCE * max(1.0, least))
+    return api.near(away, 0.0, within=TOLERANCE * max(1.0, least))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Exactly the parameters that prepare() replaced, and that the optimizer does not have, did not
     move at all."""
     steps = records.of("step")
@@ -159,7 +142,7 @@ def detect(records: Records) -> Finding | None:
         for step in steps
     )
     lost, whole = _wrong(first), len(first["gradient"])
-    return Finding(
+    return api.Finding(
         f"{len(lost)} of {whole} parameters do not move: {', '.join(lost[:4])}"
         + (" ..." if lost[4:] else ""),
         step=first["step"],
@@ -171,7 +154,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """prepare() got a model of which some parameters were not sharded, after its optimizer was
     made."""
     made, step = records.of("prepared", 0)[0], records.of("step", 0)[0]
@@ -181,10 +164,10 @@ def exercised(records: Records) -> Exercise:
         f"{left} of {whole} parameters were not sharded when prepare() got the model, {when} the "
         "optimizer was made"
     )
-    return Exercise.of(left > 0 and made["first"], text)
+    return api.Exercise.of(left > 0 and made["first"], text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is that of plain torch at these weights, and falls if anything trains."""
     losses = usual_checks.loss_unlike_reference(records)
     if records.params.sharded == NOTHING:
@@ -192,14 +175,14 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     return losses | usual_checks.loss_ends_higher(records)
 
 
-def picture(trials: Trials) -> Iterable[Picture]:
+def picture(trials: api.Trials) -> Iterable[api.Picture]:
     """A picture of how much of its gradient each kind of parameter took in the first step."""
     bars = [
         (variant, name.removeprefix("model."), float(ratio))
         for variant, records in trials.items()
         for name, ratio in records.of("step", 0)[0]["ratio"].items()
     ]
-    yield Bars(
+    yield api.Bars(
         "How much of its gradient each parameter took",
         "with the bug, parameters that accelerate replaced take nothing",
         bars,

@@ -18,9 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.api.projection import projection
-from harness.api.spec import Context, Lane
-from harness.system.errors import Inconclusive
+from harness import api
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 
@@ -38,16 +36,16 @@ class OnCPU(ParallelismConfig):  # type: ignore[misc]
 
     def _validate_accelerator(self, accelerator: Any) -> None:
         if self.total_size != accelerator.num_processes:
-            raise Inconclusive(f"{accelerator.num_processes} processes for {self.total_size}")
+            raise api.Inconclusive(f"{accelerator.num_processes} processes for {self.total_size}")
 
 
-def train(ctx: Context) -> None:
+def train(ctx: api.Context) -> None:
     """Prepare the model and SGD, train, and record each step."""
     p = ctx.params
     with ctx.phase("init"):
-        kind = OnCPU if ctx.lane is Lane.CPU else ParallelismConfig
+        kind = OnCPU if ctx.lane is api.Lane.CPU else ParallelismConfig
         made = Accelerator(
-            cpu=ctx.lane is Lane.CPU, parallelism_config=kind(tp_size=ctx.world_size)
+            cpu=ctx.lane is api.Lane.CPU, parallelism_config=kind(tp_size=ctx.world_size)
         )
         model = _llama().to(ctx.device)
         plain = deepcopy(model)
@@ -132,7 +130,7 @@ def _facts(
     loss = _of(plain, tokens)
     loss.backward()
     found = {
-        name: projection(
+        name: api.projection(
             ((before[name] - after[name]) / rate).double().flatten(),
             (torch.zeros_like(p) if p.grad is None else p.grad).double().flatten(),
         )

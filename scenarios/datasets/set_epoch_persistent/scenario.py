@@ -16,35 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, many
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 BATCH = 4
 """Rows of a batch."""
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(24, least=8, multiple=4, about="of the stream")
-    epochs: int = knob(3, least=2, about="passes over the stream")
-    persistent: bool = knob(True, about="whether the worker lives for all epochs")
+class Params(api.Knobs):
+    rows: int = api.knob(24, least=8, multiple=4, about="of the stream")
+    epochs: int = api.knob(3, least=2, about="passes over the stream")
+    persistent: bool = api.knob(True, about="whether the worker lives for all epochs")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "IterableDataset `set_epoch` is ignored when DataLoader `persistent_workers=True`",
         "https://github.com/huggingface/datasets/issues/6673",
@@ -56,13 +41,13 @@ SCENARIO = Scenario(
     pins={"datasets": "2.20.0"},
     harm="ruins training",
     visibility="silent",
-    settings={"code": by_code("a shuffled streaming dataset is read by persistent workers")},
+    settings={"code": api.by_code("a shuffled streaming dataset is read by persistent workers")},
     files=("datasets/iterable_dataset.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("2.21.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.21.0"),
+        "control": api.expect_clean(
             about="2.20.0 with new workers for each epoch",
             params={"persistent": False},
             triggers=False,
@@ -71,15 +56,15 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rows of each epoch: as the worker gave them, and without a worker, which may be another
     order."""
-    rows = many(COUNT, at.params.rows)
-    epoch = {"seen": rows, "right": rows, "worker": COUNT}
-    return {"epoch": Kind(epoch, each(at.params.epochs))}
+    rows = api.many(api.COUNT, at.params.rows)
+    epoch = {"seen": rows, "right": rows, "worker": api.COUNT}
+    return {"epoch": api.Kind(epoch, api.each(at.params.epochs))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Read some epochs from a worker, and the same epochs without a worker."""
     from torch.utils.data import DataLoader
 
@@ -102,7 +87,7 @@ def run(ctx: Context) -> None:
         )
 
 
-def _shuffled(ctx: Context) -> Any:
+def _shuffled(ctx: api.Context) -> Any:
     from datasets import IterableDataset
 
     stream = IterableDataset.from_generator(_rows, gen_kwargs={"count": ctx.params.rows})
@@ -113,7 +98,7 @@ def _rows(count: int) -> Iterator[dict[str, int]]:
     yield from ({"row": row, "process": os.getpid()} for row in range(count))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Every epoch has the order of the first one, and each has every row once."""
     epochs, rows = records.of("epoch"), list(range(records.params.rows))
     orders = [one["seen"] for one in epochs]
@@ -121,7 +106,7 @@ def detect(records: Records) -> Finding | None:
     repeated = [one["step"] for one in epochs if orders.count(one["seen"]) > 1]
     if complete and not repeated:
         return None
-    return Finding(
+    return api.Finding(
         f"epochs {', '.join(map(str, repeated))} have the same order of rows"
         if complete
         else "an epoch does not have each row once",
@@ -134,18 +119,18 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """One worker process read all epochs, which have different orders without a worker."""
     epochs = records.of("epoch")
     orders = {tuple(one["right"]) for one in epochs}
     workers = {one["worker"] for one in epochs}
     text = f"{len(epochs)} epochs, read by {len(workers)} worker process(es)"
-    return Exercise.of(
+    return api.Exercise.of(
         len(orders) == len(epochs), f"the dataset has {len(orders)} orders", "it did not shuffle"
-    ) & Exercise.of(len(workers) == 1, text)
+    ) & api.Exercise.of(len(workers) == 1, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Each epoch is shuffled and complete."""
     epochs, rows = records.of("epoch"), list(range(records.params.rows))
     return {
@@ -154,7 +139,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the order of each epoch."""
     fields = [
         (variant, place, one["step"], row)
@@ -163,4 +148,4 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for place, row in enumerate(one["seen"], 1)
     ]
     caption = "with the bug all epochs are alike; otherwise each has an order of its own"
-    yield Grid("The order of each epoch", caption, fields, "place", "epoch", "row")
+    yield api.Grid("The order of each epoch", caption, fields, "place", "epoch", "row")

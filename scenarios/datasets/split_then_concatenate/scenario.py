@@ -17,23 +17,20 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import Context, Position, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.datasets import _splits as splits
 
 
 @dataclass
-class Params(Knobs):
-    split: str = knob(
+class Params(api.Knobs):
+    split: str = api.knob(
         splits.FIRST,
         choices=(splits.FIRST, splits.LAST),
         about="before or after concatenate_datasets()",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("no report; found while the one of skip() was reproduced",),
     fix="in datasets 5.2.0",
     symptom="every rank iterates all rows of streams that were split before they were concatenated",
@@ -43,15 +40,15 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("streaming datasets are split between ranks, and then concatenated"),
+        "ranks": api.above(1),
+        "code": api.by_code("streaming datasets are split between ranks, and then concatenated"),
     },
     files=("datasets/iterable_dataset.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.2.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.2.0"),
+        "control": api.expect_clean(
             about="5.1.0, the concatenated stream is split",
             params={"split": splits.LAST},
             triggers=False,
@@ -62,12 +59,12 @@ detect, exercised = splits.detect, splits.exercised
 insufficient_checks, picture = splits.insufficient_checks, splits.picture
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """What a rank sees."""
     return splits.PLAN
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Concatenate two split streams."""
 
     def joined(streams: Any) -> Any:

@@ -14,22 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import Absent, Context, Position, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.datasets import _splits as splits
 
 
 @dataclass
-class Params(Knobs):
-    split: str = knob(
+class Params(api.Knobs):
+    split: str = api.knob(
         splits.FIRST, choices=(splits.FIRST, splits.LAST), about="before or after skip()"
     )
-    count: int = knob(1, least=1, most=7, unit="rows", about="how many are skipped")
+    count: int = api.knob(1, least=1, most=7, unit="rows", about="how many are skipped")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "skip() after split_dataset_by_node gives every rank the whole dataset",
         "https://github.com/huggingface/datasets/issues/8568",
@@ -42,7 +39,7 @@ SCENARIO = Scenario(
     remedy="call skip() before split_dataset_by_node",
     pins={"datasets": "4.8.5"},
     absent=(
-        Absent(
+        api.Absent(
             "datasets<2.21",
             "it raises NotImplementedError for a skip after a split",
             "https://github.com/huggingface/datasets/pull/6965",
@@ -51,15 +48,15 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("a streaming dataset is split between ranks, and then skips rows"),
+        "ranks": api.above(1),
+        "code": api.by_code("a streaming dataset is split between ranks, and then skips rows"),
     },
     files=("datasets/iterable_dataset.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.1.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.1.0"),
+        "control": api.expect_clean(
             about="4.8.5, skip() comes before the split",
             params={"split": splits.LAST},
             triggers=False,
@@ -70,12 +67,12 @@ detect, exercised = splits.detect, splits.exercised
 insufficient_checks, picture = splits.insufficient_checks, splits.picture
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """What a rank sees."""
     return splits.PLAN
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Skip rows of a split stream."""
     count = ctx.params.count
     splits.watch(

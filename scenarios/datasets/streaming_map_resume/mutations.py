@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calls, without_call
 from scenarios.common.mutation import mutation
 
@@ -15,7 +15,7 @@ RESUME, APPLY = "IterableDataset._prepare_ex_iterable_for_iteration", "apply_fun
 
 
 @mutation("one_row_too_far", FILE, ROW, "a resumed stream leaves out one row")
-def too_far(function: Any) -> Edits:
+def too_far(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -29,12 +29,12 @@ def too_far(function: Any) -> Edits:
 
 
 @mutation("state_not_loaded", FILE, RESUME, "a resumed stream begins once more")
-def not_loaded(function: Any) -> Edits:
+def not_loaded(function: Any) -> api.Edits:
     return without_call(function, "load_state_dict")
 
 
 @mutation("map_not_applied", FILE, APPLY, "map() gives the rows as they were")
-def not_applied(function: Any) -> Edits:
+def not_applied(function: Any) -> api.Edits:
     import libcst as cst
 
     for call in calls(function, "function"):
@@ -42,7 +42,7 @@ def not_applied(function: Any) -> Edits:
 
 
 @mutation("first_row_lost", FILE, TABLES, "the first row of each table never comes")
-def row_lost(function: Any) -> Edits:
+def row_lost(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

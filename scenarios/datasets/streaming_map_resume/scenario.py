@@ -18,28 +18,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.datasets.streaming_map_resume import stream
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(40, least=2, about="number of rows in the stream")
-    shards: int = knob(2, least=1, about="number of Arrow tables that hold the rows")
-    before: int = knob(7, least=1, unit="rows", about="how many are read before the checkpoint")
-    transform: str = knob(
+class Params(api.Knobs):
+    rows: int = api.knob(40, least=2, about="number of rows in the stream")
+    shards: int = api.knob(2, least=1, about="number of Arrow tables that hold the rows")
+    before: int = api.knob(7, least=1, unit="rows", about="how many are read before the checkpoint")
+    transform: str = api.knob(
         "map", choices=("none", "map", "batched", "filter"), about="what is applied to the stream"
     )
 
@@ -49,7 +37,7 @@ class Params(Knobs):
             raise ValueError("scenario.before must be below scenario.rows")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "`.map()` on a streaming IterableDataset silently skips examples after load_state_dict",
         "https://github.com/huggingface/datasets/issues/8145",
@@ -63,20 +51,20 @@ SCENARIO = Scenario(
     pins={"datasets": "4.8.4"},
     harm="wrong resume",
     visibility="silent",
-    settings={"code": by_code("a streaming dataset with map() is resumed")},
+    settings={"code": api.by_code("a streaming dataset with map() is resumed")},
     files=("datasets/iterable_dataset.py",),
     releases="datasets>=2.20",  # older releases keep no state
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.8.5"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.8.5"),
+        "control": api.expect_clean(
             about="4.8.4 without map()", params={"transform": "none"}, triggers=False
         ),
-        "batched": expect_symptom(
+        "batched": api.expect_symptom(
             about="4.8.4 with a batched map()", params={"transform": "batched"}
         ),
-        "filter": expect_symptom(
+        "filter": api.expect_symptom(
             "4.8.5",
             about="4.8.5, which fixed map(): filter() still skips rows",
             params={"transform": "filter"},
@@ -85,12 +73,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
     return stream.plan(at.params.before)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Read some rows, load the state into a new dataset, and read all that is left."""
     params = ctx.params
     dataset = _dataset(params)
@@ -129,17 +117,17 @@ def _dataset(params: Params) -> Any:
     return transforms[params.transform]()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The rows before and after the checkpoint are not those of a run without one: the stream
     jumped to the end of the table."""
     return stream.skipped(records)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A stream with a transform was resumed in the middle."""
     transform = records.params.transform
     text = f"the stream had the transform {transform}"
-    return stream.resumed(records) & Exercise.of(transform != "none", text)
+    return stream.resumed(records) & api.Exercise.of(transform != "none", text)
 
 
 picture = stream.around_resume

@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import COUNT, many
-from harness.api.spec import Exercise, Finding, Record, Records, Trials
+from harness import api
 
 BATCH = 4
 """Rows of a batch in a batched map()."""
 
-_ROWS = many(COUNT)
+_ROWS = api.many(api.COUNT)
 
 
-def plan(before: int) -> Plan:
+def plan(before: int) -> api.Plan:
     """A record ``resume`` after so many rows."""
-    rows = {"before": many(COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
-    return {"resume": Kind(rows)}
+    rows = {"before": api.many(api.COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
+    return {"resume": api.Kind(rows)}
 
 
 def _ends(params: Any) -> list[int]:
@@ -33,7 +30,7 @@ def _ends(params: Any) -> list[int]:
     return [size * n + min(n, longer) for n in range(1, params.shards + 1)]
 
 
-def skipped(records: Records) -> Finding | None:
+def skipped(records: api.Records) -> api.Finding | None:
     """The rows before and after the checkpoint are not those of a run without one.
 
     That is documented if the stream continues at the end of a table, or within a batch behind it.
@@ -43,7 +40,7 @@ def skipped(records: Records) -> Finding | None:
         return None
     wrong = "\n".join(_stream_wrong(seen, records.params))
     if wrong:
-        return Finding(wrong, ranks=records.ranks, clock="row", documented=False)
+        return api.Finding(wrong, ranks=records.ranks, clock="row", documented=False)
     if seen["before"] + seen["after"] == seen["whole"]:
         return None
     batch = BATCH if records.params.transform == "batched" else 0
@@ -52,7 +49,7 @@ def skipped(records: Records) -> Finding | None:
     jumped = begun and any(0 <= start - end <= batch for end in _ends(records.params))
     never = sorted(set(seen["whole"]) - set(seen["before"]) - set(seen["after"]))
     twice = sorted(set(seen["before"]) & set(seen["after"]))
-    return Finding(
+    return api.Finding(
         message=_message(seen, never, twice),
         step=len(seen["before"]),
         ranks=records.ranks,
@@ -63,7 +60,7 @@ def skipped(records: Records) -> Finding | None:
     )
 
 
-def _stream_wrong(seen: Record, params: Any) -> Iterator[str]:
+def _stream_wrong(seen: api.Record, params: Any) -> Iterator[str]:
     """What is wrong with the stream even without a resume."""
     whole, rows = seen["whole"], params.rows
     if whole != list(range(rows)):
@@ -75,7 +72,7 @@ def _stream_wrong(seen: Record, params: Any) -> Iterator[str]:
         yield f"the transform {params.transform} was applied {times} times, not {mark}"
 
 
-def _message(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
+def _message(seen: api.Record, never: Sequence[int], twice: Sequence[int]) -> str:
     place, total = len(seen["before"]), len(seen["whole"])
     if not never:
         return (
@@ -89,20 +86,20 @@ def _message(seen: Record, never: Sequence[int], twice: Sequence[int]) -> str:
     )
 
 
-def resumed(records: Records) -> Exercise:
+def resumed(records: api.Records) -> api.Exercise:
     """The stream was resumed in the middle: rows had come, and rows were left."""
     seen = records.one("resume")
     if seen is None:
-        return Exercise(False, "nothing was resumed")
+        return api.Exercise(False, "nothing was resumed")
     before, total = len(seen["before"]), len(seen["whole"])
-    return Exercise.of(
+    return api.Exercise.of(
         0 < before < total,
         f"the stream was resumed after {before} of {total} rows",
         f"the stream was resumed after {before} of {total} rows: not in the middle",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks for rows that come twice, or for no rows at all, and whether they fired."""
     seen = records.of("resume")
     return {
@@ -111,7 +108,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def around_resume(trials: Trials) -> Iterator[Picture]:
+def around_resume(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the rows that came before the checkpoint, after it, twice or never."""
     fields: list[tuple[str, int, str, str]] = []
     for variant, records in trials.items():
@@ -122,7 +119,7 @@ def around_resume(trials: Trials) -> Iterator[Picture]:
                 (variant, row, "", words.get((row in before, row in after), "never"))
                 for row in range(records.params.rows)
             ]
-    yield Grid(
+    yield api.Grid(
         "Which rows came before the checkpoint and after it",
         "with the bug, the rest of the table in which the stream was stopped never comes",
         fields,

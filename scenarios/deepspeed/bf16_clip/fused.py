@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.api.spec import Lane
+from harness import api
 from harness.system import apex
 
 
-def layer_norm(lane: Lane) -> type[nn.Module]:
+def layer_norm(lane: api.Lane) -> type[nn.Module]:
     """The class of layer norms over the last dimension; DeepSpeed's LayerSpec takes a class."""
     if not _fused(lane):
         return nn.LayerNorm
@@ -28,7 +28,7 @@ def layer_norm(lane: Lane) -> type[nn.Module]:
     return found
 
 
-def adam(lane: Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:
+def adam(lane: api.Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:
     """Adam without weight decay."""
     if not _fused(lane):
         return torch.optim.Adam(parameters, lr=lr)
@@ -38,5 +38,5 @@ def adam(lane: Lane, parameters: Iterable[nn.Parameter], lr: float) -> Any:
     return FusedAdam(parameters, lr=lr, adam_w_mode=False)
 
 
-def _fused(lane: Lane) -> bool:
-    return lane is Lane.GPU and apex.installed()
+def _fused(lane: api.Lane) -> bool:
+    return lane is api.Lane.GPU and apex.installed()

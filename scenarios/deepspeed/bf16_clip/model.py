@@ -28,9 +28,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from harness.api.spec import Context, Lane
+from harness import api
 from harness.detectors.replicas import replicated_parameters
-from harness.system.errors import Inconclusive
 from scenarios.common import bf16
 from scenarios.common.stepped import Plain
 from scenarios.deepspeed.bf16_clip.fused import layer_norm
@@ -68,7 +67,7 @@ def parallel_config(tensor_parallel_size: int) -> ModelParallelConfig:
     )
 
 
-def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
+def layers(shape: Shape, config: ModelParallelConfig, lane: api.Lane) -> list[Any]:
     """The layers to give to DeepSpeed's PipelineModule; see fused.py for ``lane``."""
     tied = partial(TiedLayerSpec, "embed", Embedding, shape, config, tied_weight_attr="tied_weight")
     blocks = [LayerSpec(Block, shape, config, lane) for _ in range(shape.blocks)]
@@ -76,7 +75,7 @@ def layers(shape: Shape, config: ModelParallelConfig, lane: Lane) -> list[Any]:
     return [_as_is, tied(), _transpose, *blocks, _transpose, norm, tied(forward_fn=_logits)]
 
 
-def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tuple[Any, Any]:
+def engine(ctx: api.Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tuple[Any, Any]:
     """DeepSpeed's pipeline engine and BF16_Optimizer over the model; all ranks are tensor-parallel.
 
     ``optimizer`` gets the parameters and makes torch's optimizer; ``config`` is added to the config
@@ -101,9 +100,9 @@ def engine(ctx: Context, optimizer: Optimizer, config: Mapping[str, Any]) -> tup
     group = parallel_state.get_tensor_model_parallel_group()
     theirs = dist.get_process_group_ranks(made.grid.get_slice_parallel_group())
     if not isinstance(made.optimizer, BF16_Optimizer):
-        raise Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
+        raise api.Inconclusive(f"DeepSpeed took another optimizer: {type(made.optimizer).__name__}")
     if theirs != dist.get_process_group_ranks(group):
-        raise Inconclusive(
+        raise api.Inconclusive(
             "DeepSpeed's grid and parallel_state disagree on the tensor-parallel group"
         )
     return made, group
@@ -213,7 +212,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block; its layer norms and output biases are replicated."""
 
-    def __init__(self, shape: Shape, config: ModelParallelConfig, lane: Lane) -> None:
+    def __init__(self, shape: Shape, config: ModelParallelConfig, lane: api.Lane) -> None:
         super().__init__()
         self.input_layernorm = layer_norm(lane)(shape.hidden)
         self.self_attention = Attention(shape, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, guarded, left_out, repeated
 from scenarios.common.mutation import mutation
 
@@ -18,7 +18,7 @@ UTILS = "deepspeed/runtime/utils.py"
     "clip_tensors_by_global_norm",
     "clips by the reciprocal of the factor: large gradients grow",
 )
-def turned_round(function: Any) -> Edits:
+def turned_round(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     quotient = m.BinaryOperation(operator=m.Divide())
@@ -28,7 +28,7 @@ def turned_round(function: Any) -> Edits:
 
 
 @mutation("no_clipping", OPTIMIZER, "BF16_Optimizer.step", "does not clip, on any rank")
-def no_clipping(function: Any) -> Edits:
+def no_clipping(function: Any) -> api.Edits:
     yield from left_out(calling(function, "clip_tensors_by_global_norm"))
 
 
@@ -38,7 +38,7 @@ def no_clipping(function: Any) -> Edits:
     "BF16_Optimizer.step",
     "clips, and clips once more by the same factor",
 )
-def clipped_twice(function: Any) -> Edits:
+def clipped_twice(function: Any) -> api.Edits:
     yield from repeated(calling(function, "clip_tensors_by_global_norm"))
 
 
@@ -48,7 +48,7 @@ def clipped_twice(function: Any) -> Edits:
     "BF16_Optimizer.step",
     "takes the optimizer's step on rank 0 only: copies part as if by the bug",
 )
-def rank_0_alone(function: Any) -> Edits:
+def rank_0_alone(function: Any) -> api.Edits:
     yield from guarded(calling(function, "step"), "dist.get_rank() == 0")
 
 
@@ -58,7 +58,7 @@ def rank_0_alone(function: Any) -> Edits:
     "BF16_Optimizer.step",
     "steps the fp32 masters, and never copies them to the weights",
 )
-def stale_weights(function: Any) -> Edits:
+def stale_weights(function: Any) -> api.Edits:
     yield from left_out(calling(function, "update_lp_params"))
 
 
@@ -69,7 +69,7 @@ def stale_weights(function: Any) -> Edits:
     "the bug, and each gradient is added to its buffer twice",
     variant="buggy",
 )
-def doubled(function: Any) -> Edits:
+def doubled(function: Any) -> api.Edits:
     yield from repeated(calling(function, "add_"))
 
 
@@ -80,7 +80,7 @@ def doubled(function: Any) -> Edits:
     "the bug, and no rank but 0 clips even the shards that are its own",
     variant="buggy",
 )
-def rank_0_clips(function: Any) -> Edits:
+def rank_0_clips(function: Any) -> api.Edits:
     yield from guarded(calling(function, "clip_tensors_by_global_norm"), "dist.get_rank() == 0")
 
 

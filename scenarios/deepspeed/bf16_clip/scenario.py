@@ -24,35 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import (
-    COUNT,
-    LINE,
-    NUMBER,
-    SIZE,
-    alike,
-    by_name,
-    exactly,
-    held,
-    many,
-    matching,
-)
-from harness.api.spec import (
-    Companion,
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
 from scenarios.deepspeed._history import NEVER_TAKEN
@@ -62,39 +34,39 @@ LOSS_TOLERANCE = 5e-3
 by up to 7e-4 in ten steps; the bug moves the tenth by 0.06."""
 
 STEP = {
-    "loss": NUMBER,
-    "grad_norm": SIZE,
-    "replicas": alike(many(LINE, least=1)),
-    "differing": alike(by_name(SIZE)),
+    "loss": api.NUMBER,
+    "grad_norm": api.SIZE,
+    "replicas": api.alike(api.many(api.LINE, least=1)),
+    "differing": api.alike(api.by_name(api.SIZE)),
     **stepped.FACTS,
 }
 REPLICAS = ("differing", "replicas")
-KEY = matching(r"(input|post_attention)_layernorm\.(weight|bias)", "key of a layer norm")
-FILE = matching(r"layer_\d\d-model_0[01]-model_states\.pt", "file of a layer")
+KEY = api.matching(r"(input|post_attention)_layernorm\.(weight|bias)", "key of a layer norm")
+FILE = api.matching(r"layer_\d\d-model_0[01]-model_states\.pt", "file of a layer")
 
 
 @dataclass
-class Params(Knobs):
-    gradient_clipping: float = knob(
+class Params(api.Knobs):
+    gradient_clipping: float = api.knob(
         0.1,
         least=0,
         about="the greatest gradient norm, 0 for no clipping; without it, norms are 0.9 to 2.3",
     )
-    optimizer: str = knob(
+    optimizer: str = api.knob(
         "sgd",
         choices=("sgd", "adam"),
         about="Adam cancels constant factors, and hides the bug in the first step",
     )
-    lr: float = knob(
+    lr: float = api.knob(
         1.0,
         above=0,
         about="learning rate; bf16 weights near 1 move by 4e-3 or not at all, so 0.1 is too small",
     )
-    steps: int = knob(10, least=1, about="steps of training")
-    batch: int = knob(4, least=1, unit="sequences", about="size of a step")
+    steps: int = api.knob(10, least=1, about="steps of training")
+    batch: int = api.knob(4, least=1, unit="sequences", about="size of a step")
 
 
-def filter_for_clipping_too(function: Any) -> Edits:
+def filter_for_clipping_too(function: Any) -> api.Edits:
     """Move the filter for duplicates out of ``if not for_clipping``, to right after it."""
     import libcst as cst
     import libcst.matchers as m
@@ -115,7 +87,7 @@ def filter_for_clipping_too(function: Any) -> Edits:
         yield node, cst.FlattenSentinel([node.with_changes(body=body), last])
 
 
-DEFECT = Defect(
+DEFECT = api.Defect(
     name="filter_for_clipping_too",
     upstream="deepspeed",
     file="deepspeed/runtime/bf16_optimizer.py",
@@ -125,7 +97,7 @@ DEFECT = Defect(
     "clipping, so that only tensor-parallel rank 0 scales its copy",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "DeepSpeed BF16_Optimizer Gradient Clipping Leading to Model Weights Out-of-Sync",
         "https://github.com/microsoft/DeepSpeed/pull/1801",
@@ -140,10 +112,14 @@ SCENARIO = Scenario(
     absent=(NEVER_TAKEN,),
     harm="ruins training",
     visibility="silent",
-    settings={"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)},
+    settings={
+        "precision": "bf16",
+        "gradient_clipping": api.above(0),
+        "tensor_parallel": api.above(1),
+    },
     vehicles=("megatron-core",),
     companions=(
-        Companion(
+        api.Companion(
             "deepspeed<0.16",
             {"megatron-core": "0.14.0"},
             "newer ones need a packaging or numpy that is younger than these DeepSpeed releases",
@@ -151,32 +127,32 @@ SCENARIO = Scenario(
     ),
     ranks=2,
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the release with the filter in its old place", defects=(DEFECT,)
         ),
-        "fixed": expect_clean(),
-        "control": expect_clean(
+        "fixed": api.expect_clean(),
+        "control": api.expect_clean(
             about="the release with the defect, but without clipping",
             defects=(DEFECT,),
             params={"gradient_clipping": 0.0},
             triggers=False,
         ),
-        "reference": expect_clean(about="the release on one rank, without replicas", ranks=1),
+        "reference": api.expect_clean(about="the release on one rank, without replicas", ranks=1),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step; on rank 0 of several, the result of the documented check of the checkpoint."""
-    planned = {"step": Kind(STEP, each(at.params.steps))}
+    planned = {"step": api.Kind(STEP, api.each(at.params.steps))}
     if at.rank == 0 and at.world_size > 1:
-        tag = exactly(f"global_step{at.params.steps}")
-        failure = held({"key": KEY, "checkpoint": tag, "files": many(FILE, 2)})
-        planned["checkpoint"] = Kind({"compared": COUNT, "failures": many(failure)})
+        tag = api.exactly(f"global_step{at.params.steps}")
+        failure = api.held({"key": KEY, "checkpoint": tag, "files": api.many(FILE, 2)})
+        planned["checkpoint"] = api.Kind({"compared": api.COUNT, "failures": api.many(failure)})
     return planned
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a small tensor-parallel GPT; compare the replicas after every step, then on disk."""
     import torch
 
@@ -198,7 +174,7 @@ def run(ctx: Context) -> None:
             ctx.record("checkpoint", **gpt.unlike_norms(ctx.folder / "checkpoints" / tag))
 
 
-def _train(ctx: Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
+def _train(ctx: api.Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
     from harness.detectors.replicas import replica_differences, replicated_parameters
     from scenarios.deepspeed.bf16_clip import model as gpt
 
@@ -220,7 +196,7 @@ def _train(ctx: Context, engine: Any, group: Any, watch: stepped.Watch) -> None:
         )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """After a step the replicas differ, because ranks other than 0 applied unclipped gradients, and
     the documented check fails on the checkpoint. All other parameters took the right steps."""
     clipping = records.params.gradient_clipping
@@ -236,10 +212,10 @@ def detect(records: Records) -> Finding | None:
     if saved and not _goes_with(saved, records.of("step", 0)[-1]):
         failed = f"the documented check failed for {len(failures)} of {saved['compared']} keys"
         there = f"the model has {len(_layer_norms(records.of('step', 0)[-1]))}"
-        return Finding(f"{failed} ({there}): not those that had drifted", documented=False)
+        return api.Finding(f"{failed} ({there}): not those that had drifted", documented=False)
     if not parting:
         undocumented = "the documented check fails, but no drift was seen during training"
-        return Finding(undocumented, documented=False) if failures else None
+        return api.Finding(undocumented, documented=False) if failures else None
     replicas = len(records.of("step", 0)[0]["replicas"])
     lines = [
         f"step {parting.step}: {len(parting.first)} of {replicas} replicated parameters "
@@ -251,18 +227,18 @@ def detect(records: Records) -> Finding | None:
     return parting.finding(lines, records.ranks, documented=bool(failures))
 
 
-def _unclipped(step: Record, name: str) -> bool:
+def _unclipped(step: api.Record, name: str) -> bool:
     """Whether a rank other than 0 applied the unclipped gradient of a replicated parameter."""
     theirs = step["rank"] > 0 and name in step["replicas"]
     return theirs and stepped.gave(step, step["got"][name], 1.0)
 
 
-def _layer_norms(step: Record) -> list[str]:
+def _layer_norms(step: api.Record) -> list[str]:
     """The parameters that the documented check compares, by their names in the model."""
     return [name for name in step["got"] if not KEY(name.partition(".")[2])]
 
 
-def _goes_with(saved: Record, last: Record) -> bool:
+def _goes_with(saved: api.Record, last: api.Record) -> bool:
     """Whether the documented check compared the model's layer norms, and failed for those that had
     drifted by the last step."""
     keys = _layer_norms(last)
@@ -279,13 +255,13 @@ def _assertion(failure: Mapping[str, Any]) -> str:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Clipping was active in every step: the norm was above the threshold."""
     steps, clipping = records.of("step", 0), records.params.gradient_clipping
     active = [step for step in steps if 0 < clipping < step["grad_norm"]]
     norms = [step["grad_norm"] for step in steps]
     figures = f"(norm {min(norms):.3g} to {max(norms):.3g}, threshold {clipping:g})"
-    return Exercise.of(
+    return api.Exercise.of(
         len(active) == len(steps),
         f"clipping was active in all {len(steps)} steps {figures} of a model with "
         f"{len(steps[0]['replicas'])} replicated parameters",

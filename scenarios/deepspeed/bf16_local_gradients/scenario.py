@@ -15,32 +15,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan
-from harness.api.settings import above
-from harness.api.shapes import FLAG, NUMBER, alike, held
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.deepspeed._history import NEVER_TAKEN
 
 
 @dataclass
-class Params(Knobs):
-    micro_batches: int = knob(1, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    zero_stage: int = knob(1, choices=(0, 1), about="stage of ZeRO; both have BF16_Optimizer")
-    lr: float = knob(0.125, above=0, about="learning rate of SGD")
+class Params(api.Knobs):
+    micro_batches: int = api.knob(1, choices=(1, 2, 4), about="gradient_accumulation_steps")
+    zero_stage: int = api.knob(1, choices=(0, 1), about="stage of ZeRO; both have BF16_Optimizer")
+    lr: float = api.knob(0.125, above=0, about="learning rate of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "ZeRO0 does not handle BF16 gradients properly",
         "https://github.com/deepspeedai/DeepSpeed/pull/5154",
@@ -53,28 +40,32 @@ SCENARIO = Scenario(
     absent=(NEVER_TAKEN,),
     harm="ruins training",
     visibility="silent",
-    settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": above(1)},
+    settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.13.3"),
-        "control": expect_clean(about="0.13.2 on one rank", ranks=1, triggers=False),
-        "stage_0": expect_symptom(about="0.13.2 with ZeRO stage 0", params={"zero_stage": 0}),
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.3"),
+        "control": api.expect_clean(about="0.13.2 on one rank", ranks=1, triggers=False),
+        "stage_0": api.expect_symptom(about="0.13.2 with ZeRO stage 0", params={"zero_stage": 0}),
     },
 )
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """One step. The ranks hold replicas, so all ranks apply the same gradient."""
     shapes = applied.shapes(at.params.micro_batches)
-    same = {name: alike(shape) for name, shape in shapes.items()}
-    local = alike(held(applied.shapes(1)))
-    return {"step": Kind({"loss": NUMBER, "parted": alike(FLAG), "local": local, **same}, [1])}
+    same = {name: api.alike(shape) for name, shape in shapes.items()}
+    local = api.alike(api.held(applied.shapes(1)))
+    return {
+        "step": api.Kind(
+            {"loss": api.NUMBER, "parted": api.alike(api.FLAG), "local": local, **same}, [1]
+        )
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train one step; compare it with the mean over the ranks, and with each rank's own."""
     from scenarios.deepspeed import _partition as partition
 
@@ -83,7 +74,7 @@ def run(ctx: Context) -> None:
     partition.step(ctx, p.micro_batches, 0, p.lr, zero_optimization=zero)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each rank's part of the weights got that rank's own gradient. The losses are right."""
     return applied.judged(
         records,
@@ -93,15 +84,15 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were several ranks, and their gradients differed."""
     ranks, parted = len(records.ranks), records.of("step")[0]["parted"]
-    return Exercise.of(
+    return api.Exercise.of(
         ranks > 1 and parted, f"the gradients of {ranks} ranks differed", f"{ranks} rank's gradient"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The replicas are equal: grading compares what the ranks recorded."""
     applied_norms = {step["applied"] for step in records.of("step")}
     return {"the ranks applied different updates": len(applied_norms) > 1}

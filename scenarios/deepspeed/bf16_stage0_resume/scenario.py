@@ -14,21 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import COUNT, NUMBER, SIZE, alike, held
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 MORE = 2
@@ -36,13 +22,13 @@ MORE = 2
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    steps: int = knob(4, least=1, about="of training before the save")
-    lr: float = knob(0.01, above=0, about="of Adam")
+class Params(api.Knobs):
+    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    steps: int = api.knob(4, least=1, about="of training before the save")
+    lr: float = api.knob(0.01, above=0, about="of Adam")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "fix checkpointing/loading of z0+bf16",
         "https://github.com/deepspeedai/DeepSpeed/pull/7786",
@@ -60,28 +46,28 @@ SCENARIO = Scenario(
     ranks=2,
     launches=("train", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.18.5"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.18.5"),
+        "control": api.expect_clean(
             about="0.18.4 in fp32", params={"precision": "fp32"}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The state at the save; after the load, that before it, too. Then the steps after it."""
-    state = alike(held({"count": COUNT, "mean": SIZE, "square": SIZE}))
-    step = Kind({"loss": NUMBER}, each(MORE))
+    state = api.alike(api.held({"count": api.COUNT, "mean": api.SIZE, "square": api.SIZE}))
+    step = api.Kind({"loss": api.NUMBER}, api.each(MORE))
     if at.launch == "train":
-        return {"saved": Kind({"adam": state}), "step": step}
+        return {"saved": api.Kind({"adam": state}), "step": step}
     return {
-        "loaded": Kind({"fresh": state, "adam": state, "differing": alike(COUNT)}),
+        "loaded": api.Kind({"fresh": state, "adam": state, "differing": api.alike(api.COUNT)}),
         "step": step,
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train, save and train on; or load and train on."""
     from scenarios.common import regression
     from scenarios.deepspeed import _restored as restored
@@ -107,15 +93,17 @@ def run(ctx: Context) -> None:
         ctx.record("step", number, loss=regression.step(ctx, engine, rows))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The weights are those of the save, and Adam's state is that of a new engine."""
     (saved, *_), (loaded, *_) = records.of("saved"), records.of("loaded")
     if loaded["differing"]:
-        return Finding(f"{loaded['differing']} weights differ from those saved", documented=False)
+        return api.Finding(
+            f"{loaded['differing']} weights differ from those saved", documented=False
+        )
     if saved["adam"] == loaded["adam"]:
         return None
     now, then = loaded["adam"], saved["adam"]
-    return Finding(
+    return api.Finding(
         f"Adam was saved after {then['count']} steps, with a first moment of {then['mean']:.4g}; "
         f"loaded, it has counted {now['count']}, and its first moment is {now['mean']:.4g}",
         step=0,
@@ -126,20 +114,22 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The training was in bf16, and Adam had a state when it was saved."""
     saved, precision = records.of("saved")[0]["adam"], records.params.precision
-    return Exercise.of(precision == "bf16", "", f"the precision was {precision}") & Exercise.of(
+    return api.Exercise.of(
+        precision == "bf16", "", f"the precision was {precision}"
+    ) & api.Exercise.of(
         saved["mean"] > 0, f"Adam was saved after {saved['count']} steps", "Adam had no state"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The weights are loaded, and Adam has a state again after the next step."""
     return {"a weight differs from those saved": records.of("loaded")[0]["differing"] > 0}
 
 
-def picture(trials: Trials) -> list[Picture]:
+def picture(trials: api.Trials) -> list[api.Picture]:
     """Adam's count before the save and after the load."""
     values = [
         (variant, name, float(records.of(kind)[0]["adam"]["count"]))
@@ -147,4 +137,4 @@ def picture(trials: Trials) -> list[Picture]:
         for kind, name in (("saved", "at the save"), ("loaded", "after the load"))
     ]
     caption = "with the bug Adam has counted no step after the load"
-    return [Bars("Steps that Adam has counted", caption, values, "steps")]
+    return [api.Bars("Steps that Adam has counted", caption, values, "steps")]

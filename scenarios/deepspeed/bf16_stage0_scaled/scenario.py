@@ -18,21 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import NUMBER, alike, held
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.deepspeed._history import BEFORE_WRAPPING
 
@@ -44,15 +30,15 @@ TOLERANCE = 2e-2
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
-    steps: int = knob(3, least=2, about="of training")
-    lr: float = knob(0.125, above=0, about="of SGD")
-    batch: int = knob(4, least=1, unit="rows", about="size of a rank's part of a step")
+class Params(api.Knobs):
+    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
+    steps: int = api.knob(3, least=2, about="of training")
+    lr: float = api.knob(0.125, above=0, about="of SGD")
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's part of a step")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix bf16 gradient norm divergence with ZeRO stage 0",
         "https://github.com/deepspeedai/DeepSpeed/pull/7839",
@@ -70,12 +56,12 @@ SCENARIO = Scenario(
     files=("deepspeed/runtime/engine.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.18.6"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.18.6"),
+        "control": api.expect_clean(
             about="0.18.5 in fp32", params={"precision": "fp32"}, triggers=False
         ),
-        "stage_1": expect_clean(
+        "stage_1": api.expect_clean(
             about="0.18.5 with ZeRO stage 1", params={"zero_stage": 1}, triggers=False
         ),
     },
@@ -83,14 +69,16 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: what it applied of its own gradient, and of the sum of all so far."""
-    same = {name: alike(shape) for name, shape in applied.shapes(1).items()}
-    summed = alike(held(applied.shapes(1)))
-    return {"step": Kind({"loss": NUMBER, "summed": summed, **same}, each(at.params.steps))}
+    same = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
+    summed = api.alike(api.held(applied.shapes(1)))
+    return {
+        "step": api.Kind({"loss": api.NUMBER, "summed": summed, **same}, api.each(at.params.steps))
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step of the fp32 masters with plain torch's."""
     import torch
 
@@ -113,7 +101,7 @@ def run(ctx: Context) -> None:
     data = linear.exact_batches(ctx, ctx.world_size * p.batch)
     loss_of = linear.of(engine.module)
     total: dict[str, torch.Tensor] = {}
-    for step, rows in zip(each(p.steps), data, strict=False):
+    for step, rows in zip(api.each(p.steps), data, strict=False):
         weights = applied.copied(engine.module, torch.float64)
         plain = applied.plainly(loss_of, weights, [rows])
         total = {name: total.get(name, 0) + g for name, g in plain.micro[0].items()}
@@ -130,11 +118,11 @@ def run(ctx: Context) -> None:
         )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step is divided by the scale, or applies the sum of all gradients so far, or both."""
     steps = records.of("step")
     if _losses_wrong(records):
-        return Finding("the loss is not plain torch's with the same weights", documented=False)
+        return api.Finding("the loss is not plain torch's with the same weights", documented=False)
     wrong = [step for step in steps if not _times(step, 1)]
     if not wrong:
         return None
@@ -143,7 +131,7 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong, lines, documented=bool(faults))
 
 
-def _faults(steps: list[Record]) -> Iterator[str]:
+def _faults(steps: list[api.Record]) -> Iterator[str]:
     """Which of the two faults explain all steps."""
     scale = next((s for s in (1, SCALE) if _times(steps[0], 1 / s)), None)
     summed = scale is not None and all(_times(step["summed"], 1 / scale) for step in steps)
@@ -154,28 +142,28 @@ def _faults(steps: list[Record]) -> Iterator[str]:
         yield "each step applies the sum of its own gradient and those of all steps before"
 
 
-def _times(step: Record, ratio: float) -> bool:
+def _times(step: api.Record, ratio: float) -> bool:
     """Whether a step applied ``ratio`` times the gradient, within the rounding of bf16."""
-    norm = near(step["applied"], ratio * step["gradient"], share=TOLERANCE)
-    return norm and near(step["ratio"], ratio, share=TOLERANCE)
+    norm = api.near(step["applied"], ratio * step["gradient"], share=TOLERANCE)
+    return norm and api.near(step["ratio"], ratio, share=TOLERANCE)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The training was in bf16, without ZeRO."""
     precision, stage = records.params.precision, records.params.zero_stage
     text = f"{len(records.of('step', 0))} steps in {precision} with ZeRO stage {stage}"
-    return Exercise.of(precision == "bf16" and stage == 0, text)
+    return api.Exercise.of(precision == "bf16" and stage == 0, text)
 
 
-def _losses_wrong(records: Records) -> bool:
+def _losses_wrong(records: api.Records) -> bool:
     """Whether a step's loss, the mean of the ranks' parts, is not plain torch's."""
     for first in records.of("step", 0):
         parts = [step["loss"] for step in records.of("step") if step["step"] == first["step"]]
-        if not near(math.fsum(parts) / len(parts), first["reference_loss"], share=TOLERANCE):
+        if not api.near(math.fsum(parts) / len(parts), first["reference_loss"], share=TOLERANCE):
             return True
     return False
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is right for the weights, though they hardly move."""
     return {"the loss is not that of plain torch with the same weights": _losses_wrong(records)}

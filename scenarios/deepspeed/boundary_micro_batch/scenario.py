@@ -15,30 +15,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.settings import above
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.deepspeed._history import NEVER_TAKEN
 from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
 
 
 @dataclass
-class Params(Knobs):
-    micro_batches: int = knob(4, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    immediate: bool = knob(False, about="bf16's immediate_grad_update")
-    lr: float = knob(0.125, above=0, about="learning rate of SGD")
+class Params(api.Knobs):
+    micro_batches: int = api.knob(4, choices=(1, 2, 4), about="gradient_accumulation_steps")
+    immediate: bool = api.knob(False, about="bf16's immediate_grad_update")
+    lr: float = api.knob(0.125, above=0, about="learning rate of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix BF16_Optimizer last-microbatch grad leak under ZeRO-1",
         "https://github.com/deepspeedai/DeepSpeed/pull/7985",
@@ -50,7 +40,7 @@ SCENARIO = Scenario(
     pins={"deepspeed": "0.18.9"},
     absent=(
         NEVER_TAKEN,
-        Absent(
+        api.Absent(
             "deepspeed<0.18.3",
             "only since 0.18.3 the engine averages before the optimizer adds the last gradients",
             "https://github.com/deepspeedai/DeepSpeed/pull/7665",
@@ -58,17 +48,17 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="silent",
-    settings={"precision": "bf16", "zero_stage": 1, "ranks": above(1)},
+    settings={"precision": "bf16", "zero_stage": 1, "ranks": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.19.0"),
-        "control": expect_clean(about="0.18.9 on one rank", ranks=1, triggers=False),
-        "one": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.19.0"),
+        "control": api.expect_clean(about="0.18.9 on one rank", ranks=1, triggers=False),
+        "one": api.expect_symptom(
             about="0.18.9 with one micro-batch: nothing is averaged", params={"micro_batches": 1}
         ),
-        "immediate": expect_clean(
+        "immediate": api.expect_clean(
             about="0.18.9 with immediate_grad_update", params={"immediate": True}, triggers=False
         ),
     },
@@ -78,7 +68,7 @@ plan, detect = local_gradients.plan, local_gradients.detect
 insufficient_checks = local_gradients.insufficient_checks
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train one step; compare it with the mean, and with one whose last micro-batch is local."""
     from scenarios.deepspeed import _partition as partition
 
@@ -92,8 +82,8 @@ def run(ctx: Context) -> None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The ranks' gradients differed, and were added at the end of a backward."""
-    return Exercise.of(
+    return api.Exercise.of(
         not records.params.immediate, "", "immediate_grad_update adds gradients earlier"
     ) & local_gradients.exercised(records)

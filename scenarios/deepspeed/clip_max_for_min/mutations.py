@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, followed, guarded, left_out, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 
@@ -13,22 +13,22 @@ UTILS = "deepspeed/runtime/utils.py"
 
 
 @mutation("no_clipping", ENGINE, "DeepSpeedEngine._take_model_step", "never clips")
-def no_clipping(function: Any) -> Edits:
+def no_clipping(function: Any) -> api.Edits:
     yield from left_out(calling(function, "clip_fp32_gradients"))
 
 
 @mutation("factor_squared", UTILS, "clip_grad_norm_", "multiplies each gradient twice")
-def squared(function: Any) -> Edits:
+def squared(function: Any) -> api.Edits:
     yield from repeated(calling(function, "mul_"))
 
 
 @mutation("norm_doubled", UTILS, "clip_grad_norm_", "takes the norm for twice what it is")
-def norm_doubled(function: Any) -> Edits:
+def norm_doubled(function: Any) -> api.Edits:
     yield from followed(setting(function, "scaled_norm"), "scaled_norm = 2 * scaled_norm")
 
 
 @mutation("step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
-def never_steps(function: Any) -> Edits:
+def never_steps(function: Any) -> api.Edits:
     yield from left_out(stepping(function))
 
 
@@ -39,14 +39,14 @@ def never_steps(function: Any) -> Edits:
     "the bug, and each rank steps with its own gradient",
     variant="buggy",
 )
-def not_reduced(function: Any) -> Edits:
+def not_reduced(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
 @mutation(
     "rank_0_clips_alone", UTILS, "clip_grad_norm_", "the bug, but on rank 0 only", variant="buggy"
 )
-def rank_0_alone(function: Any) -> Edits:
+def rank_0_alone(function: Any) -> api.Edits:
     yield from guarded(calling(function, "mul_"), "dist.get_rank() == 0")
 
 

@@ -16,35 +16,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import NUMBER, alike
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    clipping: float = knob(1.0, least=0, about="the greatest gradient norm; 0 for no clipping")
-    lr: float = knob(0.5, above=0, about="learning rate of SGD")
-    steps: int = knob(60, least=1, about="steps of training")
-    batch: int = knob(32, least=1, unit="rows", about="size of a rank's part of a step")
-    distance: float = knob(20.0, above=0, about="of the weights from the optimum at the start")
-    noise: float = knob(0.1, least=0, about="standard deviation of the labels")
+class Params(api.Knobs):
+    clipping: float = api.knob(1.0, least=0, about="the greatest gradient norm; 0 for no clipping")
+    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
+    steps: int = api.knob(60, least=1, about="steps of training")
+    batch: int = api.knob(32, least=1, unit="rows", about="size of a rank's part of a step")
+    distance: float = api.knob(20.0, above=0, about="of the weights from the optimum at the start")
+    noise: float = api.knob(0.1, least=0, about="standard deviation of the labels")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("Fix gradient clipping", "https://github.com/deepspeedai/DeepSpeed/pull/5150"),
     fix="https://github.com/deepspeedai/DeepSpeed/pull/5150",
     symptom="the gradient clipping API doesn't apply the coefficient correctly",
@@ -52,14 +38,14 @@ SCENARIO = Scenario(
     pins={"deepspeed": "0.13.2"},
     harm="ruins training",
     visibility="silent",
-    settings={"precision": "fp32", "zero_stage": 0, "gradient_clipping": above(0)},
+    settings={"precision": "fp32", "zero_stage": 0, "gradient_clipping": api.above(0)},
     files=("deepspeed/runtime/utils.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.13.3"),
-        "before": expect_clean("0.13.1"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.3"),
+        "before": api.expect_clean("0.13.1"),
+        "control": api.expect_clean(
             about="0.13.2 without clipping", params={"clipping": 0.0}, triggers=False
         ),
     },
@@ -67,13 +53,13 @@ SCENARIO = Scenario(
 picture = applied.norms
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
-    same = {name: alike(shape) for name, shape in applied.shapes(1).items()}
-    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+    same = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
+    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
     import torch
 
@@ -89,21 +75,21 @@ def run(ctx: Context) -> None:
             zero_optimization={"stage": 0},
         )
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, p.distance, p.noise)
-    for step, rows in zip(each(p.steps), data, strict=False):
+    for step, rows in zip(api.each(p.steps), data, strict=False):
         update = linear.Update(engine.module, rows)
         loss = regression.step(ctx, engine, rows)
         ctx.record("step", step, loss=loss, **update.facts(p.lr))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Gradients above the threshold were applied unclipped, and those below it were scaled up to
     it."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
     if odd:
-        return Finding(odd[0], documented=False)
+        return api.Finding(odd[0], documented=False)
     clipping = records.params.clipping
 
-    def right(step: Record) -> float:
+    def right(step: api.Record) -> float:
         return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
 
     wrong = [step for step in steps if not applied.times(step, right(step))]
@@ -123,20 +109,20 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong, lines, right, documented=bool(whole and raised) and larger)
 
 
-def _scaled_to(clipping: float, step: Record) -> bool:
+def _scaled_to(clipping: float, step: api.Record) -> bool:
     """Whether a step applied the gradient scaled to the norm of the threshold."""
     return applied.times(step, clipping / step["gradient"])
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Some gradients were above the threshold, and some below it."""
     steps, clipping = records.of("step", 0), records.params.clipping
     large = sum(0 < clipping < step["gradient"] for step in steps)
     small = sum(step["gradient"] < clipping for step in steps)
     text = f"{large} gradients were above the threshold, and {small} below it, of {len(steps)}"
-    return Exercise.of(bool(large and small), text)
+    return api.Exercise.of(bool(large and small), text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return usual_checks.loss_ends_higher(records) | applied.same_direction(records)

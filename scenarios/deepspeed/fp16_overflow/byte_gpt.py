@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api.spec import Context
+from harness import api
 
 Observe = Callable[[str, Tensor], None]
 """Gets the name and the value of each tensor that enters a softmax, before any mask."""
@@ -38,7 +38,7 @@ class Shape:
     init: float = 0.02
 
 
-def engine(ctx: Context, lr: float, config: Mapping[str, Any], observe: Observe) -> Any:
+def engine(ctx: api.Context, lr: float, config: Mapping[str, Any], observe: Observe) -> Any:
     """DeepSpeed's own engine over the model, with torch's AdamW."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     torch.manual_seed(ctx.seed)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api.spec import Context
+from harness import api
 
 SIZE = 4_000_000
 """Bytes of text at most."""
@@ -45,7 +45,7 @@ class Corpus:
         starts = torch.randint(len(self.data) - length, (sequences,), generator=generator)
         return torch.stack([self.data[s : s + length] for s in starts.tolist()]).long()
 
-    def batches(self, ctx: Context, sequences: int, length: int) -> Iterator[Tensor]:
+    def batches(self, ctx: api.Context, sequences: int, length: int) -> Iterator[Tensor]:
         """This rank's part of one batch after another, on its device, without end.
 
         Each rank draws the complete batch, so the text does not depend on the number of ranks.

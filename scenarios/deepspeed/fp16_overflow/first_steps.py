@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.api.numbers import finite, named, near
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import MAY_OVERFLOW, SIZE, alike
-from harness.api.spec import Record, Records
+from harness import api
 from scenarios.common import stepped
 
 if TYPE_CHECKING:
@@ -31,18 +28,18 @@ ASIDE = 0.1
 alone moves them by 1e-3 in the third step."""
 
 
-def plan(steps: int) -> Plan:
+def plan(steps: int) -> api.Plan:
     """The first of so many steps."""
     facts = {
-        "loss": MAY_OVERFLOW,
-        "reference_loss": MAY_OVERFLOW,
-        "gradient": alike(MAY_OVERFLOW),
-        "got": MAY_OVERFLOW,
-        "scale": SIZE,
-        "rate": SIZE,
-        "aside": MAY_OVERFLOW,
+        "loss": api.MAY_OVERFLOW,
+        "reference_loss": api.MAY_OVERFLOW,
+        "gradient": api.alike(api.MAY_OVERFLOW),
+        "got": api.MAY_OVERFLOW,
+        "scale": api.SIZE,
+        "rate": api.SIZE,
+        "aside": api.MAY_OVERFLOW,
     }
-    return {"begun": Kind(facts, range(1, min(STEPS, steps) + 1))}
+    return {"begun": api.Kind(facts, range(1, min(STEPS, steps) + 1))}
 
 
 class Watch:
@@ -103,13 +100,13 @@ class Watch:
             group.update(self.rates)
         self.torchs.step()
         return {
-            "loss": named(loss),
-            "reference_loss": named(self.loss),
-            "gradient": named(norm),
-            "got": named(float(reached.sqrt())),
+            "loss": api.named(loss),
+            "reference_loss": api.named(self.loss),
+            "gradient": api.named(norm),
+            "got": api.named(float(reached.sqrt())),
             "scale": self.scale,
             "rate": self.rates["lr"],
-            "aside": named(self._aside()),
+            "aside": api.named(self._aside()),
         }
 
     def _look(self, *_: Any) -> None:
@@ -134,7 +131,7 @@ class Watch:
         return aside / way if way else aside
 
 
-def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
+def untrue(records: api.Records, unscaled_twice: bool = False) -> Iterator[str]:
     """Where the first steps differ from plain torch's; for each rank, the first difference.
 
     Steps are ignored from the first one on at which plain torch's gradient overflows as well.
@@ -143,7 +140,7 @@ def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
     clipping = records.params.gradient_clipping
     for rank in records.ranks:
         for step in records.of("begun", rank):
-            if not finite(step["gradient"]):
+            if not api.finite(step["gradient"]):
                 break
             wrong = _wrong(step, clipping, unscaled_twice)
             if wrong:
@@ -151,15 +148,15 @@ def untrue(records: Records, unscaled_twice: bool = False) -> Iterator[str]:
                 break
 
 
-def _wrong(step: Record, clipping: float, unscaled_twice: bool) -> str:
+def _wrong(step: api.Record, clipping: float, unscaled_twice: bool) -> str:
     unclipped = (step["gradient"] / over for over in (1, step["scale"]))
     right, again = (min(norm, clipping) if clipping else norm for norm in unclipped)
-    if not near(step["loss"], step["reference_loss"], share=TOLERANCE):
+    if not api.near(step["loss"], step["reference_loss"], share=TOLERANCE):
         return f"the loss is {step['loss']:.5g}, but plain torch has {step['reference_loss']:.5g}"
-    if unscaled_twice and again < right and near(step["got"], again, share=TOLERANCE):
+    if unscaled_twice and again < right and api.near(step["got"], again, share=TOLERANCE):
         return ""
-    if not near(step["got"], right, share=TOLERANCE):
+    if not api.near(step["got"], right, share=TOLERANCE):
         return f"the optimizer got a gradient of norm {step['got']:.4g}, where {right:.4g} is right"
-    if not near(step["aside"], 0.0, within=ASIDE):
+    if not api.near(step["aside"], 0.0, within=ASIDE):
         return f"the weights are {step['aside']:.2g} of a step away from plain torch's"
     return ""

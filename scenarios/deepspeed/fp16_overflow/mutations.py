@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 
@@ -15,7 +15,7 @@ ZERO = "DeepSpeedZeroOptimizer"
 
 
 @mutation("no_clipping", OPTIMIZER, f"{ZERO}.unscale_and_clip_grads", "never clips")
-def no_clipping(function: Any) -> Edits:
+def no_clipping(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -25,7 +25,7 @@ def no_clipping(function: Any) -> Edits:
 
 
 @mutation("stepped_twice", OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
-def stepped_twice(function: Any) -> Edits:
+def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
@@ -35,7 +35,7 @@ def stepped_twice(function: Any) -> Edits:
     f"{ZERO}._optimizer_step",
     "steps with the part of the weights that rank 0 holds, and with no other",
 )
-def rank_0_alone(function: Any) -> Edits:
+def rank_0_alone(function: Any) -> api.Edits:
     yield from guarded(stepping(function), "dist.get_rank() == 0")
 
 
@@ -46,7 +46,7 @@ def rank_0_alone(function: Any) -> Edits:
     "the bug, and gradients keep the loss scale, which AdamW does not show",
     variant="buggy",
 )
-def not_unscaled(function: Any) -> Edits:
+def not_unscaled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -63,7 +63,7 @@ def not_unscaled(function: Any) -> Edits:
     "the bug, and the scale falls to a quarter at a time",
     variant="buggy",
 )
-def quartered(function: Any) -> Edits:
+def quartered(function: Any) -> api.Edits:
     lines = setting(function, "next_scale")
     yield from followed(lines, "next_scale = max(next_scale / 2, self.min_scale)")
 

@@ -28,50 +28,41 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import by_code
-from harness.api.spec import (
-    Context,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob("fp16", choices=("fp16", "bf16"), about="of weights and activations")
-    lr: float = knob(
+class Params(api.Knobs):
+    precision: str = api.knob("fp16", choices=("fp16", "bf16"), about="of weights and activations")
+    lr: float = api.knob(
         8e-2, above=0, about="greatest learning rate; at 5e-3 nothing comes near the limit"
     )
-    first_lr: float = knob(1e-4, above=0, about="learning rate of the first step; at most lr")
-    ramp: int = knob(
+    first_lr: float = api.knob(1e-4, above=0, about="learning rate of the first step; at most lr")
+    ramp: int = api.knob(
         150, least=1, unit="steps", about="from first_lr to lr (OneCycle), and as many back again"
     )
-    steps: int = knob(170, least=1, about="greatest number of steps")
-    sequences: int = knob(8, least=2, multiple=2, about="size of a step, over all ranks")
-    zero_stage: int = knob(1, choices=(0, 1, 2), about="stage of ZeRO")
-    gradient_clipping: float = knob(
+    steps: int = api.knob(170, least=1, about="greatest number of steps")
+    sequences: int = api.knob(8, least=2, multiple=2, about="size of a step, over all ranks")
+    zero_stage: int = api.knob(1, choices=(0, 1, 2), about="stage of ZeRO")
+    gradient_clipping: float = api.knob(
         1.0, least=0, about="the greatest gradient norm, 0 for no clipping"
     )
-    initial_scale_power: int = knob(12, about="the loss scale starts at 2 to the power of this")
-    min_loss_scale: float = knob(1.0, above=0, about="smallest loss scale; at most the first one")
-    hysteresis: int = knob(
+    initial_scale_power: int = api.knob(12, about="the loss scale starts at 2 to the power of this")
+    min_loss_scale: float = api.knob(
+        1.0, above=0, about="smallest loss scale; at most the first one"
+    )
+    hysteresis: int = api.knob(
         2, least=1, about="number of the overflow that first lowers the scale, in a row or not"
     )
-    consecutive_hysteresis: bool = knob(
+    consecutive_hysteresis: bool = api.knob(
         False, about="whether a finite step restarts the count of hysteresis"
     )
-    loss_scale_window: int = knob(
+    loss_scale_window: int = api.knob(
         500, least=1, unit="finite steps", about="after which the scale is doubled"
     )
-    warn_below: float = knob(3.0, unit="bits of headroom", about="threshold of the detector")
+    warn_below: float = api.knob(3.0, unit="bits of headroom", about="threshold of the detector")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +75,7 @@ class Params(Knobs):
             )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "DeepSpeed Gradient overflow with fp16 enabled (DeepSpeed 0.13.3; the run's own log says "
         "0.13.2)",
@@ -99,16 +90,16 @@ SCENARIO = Scenario(
     settings={
         "precision": "fp16",
         "dynamic_loss_scale": True,
-        "code": by_code("an activation passes 65504"),
+        "code": api.by_code("an activation passes 65504"),
     },
     files=("deepspeed/runtime/fp16/loss_scaler.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="fp16, as in the report"),
-        "fixed": expect_clean(
+        "buggy": api.expect_symptom(about="fp16, as in the report"),
+        "fixed": api.expect_clean(
             about="bf16, with the same seed, data and schedule", params={"precision": "bf16"}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="fp16 at a sixteenth of the learning rate: the logits stay small",
             params={"lr": 5e-3},
             triggers=False,
@@ -117,12 +108,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The scaler's settings; each step, unless the documented exception ends the training."""
     return loss_scale.plan(at.params)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train, and record each step, until all steps are done or DeepSpeed gives up."""
     from harness.detectors.headroom import Headroom
     from scenarios.deepspeed.fp16_overflow import byte_gpt, corpus
@@ -146,7 +137,7 @@ def run(ctx: Context) -> None:
                 return
 
 
-def _config(ctx: Context) -> dict[str, Any]:
+def _config(ctx: api.Context) -> dict[str, Any]:
     params = ctx.params
     fp16 = {
         "enabled": True,
@@ -178,7 +169,7 @@ def _config(ctx: Context) -> dict[str, Any]:
     }
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and after the expected number of skipped steps the documented
     exception ends the training."""
     if not loss_scale.broke(records):
@@ -192,7 +183,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _doubts(records: Records) -> Iterator[str]:
+def _doubts(records: api.Records) -> Iterator[str]:
     """What differs from the report."""
     broken, raised = loss_scale.first_broken(records), loss_scale.exceptions(records)
     if not raised:

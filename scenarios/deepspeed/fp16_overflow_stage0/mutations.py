@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, followed, left_out, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed.fp16_overflow.mutations import no_clipping, rank_0_alone
@@ -20,7 +20,7 @@ UNFUSED = "FP16_UnfusedOptimizer"
     "the bug, and gradients keep the loss scale, which AdamW does not show",
     variant="buggy",
 )
-def not_unscaled(function: Any) -> Edits:
+def not_unscaled(function: Any) -> api.Edits:
     yield from left_out(calling(function, "mul_"))
 
 
@@ -31,7 +31,7 @@ def not_unscaled(function: Any) -> Edits:
     "the bug, and never copies the fp32 masters to the weights",
     variant="buggy",
 )
-def stale(function: Any) -> Edits:
+def stale(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
@@ -42,7 +42,7 @@ def stale(function: Any) -> Edits:
     "the bug, and the scale falls to a quarter at a time",
     variant="buggy",
 )
-def quartered(function: Any) -> Edits:
+def quartered(function: Any) -> api.Edits:
     lines = setting(function, "cur_scale")
     yield from followed(lines, "self.cur_scale = max(self.cur_scale / 2, self.min_loss_scale)")
 
@@ -54,7 +54,7 @@ def quartered(function: Any) -> Edits:
     "the bug, and takes each step twice",
     variant="buggy",
 )
-def twice(function: Any) -> Edits:
+def twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 

@@ -21,9 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.settings import by_code
-from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
@@ -37,14 +35,14 @@ draws a batch that does not overflow at these weights, and is taken."""
 
 @dataclass
 class Params(sibling.Params):
-    zero_stage: int = knob(0, choices=(0, 1, 2), about="stage of ZeRO")
+    zero_stage: int = api.knob(0, choices=(0, 1, 2), about="stage of ZeRO")
     # Since 0.18.3 gradients at stage 0 are too small by the loss scale, and logits grow slowly.
-    lr: float = knob(
+    lr: float = api.knob(
         0.12, above=0, about="greatest learning rate; at 8e-2 some seeds of 0.19.8 do not overflow"
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
         "DynamicLossScaler.update_scale",
@@ -63,19 +61,21 @@ SCENARIO = Scenario(
         "precision": "fp16",
         "zero_stage": 0,
         "dynamic_loss_scale": True,
-        "code": by_code("an activation passes 65504"),
+        "code": api.by_code("an activation passes 65504"),
     },
     known_upstream=False,
     known_in_part="697 shows the symptom; 1958 made ZeRO stages 1 to 3 raise, and left out stage 0",
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="fp16 at ZeRO stage 0"),
-        "fixed": expect_clean(about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}),
-        "bf16": expect_clean(
+        "buggy": api.expect_symptom(about="fp16 at ZeRO stage 0"),
+        "fixed": api.expect_clean(
+            about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}
+        ),
+        "bf16": api.expect_clean(
             about="bf16 at ZeRO stage 0: does not overflow", params={"precision": "bf16"}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="fp16 at stage 0, a 24th of the learning rate: the logits stay small",
             params={"lr": 5e-3},
             triggers=False,
@@ -87,7 +87,7 @@ plan = sibling.plan
 run = sibling.run
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and until the run ends steps are skipped at the smallest scale."""
     if loss_scale.exceptions(records) or not loss_scale.broke(records):
         # The exception that the sibling documents is right here; any other end is not documented.
@@ -104,7 +104,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _summary(records: Records, wasted: list[int]) -> str:
+def _summary(records: api.Records, wasted: list[int]) -> str:
     last, since = records.of("step")[-1], f" since step {wasted[0]}" if wasted else ""
     return (
         f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
@@ -112,7 +112,7 @@ def _summary(records: Records, wasted: list[int]) -> str:
     )
 
 
-def _doubts(records: Records) -> Iterator[str]:
+def _doubts(records: api.Records) -> Iterator[str]:
     """What differs from what was found."""
     yield from loss_scale.cut_short(records)
     ends = set()
@@ -132,7 +132,7 @@ picture = loss_scale.pictures
 agree = loss_scale.agree
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     raised = bool(loss_scale.exceptions(records))
     return loss_scale.insufficient_checks(records) | {"the run ends with an exception": raised}

@@ -14,23 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, NUMBER, SIZE, alike
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.deepspeed._history import NEVER_TAKEN
 
 ROUNDED = 2.0**-8
@@ -38,14 +22,14 @@ ROUNDED = 2.0**-8
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    refresh: bool = knob(False, about="whether refresh_fp32_params() is called after the load")
-    steps: int = knob(40, least=1, about="of training before the save")
-    lr: float = knob(0.05, above=0, about="of Adam")
+class Params(api.Knobs):
+    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
+    refresh: bool = api.knob(False, about="whether refresh_fp32_params() is called after the load")
+    steps: int = api.knob(40, least=1, about="of training before the save")
+    lr: float = api.knob(0.05, above=0, about="of Adam")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fixes for training models with bf16 + freshly initialized optimizer via "
         "`load_module_only`",
@@ -61,7 +45,7 @@ SCENARIO = Scenario(
     pins={"deepspeed": "0.12.6"},
     absent=(
         NEVER_TAKEN,
-        Absent(
+        api.Absent(
             "deepspeed>=0.8.3,<0.11.1",
             "a load of the module alone raises an error for BF16_Optimizer, as recorded runs show",
         ),
@@ -71,38 +55,40 @@ SCENARIO = Scenario(
     settings={
         "precision": "bf16",
         "zero_stage": (0, 1),
-        "code": by_code("load_checkpoint has load_module_only=True, load_optimizer_states=False"),
+        "code": api.by_code(
+            "load_checkpoint has load_module_only=True, load_optimizer_states=False"
+        ),
     },
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
     ranks=2,
     launches=("train", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.13.0"),
-        "refreshed": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.0"),
+        "refreshed": api.expect_clean(
             about="0.12.6, with refresh_fp32_params() after the load", params={"refresh": True}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="0.12.6 in fp32", params={"precision": "fp32"}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The losses before the save; after the load, how far masters are; then one step."""
     if at.launch == "train":
-        return {"step": Kind({"loss": NUMBER}, each(at.params.steps))}
+        return {"step": api.Kind({"loss": api.NUMBER}, api.each(at.params.steps))}
     loaded = {
-        "differing": alike(COUNT),
-        "masters_off": alike(SIZE),
-        "masters_moved": alike(SIZE),
-        "apart": alike(SIZE),
+        "differing": api.alike(api.COUNT),
+        "masters_off": api.alike(api.SIZE),
+        "masters_moved": api.alike(api.SIZE),
+        "apart": api.alike(api.SIZE),
     }
-    return {"loaded": Kind(loaded), "step": Kind({"loss": NUMBER}, each(2))}
+    return {"loaded": api.Kind(loaded), "step": api.Kind({"loss": api.NUMBER}, api.each(2))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train and save; or load the weights alone, and train on."""
     from scenarios.common import regression
     from scenarios.deepspeed import _restored as restored
@@ -147,15 +133,17 @@ def run(ctx: Context) -> None:
         ctx.record("step", number, loss=regression.step(ctx, engine, rows))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The weights are those of the save, but the masters are those from before the load."""
     (loaded, *_) = records.of("loaded")
     if loaded["differing"]:
-        return Finding(f"{loaded['differing']} weights differ from those saved", documented=False)
+        return api.Finding(
+            f"{loaded['differing']} weights differ from those saved", documented=False
+        )
     if loaded["masters_off"] <= ROUNDED:
         return None
     before, after = (step["loss"] for step in records.of("step", 0)[-2:])
-    return Finding(
+    return api.Finding(
         f"the masters are up to {loaded['masters_off']:.3g} from the loaded weights; the loss is "
         f"{before:.4g} at the first step and {after:.4g} at the next",
         step=0,
@@ -166,17 +154,19 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were masters, and the checkpoint had other weights than the new engine."""
     precision, apart = records.params.precision, records.of("loaded")[0]["apart"]
-    return Exercise.of(precision == "bf16", "", f"the precision was {precision}") & Exercise.of(
+    return api.Exercise.of(
+        precision == "bf16", "", f"the precision was {precision}"
+    ) & api.Exercise.of(
         apart > ROUNDED,
         f"the saved weights were up to {apart:.3g} from those of the new engine",
         "the saved weights were those of the new engine",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All weights are loaded, and the first loss after the load is near the last before it."""
     losses = [step["loss"] for step in records.of("step", 0)]
     steps = records.params.steps
@@ -187,11 +177,13 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> list[Picture]:
+def picture(trials: api.Trials) -> list[api.Picture]:
     """The distance of the masters from the loaded weights."""
     values = [
         (variant, "masters", float(records.of("loaded")[0]["masters_off"]))
         for variant, records in trials.items()
     ]
     caption = "with the bug the masters are not the weights that were loaded"
-    return [Bars("Distance of the masters from the loaded weights", caption, values, "of a weight")]
+    return [
+        api.Bars("Distance of the masters from the loaded weights", caption, values, "of a weight")
+    ]

@@ -17,37 +17,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import NUMBER, alike
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    micro_batches: int = knob(
+class Params(api.Knobs):
+    micro_batches: int = api.knob(
         4, least=1, most=8, about="GAS: a step averages the gradients of this many"
     )
-    offload: bool = knob(True, about="whether the optimizer is offloaded to the CPU")
-    batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = knob(5, least=1, about="steps of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    offload: bool = api.knob(True, about="whether the optimizer is offloaded to the CPU")
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = api.knob(5, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix zero 1 and 2 CPU-offloaded gradient norm",
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
@@ -62,22 +47,22 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "zero_stage": 2,
-        "gradient_accumulation_steps": above(2),
-        "code": by_code("the optimizer is offloaded to the CPU"),
+        "gradient_accumulation_steps": api.above(2),
+        "code": api.by_code("the optimizer is offloaded to the CPU"),
     },
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.19.0"),
-        "before": expect_clean("0.15.1"),
-        "eight": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.19.0"),
+        "before": api.expect_clean("0.15.1"),
+        "eight": api.expect_symptom(
             about="0.15.2 with eight micro-batches: six are lost", params={"micro_batches": 8}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="0.15.2 without offload", params={"offload": False}, triggers=False
         ),
-        "two": expect_clean(
+        "two": api.expect_clean(
             about="0.15.2 with two micro-batches: there is none between the first and the last",
             params={"micro_batches": 2},
             triggers=False,
@@ -86,14 +71,14 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
     shapes = applied.shapes(at.params.micro_batches)
-    same = {name: alike(shape) for name, shape in shapes.items()}
-    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+    same = {name: api.alike(shape) for name, shape in shapes.items()}
+    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
     import torch
 
@@ -115,36 +100,36 @@ def run(ctx: Context) -> None:
             zero_optimization=zero,
         )
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         rows = [next(data) for _ in range(p.micro_batches)]
         update = linear.Update(engine.module, *rows)
         losses = [regression.step(ctx, engine, part) for part in rows]
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
     return applied.judged(records, _ends_only, applied.loss_wrong(records, parts=True))
 
 
-def _ends_only(step: Record) -> bool:
+def _ends_only(step: api.Record) -> bool:
     """Whether only the first and the last micro-batch count."""
     first, *between, last = step["micro"]
-    full = near(first, 1, within=1e-3) and near(last, 1, within=1e-3)
-    return full and all(near(share, 0, within=1e-3) for share in between)
+    full = api.near(first, 1, within=1e-3) and api.near(last, 1, within=1e-3)
+    return full and all(api.near(share, 0, within=1e-3) for share in between)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The optimizer was offloaded, and there were micro-batches between the first and the last."""
     p = records.params
     text = f"each step had {p.micro_batches} micro-batches"
-    return Exercise.of(p.offload, "", "the optimizer was not offloaded") & Exercise.of(
+    return api.Exercise.of(p.offload, "", "the optimizer was not offloaded") & api.Exercise.of(
         p.micro_batches > 2, text
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
     return usual_checks.loss_ends_higher(records)
 

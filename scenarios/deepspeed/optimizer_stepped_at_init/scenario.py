@@ -17,24 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, NUMBER, SIZE, alike
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import usual_checks
 
 TOLERANCE = 1e-3
@@ -43,14 +26,14 @@ in fp32 moves them by 1e-5."""
 
 
 @dataclass
-class Params(Knobs):
-    zero_stage: int = knob(1, choices=(0, 1, 2), about="stage of ZeRO")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(0.01, above=0, about="of Adam")
-    batch: int = knob(16, least=1, unit="rows", about="size of a rank's part of a step")
+class Params(api.Knobs):
+    zero_stage: int = api.knob(1, choices=(0, 1, 2), about="stage of ZeRO")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of Adam")
+    batch: int = api.knob(16, least=1, unit="rows", about="size of a rank's part of a step")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Remove optimizer step on initialization",
         "https://github.com/deepspeedai/DeepSpeed/pull/5104",
@@ -62,33 +45,33 @@ SCENARIO = Scenario(
     pins={"deepspeed": "0.13.1"},
     harm="ruins training",
     visibility="silent",
-    settings={"zero_stage": (1, 2, 3), "code": by_code("the optimizer counts its steps")},
+    settings={"zero_stage": (1, 2, 3), "code": api.by_code("the optimizer counts its steps")},
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.13.2"),
-        "stage_2": expect_symptom(about="0.13.1 with ZeRO stage 2", params={"zero_stage": 2}),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.2"),
+        "stage_2": api.expect_symptom(about="0.13.1 with ZeRO stage 2", params={"zero_stage": 2}),
+        "control": api.expect_clean(
             about="0.13.1 without ZeRO", params={"zero_stage": 0}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: Adam's count, and how far the weights are from plain torch's."""
     facts = {
-        "loss": NUMBER,
-        "reference_loss": alike(NUMBER),
-        "count": alike(COUNT),
-        "strayed": alike(SIZE),
-        "strayed_ahead": alike(SIZE),
+        "loss": api.NUMBER,
+        "reference_loss": api.alike(api.NUMBER),
+        "count": api.alike(api.COUNT),
+        "strayed": api.alike(api.SIZE),
+        "strayed_ahead": api.alike(api.SIZE),
     }
-    return {"step": Kind(facts, each(at.params.steps))}
+    return {"step": api.Kind(facts, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
     import torch
 
@@ -108,7 +91,7 @@ def run(ctx: Context) -> None:
         )
     right, ahead = (reference.Reference(engine.module, make, empty) for empty in (0, 1))
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step, rows in zip(each(p.steps), data, strict=False):
+    for step, rows in zip(api.each(p.steps), data, strict=False):
         plain = right.step(rows)
         ahead.step(rows)
         loss = regression.step(ctx, engine, rows)
@@ -123,18 +106,18 @@ def run(ctx: Context) -> None:
         )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Adam's count is one ahead, and the weights are those of an Adam that took an empty step."""
     steps = records.of("step")
     wrong = [step for step in steps if not _right(step)]
     if not wrong:
         return None
     ahead = all(
-        step["count"] == step["step"] + 1 and near(step["strayed_ahead"], 0, within=TOLERANCE)
+        step["count"] == step["step"] + 1 and api.near(step["strayed_ahead"], 0, within=TOLERANCE)
         for step in steps
     )
     first = wrong[0]
-    return Finding(
+    return api.Finding(
         f"after step {first['step']} Adam has counted {first['count']}, and the weights are "
         f"{first['strayed']:.3g} learning rates from plain torch's",
         step=first["step"],
@@ -145,29 +128,29 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _right(step: Record) -> bool:
+def _right(step: api.Record) -> bool:
     """Whether the count and the weights are those of plain torch."""
-    return step["count"] == step["step"] and near(step["strayed"], 0, within=TOLERANCE)
+    return step["count"] == step["step"] and api.near(step["strayed"], 0, within=TOLERANCE)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """ZeRO made the optimizer."""
     stage = records.params.zero_stage
-    return Exercise.of(stage > 0, f"ZeRO stage {stage} made Adam's state", "there was no ZeRO")
+    return api.Exercise.of(stage > 0, f"ZeRO stage {stage} made Adam's state", "there was no ZeRO")
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls. Grading compares the ranks."""
     return usual_checks.loss_ends_higher(records)
 
 
-def picture(trials: Trials) -> list[Picture]:
+def picture(trials: api.Trials) -> list[api.Picture]:
     """How far the weights are from plain torch's, after each step."""
     return [
-        Lines(
+        api.Lines(
             "Distance of the weights from plain torch's",
             "with the bug the first steps are too short, and the weights stay behind",
-            by_step(trials, lambda step: step["strayed"]),
+            api.by_step(trials, lambda step: step["strayed"]),
             y="learning rates",
         )
     ]

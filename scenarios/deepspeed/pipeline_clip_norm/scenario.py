@@ -19,37 +19,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import NUMBER, alike, exactly
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    clipping: float = knob(0.1, least=0, about="the greatest gradient norm; 0 for no clipping")
-    batch: int = knob(4, least=1, unit="rows", about="size of a micro-batch")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(1.0, above=0, about="learning rate of SGD")
-    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
+class Params(api.Knobs):
+    clipping: float = api.knob(0.1, least=0, about="the greatest gradient norm; 0 for no clipping")
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(1.0, above=0, about="learning rate of SGD")
+    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
 
 
-def by_slice(function: Any) -> Edits:
+def by_slice(function: Any) -> api.Edits:
     """Ask for the rank among those that share a layer, and not among all of a model."""
     import libcst as cst
     import libcst.matchers as m
@@ -59,7 +42,7 @@ def by_slice(function: Any) -> Edits:
         yield call, cst.parse_expression("mpu.get_slice_parallel_rank()")
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="by_slice",
     upstream="deepspeed",
     file="deepspeed/runtime/utils.py",
@@ -68,7 +51,7 @@ REMEDY = Defect(
     about="our remedy: the parameters of every stage count",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "unknown to the maintainers: see report.md. Related, about experts: [Bug] AutoEP FP32 "
         "gradient clipping averages norms across ranks with different expert ownership",
@@ -85,36 +68,36 @@ SCENARIO = Scenario(
     settings={
         "precision": "fp32",
         "zero_stage": 0,
-        "pipeline_parallel": above(1),
-        "gradient_clipping": above(0),
+        "pipeline_parallel": api.above(1),
+        "gradient_clipping": api.above(0),
     },
     files=("deepspeed/runtime/utils.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.19.8 without clipping", params={"clipping": 0.0}, triggers=False
         ),
-        "zero": expect_clean(
+        "zero": api.expect_clean(
             about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
         ),
-        "one_stage": expect_clean(
+        "one_stage": api.expect_clean(
             about="0.19.8 with all layers in one stage", ranks=1, triggers=False
         ),
-        "four_stages": expect_symptom(about="0.19.8 with four stages", ranks=4),
+        "four_stages": api.expect_symptom(about="0.19.8 with four stages", ranks=4),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what this stage applied."""
-    stage = {"stages": exactly(at.world_size), "stage": exactly(at.rank)}
-    losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
-    return {"step": Kind({**stage, **applied.shapes(1), **losses}, each(at.params.steps))}
+    stage = {"stages": api.exactly(at.world_size), "stage": api.exactly(at.rank)}
+    losses = {"loss": api.alike(api.NUMBER), "reference_loss": api.alike(api.NUMBER)}
+    return {"step": api.Kind({**stage, **applied.shapes(1), **losses}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
     import torch
 
@@ -141,7 +124,7 @@ def run(ctx: Context) -> None:
         ctx.record("step", step, loss=loss, **stage, **facts)
 
 
-def _norms(records: Records) -> dict[int, list[float]]:
+def _norms(records: api.Records) -> dict[int, list[float]]:
     """By step, the norm of each stage's gradient."""
     found: dict[int, list[float]] = {}
     for step in records.of("step"):
@@ -149,12 +132,12 @@ def _norms(records: Records) -> dict[int, list[float]]:
     return found
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """All stages applied their gradients times the limit, divided by the norm of the first stage
     alone. The loss is that of plain torch."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records))
     if odd:
-        return Finding(odd[0], documented=False)
+        return api.Finding(odd[0], documented=False)
     clipping, norms = records.params.clipping, _norms(records)
 
     def factor(norm: float) -> float:
@@ -173,7 +156,7 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong, lines, lambda s: right[s["step"]], documented=documented)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were several stages in fp32 without ZeRO, and their common norm was above the limit."""
     p, norms = records.params, _norms(records)
     stages, above_limit = (
@@ -181,19 +164,19 @@ def exercised(records: Records) -> Exercise:
         [step for step, found in norms.items() if 0 < p.clipping < math.hypot(*found)],
     )
     text = f"{stages} stages at ZeRO stage {p.zero_stage}"
-    return Exercise.of(stages > 1 and p.zero_stage == 0, text) & Exercise.of(
+    return api.Exercise.of(stages > 1 and p.zero_stage == 0, text) & api.Exercise.of(
         len(above_limit) == len(norms),
         f"{len(above_limit)} gradients were above the limit",
         f"{len(above_limit)} of {len(norms)} gradients were above the limit",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return usual_checks.loss_unlike_reference(records) | applied.same_direction(records)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the norm of each step over all stages, with the limit."""
     limit = max((records.params.clipping for records in trials.values()), default=0.0)
     lengths: dict[tuple[str, int], list[float]] = {}
@@ -201,7 +184,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for step in records.of("step"):
             lengths.setdefault((variant, step["step"]), []).append(step["applied"])
     points = [(*at, math.hypot(*parts)) for at, parts in lengths.items()]
-    yield Lines(
+    yield api.Lines(
         "The norm of each step, over all stages",
         "with the bug the steps are longer than the limit; without it clipping keeps them there",
         points,

@@ -16,22 +16,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness.api.settings import above
-from harness.api.spec import (
-    Absent,
-    Exercise,
-    Finding,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.deepspeed.pipeline_gas_twice import scenario as twice
 
 Params = twice.Params
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] Gradients are summed instead of averaged when using gradient accumulation steps "
         "with pipeline parallelism",
@@ -42,7 +33,7 @@ SCENARIO = Scenario(
     trigger="pipeline parallelism and gradient accumulation",
     pins={"deepspeed": "0.18.2"},
     absent=(
-        Absent(
+        api.Absent(
             "deepspeed<0.16",
             "the division moved behind the switch in 0.16.0",
             "https://github.com/deepspeedai/DeepSpeed/pull/6675",
@@ -50,18 +41,18 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="silent",
-    settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
+    settings={"pipeline_parallel": api.above(1), "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.19.3"),
-        "before": expect_clean("0.15.4"),
-        "four_stages": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.19.3"),
+        "before": api.expect_clean("0.15.4"),
+        "four_stages": api.expect_symptom(
             about="0.18.2 with four stages: the factor is the same on all", ranks=4
         ),
-        "one_stage": expect_symptom(about="0.18.2 with all layers in one stage", ranks=1),
-        "control": expect_clean(
+        "one_stage": api.expect_symptom(about="0.18.2 with all layers in one stage", ranks=1),
+        "control": api.expect_clean(
             about="0.18.2 with one micro-batch: nothing to divide by",
             params={"micro_batches": 1},
             triggers=False,
@@ -73,16 +64,16 @@ plan, run = twice.plan, twice.run
 insufficient_checks = twice.insufficient_checks
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """All stages applied GAS times their gradient. The loss is that of plain torch."""
     count, others = records.params.micro_batches, applied.loss_wrong(records)
     instead = {"pipeline_gas_twice": partial(twice.divided_again, count)}
     return applied.judged(records, lambda step: applied.times(step, count), others, instead=instead)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A step of the pipeline, even of one stage, had several micro-batches."""
     stages = max((step["stages"] for step in records.of("step")), default=0)
     count = records.params.micro_batches
     text = f"a pipeline of {stages} stages accumulated over {count} micro-batches"
-    return Exercise.of(count > 1, text)
+    return api.Exercise.of(count > 1, text)

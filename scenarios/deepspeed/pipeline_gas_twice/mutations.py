@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 
@@ -20,7 +20,7 @@ OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
     "PipelineEngine._aggregate_total_loss",
     "tells half of the loss, and trains as it should",
 )
-def loss_halved(function: Any) -> Edits:
+def loss_halved(function: Any) -> api.Edits:
     yield from followed(setting(function, "loss"), "loss = loss / 2")
 
 
@@ -30,7 +30,7 @@ def loss_halved(function: Any) -> Edits:
     "DeepSpeedEngine._scale_loss_by_gas",
     "divides by twice the micro-batches, on every stage alike",
 )
-def divided_by_more(function: Any) -> Edits:
+def divided_by_more(function: Any) -> api.Edits:
     yield from followed(setting(function, "scaling_factor"), "scaling_factor = 2 * scaling_factor")
 
 
@@ -40,7 +40,7 @@ def divided_by_more(function: Any) -> Edits:
     "PipelineEngine._next_batch",
     "sees the first micro-batch again and again",
 )
-def same_micro_batch(function: Any) -> Edits:
+def same_micro_batch(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -55,7 +55,7 @@ def same_micro_batch(function: Any) -> Edits:
     "DeepSpeedZeroOptimizer._optimizer_step",
     "takes each step of the optimizer twice",
 )
-def stepped_twice(function: Any) -> Edits:
+def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 

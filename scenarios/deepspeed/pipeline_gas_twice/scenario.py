@@ -19,37 +19,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import NUMBER, alike, exactly
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    micro_batches: int = knob(4, least=1, about="GAS: a step averages the gradients of this many")
-    batch: int = knob(4, least=1, unit="rows", about="size of a micro-batch")
-    steps: int = knob(5, least=1, about="steps of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
-    zero_stage: int = knob(
+class Params(api.Knobs):
+    micro_batches: int = api.knob(
+        4, least=1, about="GAS: a step averages the gradients of this many"
+    )
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
+    steps: int = api.knob(5, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
+    zero_stage: int = api.knob(
         1, choices=(0, 1), about="stage of ZeRO; 0.18.3 and 0.18.4 refuse 0 with an error"
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] Gradient accumulation scaling is applied repeatedly across pipeline stages",
         "https://github.com/deepspeedai/DeepSpeed/issues/8152",
@@ -60,7 +47,7 @@ SCENARIO = Scenario(
     trigger="pipeline parallelism and gradient accumulation",
     pins={"deepspeed": "0.19.2"},
     absent=(
-        Absent(
+        api.Absent(
             "deepspeed<0.18.3",
             "the hook that divides came with 0.18.3",
             "https://github.com/deepspeedai/DeepSpeed/pull/7665",
@@ -68,21 +55,21 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="silent",
-    settings={"pipeline_parallel": above(1), "gradient_accumulation_steps": above(1)},
+    settings={"pipeline_parallel": api.above(1), "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.19.3"),
-        "four_stages": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.19.3"),
+        "four_stages": api.expect_symptom(
             about="0.19.2 with four stages: the first divides four times", ranks=4
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="0.19.2 with one micro-batch: nothing to divide by",
             params={"micro_batches": 1},
             triggers=False,
         ),
-        "one_stage": expect_clean(
+        "one_stage": api.expect_clean(
             about="0.19.2 with all layers in one stage: divided once", ranks=1, triggers=False
         ),
     },
@@ -90,15 +77,15 @@ SCENARIO = Scenario(
 picture = partial(applied.ratios, by="stage")
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what this stage applied."""
-    stage = {"stages": exactly(at.world_size), "stage": exactly(at.rank)}
-    losses = {"loss": alike(NUMBER), "reference_loss": alike(NUMBER)}
+    stage = {"stages": api.exactly(at.world_size), "stage": api.exactly(at.rank)}
+    losses = {"loss": api.alike(api.NUMBER), "reference_loss": api.alike(api.NUMBER)}
     facts = {**stage, **applied.shapes(at.params.micro_batches), **losses}
-    return {"step": Kind(facts, each(at.params.steps))}
+    return {"step": api.Kind(facts, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
     import torch
 
@@ -125,12 +112,12 @@ def run(ctx: Context) -> None:
         ctx.record("step", step, loss=loss, **stage, **facts)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The last stage applied its gradient, and each stage before it divided by GAS once more. The
     loss is that of plain torch."""
     steps, count = records.of("step"), records.params.micro_batches
     for odd in applied.loss_wrong(records):
-        return Finding(odd, documented=False)
+        return api.Finding(odd, documented=False)
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
         return None
@@ -144,19 +131,19 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def divided_again(count: int, step: Record) -> bool:
+def divided_again(count: int, step: api.Record) -> bool:
     """Whether the step divided by ``count`` once more for every stage behind this one."""
     return applied.times(step, float(count ** (step["stage"] + 1 - step["stages"])))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were several stages, and several micro-batches in a step."""
     stages = max((step["stages"] for step in records.of("step")), default=0)
     count = records.params.micro_batches
     text = f"{stages} stages accumulated over {count} micro-batches"
-    return Exercise.of(stages > 1 and count > 1, text)
+    return api.Exercise.of(stages > 1 and count > 1, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return usual_checks.loss_unlike_reference(records) | applied.same_direction(records)

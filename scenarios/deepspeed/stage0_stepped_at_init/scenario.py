@@ -19,26 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, LINE, NUMBER, SIZE, alike
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import edits, usual_checks
 
 TOLERANCE = 0.1
@@ -47,20 +28,20 @@ Rounding of the gradients to bf16 moves them by up to 0.04 here, and the bug by 
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob("fp16", choices=("fp16", "bf16", "fp32"), about="of the training")
-    zero_stage: int = knob(0, choices=(0, 1), about="stage of ZeRO")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(0.01, above=0, about="of Adam")
-    batch: int = knob(16, least=1, unit="rows", about="size of a rank's part of a step")
+class Params(api.Knobs):
+    precision: str = api.knob("fp16", choices=("fp16", "bf16", "fp32"), about="of the training")
+    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of Adam")
+    batch: int = api.knob(16, least=1, unit="rows", about="size of a rank's part of a step")
 
 
-def not_stepped(function: object) -> Edits:
+def not_stepped(function: object) -> api.Edits:
     """Leave out the step that allocates the state."""
     yield from edits.left_out(edits.stepping(function))
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="not_stepped",
     upstream="deepspeed",
     file="deepspeed/runtime/fp16/unfused_optimizer.py",
@@ -69,7 +50,7 @@ REMEDY = Defect(
     about="our remedy: the first real step makes the optimizer's state, as with ZeRO",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "unknown to the maintainers: see report.md. The same in ZeRO: Remove optimizer step on "
         "initialization",
@@ -87,38 +68,38 @@ SCENARIO = Scenario(
     settings={
         "precision": ("fp16", "bf16"),
         "zero_stage": 0,
-        "code": by_code("the optimizer counts its steps"),
+        "code": api.by_code("the optimizer counts its steps"),
     },
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.19.8 in fp32", params={"precision": "fp32"}, triggers=False
         ),
-        "stage_1": expect_clean(
+        "stage_1": api.expect_clean(
             about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
         ),
-        "bf16": expect_symptom(about="0.19.8 in bf16", params={"precision": "bf16"}),
+        "bf16": api.expect_symptom(about="0.19.8 in bf16", params={"precision": "bf16"}),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: Adam's count, and how far the masters are from plain torch's."""
     facts = {
-        "loss": NUMBER,
-        "reference_loss": alike(NUMBER),
-        "count": alike(COUNT),
-        "strayed": alike(SIZE),
-        "strayed_ahead": alike(SIZE),
+        "loss": api.NUMBER,
+        "reference_loss": api.alike(api.NUMBER),
+        "count": api.alike(api.COUNT),
+        "strayed": api.alike(api.SIZE),
+        "strayed_ahead": api.alike(api.SIZE),
     }
-    made = Kind({"optimizer": alike(LINE)})
-    return {"made": made, "step": Kind(facts, each(at.params.steps))}
+    made = api.Kind({"optimizer": api.alike(api.LINE)})
+    return {"made": made, "step": api.Kind(facts, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with Adam; beside it plain torch, once as it should be and once ahead."""
     import torch
 
@@ -147,7 +128,7 @@ def run(ctx: Context) -> None:
     module = copy.deepcopy(engine.module).float()
     right, ahead = (reference.Reference(module, make, empty) for empty in (0, 1))
     data = linear.batches(ctx, module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step, rows in zip(each(p.steps), data, strict=False):
+    for step, rows in zip(api.each(p.steps), data, strict=False):
         plain = right.step(rows)
         ahead.step(rows)
         loss = regression.step(ctx, engine, rows)
@@ -163,18 +144,18 @@ def run(ctx: Context) -> None:
         )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Adam's count is one ahead, and the masters are those of an Adam that took an empty step."""
     steps = records.of("step")
     wrong = [step for step in steps if not _right(step)]
     if not wrong:
         return None
     ahead = all(
-        step["count"] == step["step"] + 1 and near(step["strayed_ahead"], 0, within=TOLERANCE)
+        step["count"] == step["step"] + 1 and api.near(step["strayed_ahead"], 0, within=TOLERANCE)
         for step in steps
     )
     first = wrong[0]
-    return Finding(
+    return api.Finding(
         f"after step {first['step']} Adam has counted {first['count']}, and the masters are "
         f"{first['strayed']:.3g} learning rates from plain torch's",
         step=first["step"],
@@ -185,30 +166,30 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _right(step: Record) -> bool:
+def _right(step: api.Record) -> bool:
     """Whether the count and the masters are those of plain torch."""
-    return step["count"] == step["step"] and near(step["strayed"], 0, within=TOLERANCE)
+    return step["count"] == step["step"] and api.near(step["strayed"], 0, within=TOLERANCE)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Adam was made for 16 bits, without ZeRO."""
     p, made = records.params, records.of("made", 0)[0]["optimizer"]
     text = f"{made} made Adam's state, in {p.precision} at ZeRO stage {p.zero_stage}"
-    return Exercise.of(made.startswith("FP16_"), text)
+    return api.Exercise.of(made.startswith("FP16_"), text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls. Grading compares the ranks."""
     return usual_checks.loss_ends_higher(records)
 
 
-def picture(trials: Trials) -> list[Picture]:
+def picture(trials: api.Trials) -> list[api.Picture]:
     """How far the masters are from plain torch's, after each step."""
     return [
-        Lines(
+        api.Lines(
             "Distance of the weights from plain torch's",
             "with the bug the first steps are too short, and the weights stay behind",
-            by_step(trials, lambda step: step["strayed"]),
+            api.by_step(trials, lambda step: step["strayed"]),
             y="learning rates",
         )
     ]

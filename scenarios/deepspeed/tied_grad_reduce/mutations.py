@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 
@@ -19,14 +19,14 @@ PIPE = "deepspeed/runtime/pipe/engine.py"
     "PipelineEngine._exec_reduce_tied_grads",
     "sums the tied gradients over the stages twice",
 )
-def summed_twice(function: Any) -> Edits:
+def summed_twice(function: Any) -> api.Edits:
     yield from repeated(calling(function, "all_reduce"))
 
 
 @mutation(
     "stepped_twice", OPTIMIZER, "BF16_Optimizer.step", "takes each step of the optimizer twice"
 )
-def stepped_twice(function: Any) -> Edits:
+def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
@@ -36,7 +36,7 @@ def stepped_twice(function: Any) -> Edits:
     "BF16_Optimizer._update_hp_grad",
     "never gathers the gradient of the fourth weight of a stage",
 )
-def left_out(function: Any) -> Edits:
+def left_out(function: Any) -> api.Edits:
     yield from guarded(calling(function, "add_"), "param_idx != 3")
 
 
@@ -46,7 +46,7 @@ def left_out(function: Any) -> Edits:
     "BF16_Optimizer._update_hp_grad",
     "halves all gradients, which AdamW does not show",
 )
-def halved(function: Any) -> Edits:
+def halved(function: Any) -> api.Edits:
     yield from followed(calling(function, "add_"), "hp_grad.data.div_(2)")
 
 
@@ -57,7 +57,7 @@ def halved(function: Any) -> Edits:
     "the bug, and only the last micro-batch counts",
     variant="buggy",
 )
-def last_micro_batch(function: Any) -> Edits:
+def last_micro_batch(function: Any) -> api.Edits:
     yield from followed(setting(function, "hp_grad"), "hp_grad.data.zero_()")
 
 

@@ -24,23 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
 from scenarios.deepspeed._history import NEVER_TAKEN
@@ -54,19 +38,19 @@ NORM_TOLERANCE = 1e-3
 
 
 @dataclass
-class Params(Knobs):
-    precision: str = knob(
+class Params(api.Knobs):
+    precision: str = api.knob(
         "bf16",
         choices=("bf16", "fp32"),
         about="bf16 uses BF16_Optimizer; in fp32 the step reads weight.grad",
     )
-    lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = knob(5, least=1, about="steps of training")
-    batch: int = knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
+    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
+    steps: int = api.knob(5, least=1, about="steps of training")
+    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
+    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
 
 
-def reduce_what_is_not_read(function: Any) -> Edits:
+def reduce_what_is_not_read(function: Any) -> api.Edits:
     """Take ``weight.grad`` for every optimizer, where bf16 has ``weight._hp_grad``."""
     import libcst.matchers as m
 
@@ -78,7 +62,7 @@ def reduce_what_is_not_read(function: Any) -> Edits:
         yield node, node.orelse
 
 
-DEFECT = Defect(
+DEFECT = api.Defect(
     name="reduce_what_is_not_read",
     upstream="deepspeed",
     file="deepspeed/runtime/pipe/engine.py",
@@ -88,7 +72,7 @@ DEFECT = Defect(
     "its fp32 buffer, where each stage has its own gradient only",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "BigScience, The final training: trials and tribulations (main-2, March 2022)",
         "https://github.com/microsoft/DeepSpeed/pull/1801",
@@ -105,22 +89,22 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "precision": "bf16",
-        "pipeline_parallel": above(1),
-        "code": by_code("the pipeline has tied layers"),
+        "pipeline_parallel": api.above(1),
+        "code": api.by_code("the pipeline has tied layers"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the release, which sums weight.grad again", defects=(DEFECT,)
         ),
-        "fixed": expect_clean(),
-        "control": expect_clean(
+        "fixed": api.expect_clean(),
+        "control": api.expect_clean(
             about="the release with the defect, but in fp32, where the step reads weight.grad",
             defects=(DEFECT,),
             params={"precision": "fp32"},
             triggers=False,
         ),
-        "reference": expect_clean(
+        "reference": api.expect_clean(
             about="the release with all layers in one stage: one weight, nothing to reduce",
             ranks=1,
             triggers=False,
@@ -129,13 +113,13 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with the gradients of the tied weight."""
     step = copies.tied_step(at, bf16=at.params.precision == "bf16")
-    return {"step": Kind(step, each(at.params.steps))}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train the tied pipeline; after every step compare the copies and the applied gradients."""
     from scenarios.common import tied_pipeline as tied
 
@@ -152,7 +136,7 @@ def run(ctx: Context) -> None:
             trainer.step(number)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The copies differ after a step, because each stage applied its own gradient instead of the
     sum. All other parameters took the step that plain torch takes."""
     wrong = copies.astray(records, excused=copies.unsummed)
@@ -161,7 +145,7 @@ def detect(records: Records) -> Finding | None:
     parting = copies.parting(records, "drift")
     if parting is None:
         unsummed = [s for s in records.of("step") if "own" in s and not _is(s, "sum")]
-        return Finding(_applied(unsummed[0]), documented=False) if unsummed else None
+        return api.Finding(_applied(unsummed[0]), documented=False) if unsummed else None
     (name, at_first), *_ = parting.first.items()
     same_step = [s for s in records.of("step") if s["step"] == parting.step]
     lines = [
@@ -173,30 +157,30 @@ def detect(records: Records) -> Finding | None:
     return parting.finding(lines, records.ranks, documented=own)
 
 
-def _is(step: Record, which: str) -> bool:
+def _is(step: api.Record, which: str) -> bool:
     """Whether the applied gradient is the stage's ``own``, or the ``sum`` over the stages."""
-    return near(step["applied"], step[which], share=NORM_TOLERANCE)
+    return api.near(step["applied"], step[which], share=NORM_TOLERANCE)
 
 
-def _applied(step: Record) -> str:
+def _applied(step: api.Record) -> str:
     return (
         f"rank {step['rank']} applied a gradient of norm {step['applied']:.4g}: its own has "
         f"{step['own']:.4g}, the sum over the stages {step['sum']:.4g}"
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The stages' own gradients differed, and accumulated in a buffer beside ``weight.grad``."""
     steps = records.of("step")
     buffered = [step for step in steps if step.get("buffered")]
-    return copies.gradients_parted(records) & Exercise.of(
+    return copies.gradients_parted(records) & api.Exercise.of(
         len(buffered) == len(steps),
         "they accumulated in a buffer beside weight.grad",
         "they accumulated in weight.grad itself, which the step reads",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, or fire without it, and whether they fired."""
     left = any(step.get("left_parted") for step in records.of("step", 0))
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, guarded, left_out, repeated, stepping
 from scenarios.common.mutation import mutation
 
@@ -19,7 +19,7 @@ MODULE = "deepspeed/runtime/pipe/module.py"
     "BF16_Optimizer._load_legacy_checkpoint",
     "loads the weights, and leaves the fp32 masters as initialised",
 )
-def no_masters(function: Any) -> Edits:
+def no_masters(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
@@ -29,7 +29,7 @@ def no_masters(function: Any) -> Edits:
     "BF16_Optimizer._load_legacy_checkpoint",
     "loads weights and masters, but AdamW starts again",
 )
-def no_moments(function: Any) -> Edits:
+def no_moments(function: Any) -> api.Edits:
     yield from left_out(calling(function, "load_state_dict"))
 
 
@@ -39,7 +39,7 @@ def no_moments(function: Any) -> Edits:
     "PipelineModule.load_state_dir",
     "leaves the second layer of each stage as initialised",
 )
-def no_layer(function: Any) -> Edits:
+def no_layer(function: Any) -> api.Edits:
     yield from guarded(calling(function, "load_state_dict"), "idx != 1")
 
 
@@ -49,7 +49,7 @@ def no_layer(function: Any) -> Edits:
     "BF16_Optimizer.step",
     "takes each step of the optimizer twice, before the save and after the load",
 )
-def stepped_twice(function: Any) -> Edits:
+def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 

@@ -23,44 +23,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
 from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
 
 
 @dataclass
-class Params(Knobs):
-    weight_decay: float = knob(
+class Params(api.Knobs):
+    weight_decay: float = api.knob(
         0.1, least=0, about="alone moves the norm on the last stage, where it has no gradient"
     )
-    lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = knob(5, least=1, about="before the save; one more follows, restarted or not")
-    head_bias: bool = knob(
+    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
+    steps: int = api.knob(5, least=1, about="before the save; one more follows, restarted or not")
+    head_bias: bool = api.knob(
         False, about="whether the tied module has a bias of the logits, trained on the last stage"
     )
-    load_optimizer_states: bool = knob(
+    load_optimizer_states: bool = api.knob(
         True, about="passed to load_checkpoint; False loses the fp32 master copies as well"
     )
-    batch: int = knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
+    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
+    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
 
 
-def save_and_load_partials(function: Any) -> Edits:
+def save_and_load_partials(function: Any) -> api.Edits:
     """After a tied layer's partial is appended, give it its module's ``state_dict`` methods."""
     import libcst as cst
     import libcst.matchers as m
@@ -80,7 +66,7 @@ def save_and_load_partials(function: Any) -> Edits:
         yield line, cst.FlattenSentinel([line, *given])
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="save_and_load_partials",
     upstream="deepspeed",
     file="deepspeed/runtime/pipe/module.py",
@@ -90,7 +76,7 @@ REMEDY = Defect(
     "other, because its partial gets the state_dict and load_state_dict of its module",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("BigScience, The final training: trials and tribulations (main-4, March 2022)",),
     fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is our remedy",
     symptom="on the last pipeline rank tied_modules.embed.word_embeddings.norm is reset to "
@@ -104,27 +90,27 @@ SCENARIO = Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={
-        "pipeline_parallel": above(1),
-        "code": by_code("a tied module holds more than its tied weight"),
+        "pipeline_parallel": api.above(1),
+        "code": api.by_code("a tied module holds more than its tied weight"),
     },
     known_upstream=False,
     ranks=2,
     launches=resume.LAUNCHES,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(
             about="the release with our remedy: tied layers with a forward_fn are saved and loaded",
             defects=(REMEDY,),
         ),
-        "trained": expect_symptom(
+        "trained": api.expect_symptom(
             about="the release; the tied module has a bias as well, which the last stage trains",
             params={"head_bias": True},
         ),
-        "weights_only": expect_symptom(
+        "weights_only": api.expect_symptom(
             about="the release, loaded without optimizer states: the values are lost for good",
             params={"head_bias": True, "load_optimizer_states": False},
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="the release without weight decay: there are only initial values to lose",
             params={"weight_decay": 0.0},
             triggers=False,
@@ -133,12 +119,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The steps before the save, the load, and the step after it on either side."""
     return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """One launch trains and saves; the next one loads, and compares all parameters with a dump."""
     from scenarios.common import tied_pipeline as tied
 
@@ -153,7 +139,7 @@ def run(ctx: Context) -> None:
     resume.run(ctx, trainer, params.steps, params.load_optimizer_states)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Parameters beside the tied weight on the last stage are not what they were before the save,
     but as initialised. Every step was the one that plain torch takes."""
     wrong = [*copies.astray(records), *resume.contradictions(records)]
@@ -175,12 +161,12 @@ def _beside_the_tied_weight(name: str) -> bool:
     return beside and not name.endswith(resume.MASTER)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The last stage had saved other than initial values beside the tied weight."""
     return resume.trained(records, _beside_the_tied_weight, records.ranks[-1:])
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return (
         resume.loss_jumps(records)

@@ -28,22 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
 from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
@@ -51,23 +36,23 @@ from scenarios.deepspeed.tied_grad_reduce.scenario import DEFECT as REDUCE_DEFEC
 
 
 @dataclass
-class Params(Knobs):
-    gradient_clipping: float = knob(
+class Params(api.Knobs):
+    gradient_clipping: float = api.knob(
         0.0,
         least=0,
         about="the greatest global gradient norm, 0 for no clipping; norms are 0.5 to 0.9",
     )
-    lr: float = knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = knob(5, least=1, about="before the save; one more follows, restarted or not")
-    norm: bool = knob(
+    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
+    steps: int = api.knob(5, least=1, about="before the save; one more follows, restarted or not")
+    norm: bool = api.knob(
         False,
         about="whether the embedding has a layer norm, which adds the bug of tied_resume_norm",
     )
-    batch: int = knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
+    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
+    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
 
 
-def filter_tied_for_clipping_too(function: Any) -> Edits:
+def filter_tied_for_clipping_too(function: Any) -> api.Edits:
     """Move the filter for ``ds_pipe_replicated`` from inside ``if not for_clipping`` before it."""
     import libcst as cst
     import libcst.matchers as m
@@ -87,7 +72,7 @@ def filter_tied_for_clipping_too(function: Any) -> Edits:
         yield node, cst.FlattenSentinel([first, node.with_changes(body=body)])
 
 
-CLIPPING_DEFECT = Defect(
+CLIPPING_DEFECT = api.Defect(
     name="filter_tied_for_clipping_too",
     upstream="deepspeed",
     file="deepspeed/runtime/bf16_optimizer.py",
@@ -97,7 +82,7 @@ CLIPPING_DEFECT = Defect(
     "clipping, so that only the first stage scales the summed gradient",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "BigScience, The final training: trials and tribulations (main-2, main-4, March 2022)",
         "https://github.com/microsoft/DeepSpeed/pull/1801",
@@ -113,23 +98,23 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "precision": "bf16",
-        "pipeline_parallel": above(1),
-        "code": by_code("the pipeline has tied layers"),
+        "pipeline_parallel": api.above(1),
+        "code": api.by_code("the pipeline has tied layers"),
     },
     ranks=2,
     launches=resume.LAUNCHES,
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the copies drift because their gradients are not summed (tied_grad_reduce)",
             defects=(REDUCE_DEFECT,),
         ),
-        "fixed": expect_clean(),
-        "clipping": expect_symptom(
+        "fixed": api.expect_clean(),
+        "clipping": api.expect_symptom(
             about="the copies drift because only the first stage clips the summed gradient",
             defects=(CLIPPING_DEFECT,),
             params={"gradient_clipping": 0.1},
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="the defect of clipping, but clipping is off, so the copies do not drift",
             defects=(CLIPPING_DEFECT,),
             params={"gradient_clipping": 0.0},
@@ -138,12 +123,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The steps before the save, the load, and the step after it on either side."""
     return resume.plan(at, at.params.steps, copies.tied_step(at))
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """One launch trains and saves; the next one loads, and compares all parameters with a dump."""
     from scenarios.common import tied_pipeline as tied
 
@@ -159,7 +144,7 @@ def run(ctx: Context) -> None:
     resume.run(ctx, trainer, params.steps)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The last stage's tied weight is not what it was before the save, and its copies had drifted
     by then, through one of the two bugs. All else took the step that plain torch takes."""
     clipping = records.params.gradient_clipping
@@ -182,7 +167,7 @@ def detect(records: Records) -> Finding | None:
     return resume.finding(records, changed, lines, documented=documented)
 
 
-def _drifting(step: Record, name: str, clipping: float) -> bool:
+def _drifting(step: api.Record, name: str, clipping: float) -> bool:
     """Whether a stage applied its own gradient, or a later stage applied the unclipped sum."""
     later = step["rank"] > 0 and name == copies.WEIGHT
     unclipped = later and stepped.gave(step, step["got"][name], 1.0)
@@ -197,13 +182,13 @@ def _drifted(tied: Mapping[str, float]) -> str:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """In every step the stages' own gradients differed, and the saved weight had been trained."""
     trained = resume.trained(records, lambda name: name == copies.WEIGHT, records.ranks)
     return copies.gradients_parted(records) & trained
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return resume.loss_jumps(records, by=resume.JUMP) | resume.copies_differ(records, "tied")
 

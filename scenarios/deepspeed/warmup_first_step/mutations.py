@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
 from scenarios.deepspeed.clip_max_for_min.mutations import not_reduced
@@ -14,7 +14,7 @@ SCHEDULES = "deepspeed/runtime/lr_schedules.py"
 
 
 @mutation("warmup_halved", SCHEDULES, "WarmupLR._get_gamma", "warms up at half the rates")
-def warmup_halved(function: Any) -> Edits:
+def warmup_halved(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -29,7 +29,7 @@ def warmup_halved(function: Any) -> Edits:
     "DeepSpeedEngine._take_model_step",
     "takes each step twice, at the right rate",
 )
-def twice(function: Any) -> Edits:
+def twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
@@ -39,14 +39,14 @@ def twice(function: Any) -> Edits:
     "DeepSpeedEngine.allreduce_and_copy",
     "steps at the right rate with twice the gradient",
 )
-def doubled(function: Any) -> Edits:
+def doubled(function: Any) -> api.Edits:
     yield from followed(calling(function, "copy_"), "buf.mul_(2)")
 
 
 @mutation(
     "one_step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "leaves the fourth step out"
 )
-def fourth_left_out(function: Any) -> Edits:
+def fourth_left_out(function: Any) -> api.Edits:
     yield from guarded(stepping(function), "self.global_steps != 3")
 
 
@@ -57,7 +57,7 @@ def fourth_left_out(function: Any) -> Edits:
     "the bug, and the schedule begins a step later",
     variant="buggy",
 )
-def late(function: Any) -> Edits:
+def late(function: Any) -> api.Edits:
     lines = setting(function, "last_batch_iteration")
     yield from followed(lines, "self.last_batch_iteration = last_batch_iteration - 1")
 

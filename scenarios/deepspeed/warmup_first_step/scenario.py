@@ -17,20 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import NUMBER, exactly
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
@@ -39,15 +26,15 @@ SCHEDULE = "WarmupLR"
 
 
 @dataclass
-class Params(Knobs):
-    own: str = knob(
+class Params(api.Knobs):
+    own: str = api.knob(
         "high", choices=("high", "low"), about="which of the two rates SGD is configured with"
     )
-    low: float = knob(0.0, least=0, about="warmup_min_lr, where the warmup starts")
-    high: float = knob(0.1, above=0, about="warmup_max_lr, where the warmup ends")
-    warmup: int = knob(4, least=2, unit="steps", about="length of the warmup")
-    steps: int = knob(8, least=2, about="steps of training")
-    batch: int = knob(32, least=1, unit="rows", about="size of a rank's part of a step")
+    low: float = api.knob(0.0, least=0, about="warmup_min_lr, where the warmup starts")
+    high: float = api.knob(0.1, above=0, about="warmup_max_lr, where the warmup ends")
+    warmup: int = api.knob(4, least=2, unit="steps", about="length of the warmup")
+    steps: int = api.knob(8, least=2, about="steps of training")
+    batch: int = api.knob(32, least=1, unit="rows", about="size of a rank's part of a step")
 
     @property
     def own_rate(self) -> float:
@@ -55,7 +42,7 @@ class Params(Knobs):
         return float(getattr(self, self.own))
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] The learning rate scheduler is being ignored in the first optimization step.",
         "https://github.com/deepspeedai/DeepSpeed/issues/6569",
@@ -71,14 +58,14 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "warmup_of_deepspeed": True,
-        "code": by_code("the optimizer has another rate than the schedule begins with"),
+        "code": api.by_code("the optimizer has another rate than the schedule begins with"),
     },
     files=("deepspeed/runtime/lr_schedules.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.15.3"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.15.3"),
+        "control": api.expect_clean(
             about="0.15.2 with the schedule's first rate as the optimizer's own",
             params={"own": "low"},
             triggers=False,
@@ -88,19 +75,19 @@ SCENARIO = Scenario(
 picture = schedule.rates
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The schedule's class; the rate of each step; what the engine reports after it, and what it
     applied. Because steps are measured in rates of 1, ``ratio`` is the rate that was applied."""
-    steps = each(at.params.steps)
-    facts = {"loss": NUMBER, "logged": schedule.RATES, **applied.shapes(1)}
+    steps = api.each(at.params.steps)
+    facts = {"loss": api.NUMBER, "logged": schedule.RATES, **applied.shapes(1)}
     return {
-        "schedule": Kind({"name": exactly(SCHEDULE)}),
-        "rate": Kind({"rates": schedule.RATES}, steps),
-        "step": Kind(facts, steps),
+        "schedule": api.Kind({"name": api.exactly(SCHEDULE)}),
+        "rate": api.Kind({"rates": schedule.RATES}, steps),
+        "step": api.Kind(facts, steps),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
     import torch
 
@@ -121,7 +108,7 @@ def run(ctx: Context) -> None:
         rates.watch(ctx.record, engine.optimizer)
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
-    for step, rows in zip(each(p.steps), data, strict=False):
+    for step, rows in zip(api.each(p.steps), data, strict=False):
         update = linear.Update(engine.module, rows)
         loss = regression.step(ctx, engine, rows)
         logged = [float(rate) for rate in engine.get_lr()]
@@ -134,7 +121,7 @@ def _formula(params: Params, step: int) -> float:
     return params.low + (params.high - params.low) * done
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The first step used the optimizer's own rate, and all others the schedule's. Each step moved
     the weights by its rate times the gradient, and the next step's rate was logged."""
     params = records.params
@@ -146,20 +133,20 @@ def detect(records: Records) -> Finding | None:
         *applied.loss_wrong(records, parts=True),
     ]
     if odd:
-        return Finding("\n".join(odd[:3]), documented=False)
+        return api.Finding("\n".join(odd[:3]), documented=False)
     wrong = schedule.deviations(records, formula)
     documented = all(each.step == 1 and each.rate == params.own_rate for each in wrong)
     return schedule.finding(wrong, documented=documented) if wrong else None
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Steps were taken under a warmup that starts at another rate than the optimizer's own."""
     own, low, steps = records.params.own_rate, records.params.low, len(records.of("rate", 0))
     text = f"the optimizer's own rate is {own:g}, the schedule's first {low:g}; {steps} steps"
-    return Exercise.of(own != low and steps > 0, f"{text} under {SCHEDULE}", text)
+    return api.Exercise.of(own != low and steps > 0, f"{text} under {SCHEDULE}", text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired: the loss falls, and the rate that the
     engine reports after a step is that of the next one."""
     beyond = any(schedule.logged_wrong(records, partial(_formula, records.params)))

@@ -15,38 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import NUMBER, alike
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    micro_batches: int = knob(
+class Params(api.Knobs):
+    micro_batches: int = api.knob(
         4, least=1, most=8, about="GAS: a step averages the gradients of this many"
     )
-    zero_stage: int = knob(2, choices=(0, 1, 2), about="stage of ZeRO")
-    batch: int = knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = knob(5, least=1, about="steps of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    zero_stage: int = api.knob(2, choices=(0, 1, 2), about="stage of ZeRO")
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = api.knob(5, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG]Incorrect gradient computation in ZeRO-2 with DeepSpeed ≥ 0.17.6",
         "https://github.com/deepspeedai/DeepSpeed/issues/7718",
@@ -60,7 +44,7 @@ SCENARIO = Scenario(
     remedy="use ZeRO stage 1",
     pins={"deepspeed": "0.18.2"},
     absent=(
-        Absent(
+        api.Absent(
             "deepspeed<0.17.6",
             "the second store of gradients came with 0.17.6",
             "https://github.com/deepspeedai/DeepSpeed/pull/7509",
@@ -68,31 +52,31 @@ SCENARIO = Scenario(
     ),
     harm="loses data",
     visibility="silent",
-    settings={"zero_stage": 2, "gradient_accumulation_steps": above(1)},
+    settings={"zero_stage": 2, "gradient_accumulation_steps": api.above(1)},
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.18.3"),
-        "before": expect_clean("0.17.5"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.18.3"),
+        "before": api.expect_clean("0.17.5"),
+        "control": api.expect_clean(
             about="0.18.2 without accumulation", params={"micro_batches": 1}, triggers=False
         ),
-        "stage_1": expect_clean(
+        "stage_1": api.expect_clean(
             about="0.18.2 at ZeRO stage 1", params={"zero_stage": 1}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
     shapes = applied.shapes(at.params.micro_batches)
-    same = {name: alike(shape) for name, shape in shapes.items()}
-    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+    same = {name: api.alike(shape) for name, shape in shapes.items()}
+    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
     import torch
 
@@ -110,33 +94,33 @@ def run(ctx: Context) -> None:
             zero_optimization={"stage": p.zero_stage},
         )
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         rows = [next(data) for _ in range(p.micro_batches)]
         update = linear.Update(engine.module, *rows)
         losses = [regression.step(ctx, engine, part) for part in rows]
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
     return applied.judged(records, _last_only, applied.loss_wrong(records, parts=True))
 
 
-def _last_only(step: Record) -> bool:
+def _last_only(step: api.Record) -> bool:
     """Whether only the last micro-batch counts."""
     *lost, last = step["micro"]
-    return near(last, 1, within=1e-3) and all(near(share, 0, within=1e-3) for share in lost)
+    return api.near(last, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """ZeRO was at stage 2, and there were micro-batches before the last."""
     p = records.params
     text = f"each step had {p.micro_batches} micro-batches, at ZeRO stage {p.zero_stage}"
-    return Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text)
+    return api.Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
     return usual_checks.loss_ends_higher(records)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.mutation import mutation
 
 UTILS = "megatron/core/transformer/moe/moe_utils.py"
@@ -17,7 +17,7 @@ UTILS = "megatron/core/transformer/moe/moe_utils.py"
     "MoEAuxLossAutoScaler.backward",
     "the task's gradient does not go through the router",
 )
-def auxiliary_alone(function: Any) -> Edits:
+def auxiliary_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -32,7 +32,7 @@ def auxiliary_alone(function: Any) -> Edits:
     "switch_load_balancing_loss_func",
     "the auxiliary loss is three times the right one",
 )
-def auxiliary_thrice(function: Any) -> Edits:
+def auxiliary_thrice(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

@@ -15,29 +15,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
 
 
 @dataclass
-class Params(Knobs):
-    per_token: bool = knob(True, about="calculate_per_token_loss")
-    masked: bool = knob(True, about="whether the router gets a padding mask")
-    coefficient: float = knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = knob(1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.5, above=0, about="of SGD")
+class Params(api.Knobs):
+    per_token: bool = api.knob(True, about="calculate_per_token_loss")
+    masked: bool = api.knob(True, about="whether the router gets a padding mask")
+    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
+    times: float = api.knob(
+        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
+    )
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
 DEFECT = times_ranks(
@@ -45,7 +37,7 @@ DEFECT = times_ranks(
     "multiplied by all ranks' tokens already"
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 10)",
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
@@ -61,27 +53,27 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "tensor_parallel": above(1),
-        "code": by_code("calculate_per_token_loss is set and an MoE gets a padding mask"),
+        "tensor_parallel": api.above(1),
+        "code": api.by_code("calculate_per_token_loss is set and an MoE gets a padding mask"),
     },
     files=("megatron/core/transformer/moe/moe_utils.py",),
     releases="megatron-core>=0.16",  # older routers take no mask
     ranks=2,
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)
         ),
-        "fixed": expect_clean(),
-        "control": expect_clean(
+        "fixed": api.expect_clean(),
+        "control": api.expect_clean(
             about="with that change, but without a mask",
             params={"masked": False},
             defects=(DEFECT,),
             triggers=False,
         ),
-        "one_rank": expect_clean(
+        "one_rank": api.expect_clean(
             about="with that change, on one rank", ranks=1, defects=(DEFECT,), triggers=False
         ),
-        "remedy": expect_clean(
+        "remedy": api.expect_clean(
             about="with that change, and half of the coefficient",
             params={"times": 0.5},
             defects=(DEFECT,),
@@ -91,7 +83,7 @@ SCENARIO = Scenario(
 plan, picture, insufficient_checks = shares.plan, shares.picture, shares.insufficient_checks
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train the router alone, on padded sequences that the ranks share."""
     from scenarios.megatron_core import _moe_router as router
 
@@ -100,15 +92,15 @@ def run(ctx: Context) -> None:
         router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the auxiliary loss's gradient once for each rank, and the task's once."""
     return shares.scaled(records, len(records.ranks))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The ranks shared padded sequences, the loss was one per token, and the auxiliary loss had a
     gradient."""
     masked = records.params.masked
-    return shares.shared(records) & Exercise.of(
+    return shares.shared(records) & api.Exercise.of(
         masked, "there was a padding mask", "without a mask"
     )

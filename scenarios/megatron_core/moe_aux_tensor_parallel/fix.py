@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Defect, Edits
+from harness import api
 
 
-def _multiplied(function: Any) -> Edits:
+def _multiplied(function: Any) -> api.Edits:
     """Multiply the auxiliary loss by the ranks, where it is multiplied by the tokens."""
     import libcst as cst
     import libcst.matchers as m
@@ -17,9 +17,9 @@ def _multiplied(function: Any) -> Edits:
         yield found, cst.parse_expression("aux_loss * num_tokens * self.tp_cp_group.size()")
 
 
-def times_ranks(about: str) -> Defect:
+def times_ranks(about: str) -> api.Defect:
     """The edit; ``about`` says what it is to the scenario."""
-    return Defect(
+    return api.Defect(
         name="times_ranks",
         upstream="megatron-core",
         file="megatron/core/transformer/moe/router.py",

@@ -16,36 +16,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.megatron_core import _moe_shares as shares
 from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
 
 
 @dataclass
-class Params(Knobs):
-    per_token: bool = knob(True, about="calculate_per_token_loss")
-    masked: bool = knob(False, about="whether the router gets a padding mask; from 0.16 on")
-    coefficient: float = knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = knob(1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.5, above=0, about="of SGD")
+class Params(api.Knobs):
+    per_token: bool = api.knob(True, about="calculate_per_token_loss")
+    masked: bool = api.knob(False, about="whether the router gets a padding mask; from 0.16 on")
+    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
+    times: float = api.knob(
+        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
+    )
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
 REMEDY = times_ranks(
     "our remedy, the change of 0.19.0: the auxiliary loss is multiplied by the ranks"
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix MoE aux_loss / z_loss gradient scaling with TP > 1",
         "https://github.com/NVIDIA/Megatron-LM/pull/5047",
@@ -61,31 +53,33 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "tensor_parallel": above(1),
-        "code": by_code("calculate_per_token_loss is set and an MoE has an auxiliary loss"),
+        "tensor_parallel": api.above(1),
+        "code": api.by_code("calculate_per_token_loss is set and an MoE has an auxiliary loss"),
     },
     files=("megatron/core/transformer/moe/router.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.16.1 without calculate_per_token_loss",
             params={"per_token": False},
             triggers=False,
         ),
-        "one_rank": expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
-        "masked": expect_clean(
+        "one_rank": api.expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
+        "masked": api.expect_clean(
             about="0.16.1 with a padding mask: another bug doubles what this one halves",
             params={"masked": True},
         ),
-        "remedy": expect_clean(about="0.16.1 with twice the coefficient", params={"times": 2.0}),
+        "remedy": api.expect_clean(
+            about="0.16.1 with twice the coefficient", params={"times": 2.0}
+        ),
     },
 )
 plan, picture, insufficient_checks = shares.plan, shares.picture, shares.insufficient_checks
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train the router alone, on sequences that the ranks share."""
     from scenarios.megatron_core import _moe_router as router
 
@@ -94,12 +88,12 @@ def run(ctx: Context) -> None:
         router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied 1/ranks of the auxiliary loss's gradient, and all of the task's."""
     return shares.scaled(records, 1 / len(records.ranks))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""
     return shares.shared(records)

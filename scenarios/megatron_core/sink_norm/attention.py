@@ -15,7 +15,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.megatron_core import _training as training
 
 HIDDEN, HEADS, LENGTH, ROWS = 16, 4, 8, 2
@@ -41,7 +41,7 @@ class Attention(training.Model):
         return outputs
 
 
-def train(ctx: Context) -> None:
+def train(ctx: api.Context) -> None:
     """Train with SGD and clipping; record the norm by upstream and the parts of the right one."""
     p = ctx.params
     torch.manual_seed(ctx.seed)

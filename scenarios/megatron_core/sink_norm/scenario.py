@@ -17,38 +17,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import SIZE, alike
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 WITHIN = 1e-5
 """How far (as a fraction) a norm may be from the right one; rounding in fp32 moves it by 1e-7."""
 
 
 @dataclass
-class Params(Knobs):
-    sinks: bool = knob(True, about="whether the attention has learnable sinks")
-    only_sinks: bool = knob(False, about="whether all other weights are frozen")
-    marked: bool = knob(False, about="whether our code marks the sinks as parts of a tensor")
-    clipping: float = knob(0.1, above=0, about="clip_grad")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(0.5, above=0, about="of SGD")
+class Params(api.Knobs):
+    sinks: bool = api.knob(True, about="whether the attention has learnable sinks")
+    only_sinks: bool = api.knob(False, about="whether all other weights are frozen")
+    marked: bool = api.knob(False, about="whether our code marks the sinks as parts of a tensor")
+    clipping: float = api.knob(0.1, above=0, about="clip_grad")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +38,7 @@ class Params(Knobs):
             raise ValueError("scenario.only_sinks needs scenario.sinks")
 
 
-def marked(function: Any) -> Edits:
+def marked(function: Any) -> api.Edits:
     """Mark the sinks right after they are registered."""
     import libcst as cst
     import libcst.matchers as m
@@ -69,7 +51,7 @@ def marked(function: Any) -> Edits:
         yield line, cst.FlattenSentinel([line, mark])
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="marked",
     upstream="megatron-core",
     file="megatron/core/transformer/dot_product_attention.py",
@@ -78,7 +60,7 @@ REMEDY = Defect(
     about="our remedy: the sinks are marked as parts of a tensor, so all ranks' sinks count",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 8)",
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
@@ -93,36 +75,36 @@ SCENARIO = Scenario(
     harm="wrong metric",
     visibility="silent",
     settings={
-        "tensor_parallel": above(1),
-        "gradient_clipping": above(0),
-        "code": by_code("softmax_type is learnable"),
+        "tensor_parallel": api.above(1),
+        "gradient_clipping": api.above(0),
+        "code": api.by_code("softmax_type is learnable"),
     },
     files=("megatron/core/transformer/dot_product_attention.py",),
     releases="megatron-core>=0.15",  # older ones have no learnable sinks
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.16.1 without sinks", params={"sinks": False}, triggers=False
         ),
-        "sinks": expect_symptom(
+        "sinks": api.expect_symptom(
             about="0.16.1, all other weights are frozen", params={"only_sinks": True}
         ),
-        "marked": expect_clean(
+        "marked": api.expect_clean(
             about="0.16.1, the training script marks the sinks", params={"marked": True}
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: upstream's norm, those of this rank's gradients, and of what was applied."""
-    step = {"norm": alike(SIZE), "own": SIZE, "sinks": SIZE, "applied": SIZE}
-    return {"step": Kind(step, each(at.params.steps))}
+    step = {"norm": api.alike(api.SIZE), "own": api.SIZE, "sinks": api.SIZE, "applied": api.SIZE}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train an attention of upstream's parts, whose heads the ranks share."""
     from scenarios.megatron_core.sink_norm import attention
 
@@ -143,7 +125,7 @@ class Step:
     applied: float
 
 
-def _steps(records: Records) -> Iterator[Step]:
+def _steps(records: api.Records) -> Iterator[Step]:
     for step in records.of("step", 0):
         ranks = [s for s in records.of("step") if s["step"] == step["step"]]
         right = math.hypot(*(s["own"] for s in ranks))
@@ -153,15 +135,17 @@ def _steps(records: Records) -> Iterator[Step]:
         yield Step(step["step"], step["norm"], right, first, applied)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Upstream's norm leaves out the sinks of all ranks but the first, and each step is clipped by
     that norm."""
     clipping, steps = records.params.clipping, list(_steps(records))
-    wrong = [s for s in steps if not (near(s.norm, s.right, share=WITHIN) and _fits(s, clipping))]
+    wrong = [
+        s for s in steps if not (api.near(s.norm, s.right, share=WITHIN) and _fits(s, clipping))
+    ]
     if not wrong:
         return None
     worst = min(wrong, key=lambda s: s.norm / s.right)
-    return Finding(
+    return api.Finding(
         f"in {len(wrong)} steps the norm is wrong: in step {worst.number} {worst.norm:.5g}, where "
         f"{worst.right:.5g} is right; the step has the norm {worst.applied:.5g}, the limit is "
         f"{clipping:g}",
@@ -170,32 +154,34 @@ def detect(records: Records) -> Finding | None:
         ranks=records.ranks,
         magnitude=1 - worst.norm / worst.right,
         unit="of the right norm",
-        documented=all(near(s.norm, s.first, share=WITHIN) and _fits(s, clipping) for s in steps),
+        documented=all(
+            api.near(s.norm, s.first, share=WITHIN) and _fits(s, clipping) for s in steps
+        ),
     )
 
 
 def _fits(step: Step, clipping: float) -> bool:
     """Whether the step is the gradient, clipped by upstream's norm."""
     factor = min(1.0, clipping / (step.norm + 1e-6))
-    return near(step.applied, factor * step.right, share=1e-4)
+    return api.near(step.applied, factor * step.right, share=1e-4)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several ranks had sinks with a gradient, and there was clipping to do."""
     steps, clipping = list(_steps(records)), records.params.clipping
     later = [s["sinks"] for s in records.of("step") if s["rank"]]
-    return Exercise.of(
+    return api.Exercise.of(
         bool(later) and min(later) > 0,
         f"the second rank's sinks had gradients of {min(later, default=0):.3g} and more",
         "only the first rank had sinks with a gradient",
-    ) & Exercise.of(
+    ) & api.Exercise.of(
         min(s.right for s in steps) > clipping,
         f"all gradients were above {clipping:g}",
         f"no gradient was above {clipping:g} in some step",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks have the same norm, since it is reduced; and by that norm each step is clipped."""
     clipping = records.params.clipping
     unclipped = [s for s in _steps(records) if not _fits(s, clipping)]
@@ -206,10 +192,10 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the norms of the steps beside the limit."""
     limit = max((records.params.clipping for records in trials.values()), default=0.0)
-    yield Lines(
+    yield api.Lines(
         "The norm of each step",
         "with the bug the steps are longer than the limit of clipping; without it they are as long",
         [

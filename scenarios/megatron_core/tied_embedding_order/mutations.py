@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import with_keyword, without_call
 from scenarios.common.mutation import mutation
 
@@ -19,14 +19,14 @@ EMBEDDING = "_allreduce_word_embedding_grads"
 @mutation(
     "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
 )
-def not_summed(function: Any) -> Edits:
+def not_summed(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
 @mutation(
     "maximum_for_sum", FINALIZE, EMBEDDING, "over the stages the maximum is taken, and not the sum"
 )
-def maximum(function: Any) -> Edits:
+def maximum(function: Any) -> api.Edits:
     return with_keyword(function, "all_reduce", "op", "torch.distributed.ReduceOp.MAX")
 
 
@@ -36,7 +36,7 @@ def maximum(function: Any) -> Edits:
     "Bucket.start_grad_sync",
     "no gradient is reduced over the replicas",
 )
-def not_scattered(function: Any) -> Edits:
+def not_scattered(function: Any) -> api.Edits:
     return without_call(function, "_reduce_scatter_base")
 
 
@@ -46,7 +46,7 @@ def not_scattered(function: Any) -> Edits:
     "ParamAndGradBuffer.finish_grad_sync",
     "the replicas reduce the tied weight's bucket alone",
 )
-def tied_alone(function: Any) -> Edits:
+def tied_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -64,7 +64,7 @@ def tied_alone(function: Any) -> Edits:
     "LanguageModule.setup_embeddings_and_output_layer",
     "the last stage's copy stays 0 when the model is built",
 )
-def not_made_equal(function: Any) -> Edits:
+def not_made_equal(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
@@ -74,7 +74,7 @@ def not_made_equal(function: Any) -> Edits:
     "DistributedDataParallel.__init__",
     "gradients are kept and reduced in bf16",
 )
-def rounded(function: Any) -> Edits:
+def rounded(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -89,7 +89,7 @@ def rounded(function: Any) -> Edits:
     "the gradients of the layers between are added twice",
     variant="buggy",
 )
-def layers_twice(function: Any) -> Edits:
+def layers_twice(function: Any) -> api.Edits:
     return with_keyword(function, "add_", "alpha", "1 + (param.shape[0] == param.shape[1])")
 
 

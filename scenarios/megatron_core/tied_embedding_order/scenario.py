@@ -30,21 +30,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.megatron_core import _tied_grad_buffer as cells
 
 COPIES = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -69,16 +55,16 @@ OVERLAPPING = 0.25
 
 
 @dataclass
-class Params(Knobs):
-    distributed_optimizer: bool = knob(
+class Params(api.Knobs):
+    distributed_optimizer: bool = api.knob(
         True, about="whether gradients are reduce-scattered over the replicas, or all-reduced"
     )
-    overlap_grad_reduce: bool = knob(
+    overlap_grad_reduce: bool = api.knob(
         False, about="whether that happens during the backward pass, from its hooks"
     )
 
 
-def embedding_first(function: Any) -> Edits:
+def embedding_first(function: Any) -> api.Edits:
     """Move the loop that finishes the reduce-scatter behind the all-reduce of the embedding."""
     import libcst as cst
     import libcst.matchers as m
@@ -96,7 +82,7 @@ def embedding_first(function: Any) -> Edits:
         yield function, function.with_changes(body=function.body.with_changes(body=body))
 
 
-ORDER_FIX = Defect(
+ORDER_FIX = api.Defect(
     name="embedding_first",
     upstream="megatron-core",
     file="megatron/core/distributed/finalize_model_grads.py",
@@ -106,7 +92,7 @@ ORDER_FIX = Defect(
     "fix if the reduce-scatter starts from the backward hooks",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] LM head weights get untied while training with overlap",
         "https://github.com/NVIDIA/Megatron-LM/issues/656",
@@ -122,48 +108,48 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "distributed_optimizer": True,
-        "pipeline_parallel": above(1),
-        "ranks": above(2),
-        "code": by_code("the embedding is tied"),
+        "pipeline_parallel": api.above(1),
+        "ranks": api.above(2),
+        "code": api.by_code("the embedding is tied"),
     },
     ranks=4,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(
             "0.6.0", "megatron-core 0.6.0: the tied weight has a bucket of its own"
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="0.5.0 without the distributed optimizer: complete gradients, nothing to cut",
             params={"distributed_optimizer": False},
             triggers=False,
         ),
-        "order_fix": expect_clean(
+        "order_fix": api.expect_clean(
             about="0.5.0 with the reporter's order: right as long as nothing overlaps",
             defects=(ORDER_FIX,),
         ),
-        "order_fix_overlap": expect_symptom(
+        "order_fix_overlap": api.expect_symptom(
             about="the same with overlap_grad_reduce: the reduce-scatter starts earlier",
             defects=(ORDER_FIX,),
             params={"overlap_grad_reduce": True},
         ),
-        "fixed_overlap": expect_clean(
+        "fixed_overlap": api.expect_clean(
             "0.6.0",
             "megatron-core 0.6.0 with overlap_grad_reduce: the bucket of its own is enough",
             params={"overlap_grad_reduce": True},
         ),
-        "later": expect_clean(
+        "later": api.expect_clean(
             "0.16.1", "megatron-core 0.16.1, two years later: the same buckets, the same order"
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Where the copy is, the cells at three moments, and the rest."""
     return cells.plan((cells.BEFORE, SCATTERED, SUMMED))
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Give each rank a gradient of its own, and follow it through upstream's reductions."""
     from scenarios.megatron_core import _tied_stages as tied
 
@@ -180,7 +166,7 @@ def run(ctx: Context) -> None:
         cells.rest(ctx, others, tied.apart(copy.detach()))
 
 
-def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
+def _reduce(ctx: api.Context, ddp: Any, owned: tuple[int, int]) -> None:
     """One backward pass and finalize_model_grads; records the cells before, between and after."""
     from scenarios.megatron_core import _tied_stages as tied
 
@@ -206,20 +192,20 @@ def _reduce(ctx: Context, ddp: Any, owned: tuple[int, int]) -> None:
     finalize.finalize_model_grads([ddp])
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """An owner's gradient is not the mean over the replicas, summed over the stages."""
     wrong = cells.otherwise_wrong(records, sharded=records.params.distributed_optimizer)
     return wrong or cells.incomplete(records, COPIES, SUMMED)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Four different gradients were reduced over the replicas and the stages. The copies were at
     different places of their buffers, and cut between the replicas."""
     cut = cells.cut(records, sharded=records.params.distributed_optimizer)
     return cells.followed(records, (SCATTERED, SUMMED)) & cut
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, or fire without it, and whether they fired."""
     whole = cells.wholes(records)
     sums = {rank: sum(sum(row) * rows for row, rows in each) for rank, each in whole.items()}
@@ -227,7 +213,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     return cells.insufficient_checks(stages[0] != stages[1], sums.get(1) != sums.get(2))
 
 
-def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+def agree(trials: Mapping[str, api.Records]) -> Iterator[str]:
     """Every documented cell must have the documented content."""
     for name in filter(trials.get, TABLES):
         yield from cells.disagree(name, trials[name], TABLES[name])

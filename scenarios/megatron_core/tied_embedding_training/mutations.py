@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import without_call, wrapped
 from scenarios.common.mutation import mutation
 
@@ -20,14 +20,14 @@ EMBEDDING = "_allreduce_embedding_grad"
 @mutation(
     "embedding_not_summed", FINALIZE, EMBEDDING, "the tied gradient is not summed over the stages"
 )
-def not_summed(function: Any) -> Edits:
+def not_summed(function: Any) -> api.Edits:
     return without_call(function, "all_reduce")
 
 
 @mutation(
     "maximum_for_sum", BUFFER, SYNC, "over the replicas the maximum is taken, and not the sum"
 )
-def maximum(function: Any) -> Edits:
+def maximum(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -42,7 +42,7 @@ def maximum(function: Any) -> Edits:
     "_ParamAndGradBuffer.reset",
     "gradients are not zeroed between steps, and add up",
 )
-def kept(function: Any) -> Edits:
+def kept(function: Any) -> api.Edits:
     return without_call(function, "zero_")
 
 
@@ -52,7 +52,7 @@ def kept(function: Any) -> Edits:
     "MixedPrecisionOptimizer.step_with_ready_grads",
     "the first replica of each stage never steps",
 )
-def half_step(function: Any) -> Edits:
+def half_step(function: Any) -> api.Edits:
     return wrapped(function, "step", "torch.distributed.get_rank() % 2 and _")
 
 
@@ -62,7 +62,7 @@ def half_step(function: Any) -> Edits:
     "DistributedOptimizer._copy_model_grads_to_main_grads",
     "the optimizer gets the signs of the gradients",
 )
-def signs(function: Any) -> Edits:
+def signs(function: Any) -> api.Edits:
     return wrapped(function, "float", "_.sign()")
 
 

@@ -12,9 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.api.numbers import near
-from harness.api.shapes import SIZE, Facts, held
-from harness.api.spec import Finding, Record, Records
+from harness import api
 from scenarios.megatron_core._tied_grad_buffer import RANKS, REPLICAS, misplaced
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ DISTANCE = 1e-5
 by up to 3e-7 in twenty steps; the bug moves them by 1e-2 in the first step."""
 
 NONE = "none"
-_ALL = held(dict.fromkeys([NONE, *(f"g{n}" for n in range(RANKS))], SIZE))
+_ALL = api.held(dict.fromkeys([NONE, *(f"g{n}" for n in range(RANKS))], api.SIZE))
 
 
 def _missed(value: Any) -> str:
@@ -36,7 +34,12 @@ def _missed(value: Any) -> str:
     return "" if value == {} else _ALL(value)
 
 
-FACTS: Facts = {"missed": _missed, "others_off": SIZE, "weights_off": SIZE, "plain_loss": SIZE}
+FACTS: api.Facts = {
+    "missed": _missed,
+    "others_off": api.SIZE,
+    "weights_off": api.SIZE,
+    "plain_loss": api.SIZE,
+}
 """What ``plain`` records of a step. ``missed`` has, by whose gradient is left out, how far the
 rank's part of the tied gradient is from that sum; it is empty if the rank owns no part.
 ``others_off`` is the greatest distance of its other gradients from the right ones, ``weights_off``
@@ -57,23 +60,23 @@ def missed(owned: Tensor, parts: Sequence[Tensor]) -> dict[str, float]:
     return {NONE: off(owned, right), **less}
 
 
-def missed_by(step: Record) -> str | None:
+def missed_by(step: api.Record) -> str | None:
     """Whose gradient a rank's part of the tied gradient misses: ``g2``, or ``none``.
 
     The documented bug misses one of the other stage's. None if nothing explains the part.
     """
     own = step["rank"] // REPLICAS
     names = [NONE, *(f"g{n}" for n in range(RANKS) if n // REPLICAS != own)]
-    return next((n for n in names if near(step["missed"][n], 0.0, within=SHARE)), None)
+    return next((n for n in names if api.near(step["missed"][n], 0.0, within=SHARE)), None)
 
 
-def missing(records: Records) -> Mapping[int, str]:
+def missing(records: api.Records) -> Mapping[int, str]:
     """By rank, whose gradient it missed at the first step; without ranks that missed none."""
     first = [s for s in records.of("step") if s["step"] == 1 and s.get("missed")]
     return {s["rank"]: name for s in first if (name := missed_by(s)) not in (None, NONE)}
 
 
-def otherwise_wrong(records: Records) -> Finding | None:
+def otherwise_wrong(records: api.Records) -> api.Finding | None:
     """At some step something was wrong that no missed gradient explains: never documented."""
     lines = [(step, line) for step in records.of("step") for line in _wrong(step)]
     lines += _contradictions(records)
@@ -82,10 +85,10 @@ def otherwise_wrong(records: Records) -> Finding | None:
     first = min(step["step"] for step, _ in lines)
     shown = [(step["rank"], line) for step, line in lines if step["step"] == first]
     ranks = tuple(dict.fromkeys(rank for rank, _ in shown))
-    return Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
+    return api.Finding("\n".join(line for _, line in shown), first, (), ranks, documented=False)
 
 
-def _contradictions(records: Records) -> Iterator[tuple[Record, str]]:
+def _contradictions(records: api.Records) -> Iterator[tuple[api.Record, str]]:
     """Facts of one or of two ranks that contradict each other, with the step that they concern."""
     for rank, line in misplaced(records):
         yield from ((step, line) for step in records.of("step", rank)[:1])
@@ -97,11 +100,11 @@ def _contradictions(records: Records) -> Iterator[tuple[Record, str]]:
             if bool(step["missed"]) is not owns:
                 what = "a part" if owns else "nothing"
                 yield step, f"{where} missed has {len(step['missed'])} names, but it owns {what}"
-            if not near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
+            if not api.near(step["plain_loss"], its["plain_loss"], within=DISTANCE):
                 yield step, f"{where} its plain_loss is not that of the replica's first stage"
 
 
-def weights_wrong(records: Records) -> Finding | None:
+def weights_wrong(records: api.Records) -> api.Finding | None:
     """The final weights are not as far apart as the last step says, between the stages and between
     the replicas."""
     lines = []
@@ -113,12 +116,12 @@ def weights_wrong(records: Records) -> Finding | None:
             lines.append(f"rank {rank}: its final weight has another size")
         if not last["replicas_differ"] and distance(own, of_stage):
             lines.append(f"rank {rank}: its final weight is not that of its replicas")
-        if not near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
+        if not api.near(distance(own, tied), last["apart"] if stage else 0.0, within=DISTANCE):
             lines.append(f"rank {rank}: its final weight is not as far from the first stage's")
-    return Finding("\n".join(lines), documented=False) if lines else None
+    return api.Finding("\n".join(lines), documented=False) if lines else None
 
 
-def distance(ours: Record | None, theirs: Record | None) -> float:
+def distance(ours: api.Record | None, theirs: api.Record | None) -> float:
     """The greatest difference between two records ``weight``; NaN if one is missing, if the sizes
     differ, or if one has a NaN."""
     if not ours or not theirs or len(ours["values"]) != len(theirs["values"]):
@@ -127,23 +130,23 @@ def distance(ours: Record | None, theirs: Record | None) -> float:
     return max(far, key=lambda d: (math.isnan(d), d))  # max alone ignores NaNs
 
 
-def _wrong(step: Record) -> Iterator[str]:
+def _wrong(step: api.Record) -> Iterator[str]:
     if "missed" not in step:  # one process
         return
     where = f"step {step['step']}, rank {step['rank']}:"
-    if step["loss"] is not None and not near(step["loss"], step["plain_loss"], within=DISTANCE):
+    if step["loss"] is not None and not api.near(step["loss"], step["plain_loss"], within=DISTANCE):
         yield f"{where} its loss is {step['loss']:.6f}, but plain torch's {step['plain_loss']:.6f}"
     if step["missed"] and missed_by(step) is None:
         yield (
             f"{where} it steps the tied weight neither with the mean gradient of all nor with that "
             f"without one of the other stage's: {step['missed'][NONE]:.3g} of it is something else"
         )
-    if not near(step["others_off"], 0.0, within=SHARE):
+    if not api.near(step["others_off"], 0.0, within=SHARE):
         yield (
             f"{where} it steps another weight with a gradient that is off by "
             f"{step['others_off']:.3g} of the replicas' mean"
         )
-    if not near(step["weights_off"], 0.0, within=DISTANCE):
+    if not api.near(step["weights_off"], 0.0, within=DISTANCE):
         yield (
             f"{where} its weights are up to {step['weights_off']:.3g} from where AdamW has them "
             "with their owners' gradients"

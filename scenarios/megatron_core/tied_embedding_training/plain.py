@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.megatron_core import _tied_grad_buffer as cells
 from scenarios.megatron_core import _tied_stages as tied
 from scenarios.megatron_core.tied_embedding_training import owners
@@ -29,7 +29,7 @@ def loss_of(first: Weights, last: Weights, data: tied.Batch) -> Tensor:
     return F.cross_entropy(F.linear(x, last[0]).flatten(0, -2), data.labels.flatten())
 
 
-def train(ctx: Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
+def train(ctx: api.Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: int) -> None:
     """Train the model in one process, with one tied weight; record the losses and the weight."""
     initial = tied.weights(shape, ctx.seed)
     weight = nn.Parameter(initial.tied.clone().to(ctx.device))
@@ -47,7 +47,9 @@ def train(ctx: Context, shape: tied.Shape, data: tied.Batch, lr: float, steps: i
 class Beside:
     """Plain torch beside a pipeline's training: whose gradients its owners step with, and how."""
 
-    def __init__(self, ctx: Context, trainer: tied.Trainer, data: tied.Batch, lr: float) -> None:
+    def __init__(
+        self, ctx: api.Context, trainer: tied.Trainer, data: tied.Batch, lr: float
+    ) -> None:
         ddp = trainer.ddp
         self.rank, self.data = ctx.rank, data
         self.weights = [tied.tied_weight(ddp), *ddp.module.linear]

@@ -22,51 +22,36 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import LINE, NUMBER, SIZE, alike, exactly, many
-from harness.api.spec import (
-    FIXED,
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies
 from scenarios.megatron_core import _tied_grad_buffer as cells
 from scenarios.megatron_core.tied_embedding_training import owners
 
 STEP = {
-    "apart": alike(SIZE),
-    "replicas_differ": many(LINE),
-    "gradients_differ": SIZE,
-    "gradient_sum": NUMBER,
-    "own_gradient": SIZE,
+    "apart": api.alike(api.SIZE),
+    "replicas_differ": api.many(api.LINE),
+    "gradients_differ": api.SIZE,
+    "gradient_sum": api.NUMBER,
+    "own_gradient": api.SIZE,
     **owners.FACTS,
 }
 
 
 @dataclass
-class Params(Knobs):
-    lr: float = knob(
+class Params(api.Knobs):
+    lr: float = api.knob(
         1e-2, above=0, about="learning rate of Adam; the first step moves each weight by about that"
     )
-    steps: int = knob(20, least=1, about="steps of training")
-    micro_batches: int = knob(2, least=1, about="number of micro-batches in a step")
-    batch: int = knob(2, least=1, unit="sequences", about="size of a micro-batch of one replica")
-    sequence: int = knob(8, least=1, unit="tokens", about="length of a sequence")
+    steps: int = api.knob(20, least=1, about="steps of training")
+    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
+    batch: int = api.knob(
+        2, least=1, unit="sequences", about="size of a micro-batch of one replica"
+    )
+    sequence: int = api.knob(8, least=1, unit="tokens", about="length of a sequence")
 
 
-def never_its_own_bucket(function: Any) -> Edits:
+def never_its_own_bucket(function: Any) -> api.Edits:
     """Replace the check whether a weight is a shared embedding with False."""
     import libcst as cst
     import libcst.matchers as m
@@ -79,7 +64,7 @@ def never_its_own_bucket(function: Any) -> Edits:
         yield call, cst.Name("False")
 
 
-DEFECT = Defect(
+DEFECT = api.Defect(
     name="never_its_own_bucket",
     upstream="megatron-core",
     file="megatron/core/distributed/param_and_grad_buffer.py",
@@ -89,7 +74,7 @@ DEFECT = Defect(
     "the first and on the last stage at different places",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] LM head weights get untied while training with overlap",
         "https://github.com/NVIDIA/Megatron-LM/issues/656",
@@ -106,34 +91,38 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "distributed_optimizer": True,
-        "pipeline_parallel": above(1),
-        "ranks": above(2),
-        "code": by_code("the embedding is tied"),
+        "pipeline_parallel": api.above(1),
+        "ranks": api.above(2),
+        "code": api.by_code("the embedding is tied"),
     },
     ranks=4,
     releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the release without a bucket of its own for the tied weight", defects=(DEFECT,)
         ),
-        "fixed": expect_clean(),
-        "reference": expect_clean(
+        "fixed": api.expect_clean(),
+        "reference": api.expect_clean(
             about="one process in plain torch: one weight, all sequences", ranks=1, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step and the final weight; for a pipeline, also where the copy is."""
-    weight, steps = Kind({"values": many(NUMBER, least=1)}), each(at.params.steps)
+    weight, steps = api.Kind({"values": api.many(api.NUMBER, least=1)}), api.each(at.params.steps)
     if at.world_size == 1:
-        return {"step": Kind({"loss": NUMBER}, steps), "weight": weight}
-    loss = exactly(None) if at.rank < cells.REPLICAS else NUMBER  # the last stage has it
-    return {"layout": cells.LAYOUT, "step": Kind({**STEP, "loss": loss}, steps), "weight": weight}
+        return {"step": api.Kind({"loss": api.NUMBER}, steps), "weight": weight}
+    loss = api.exactly(None) if at.rank < cells.REPLICAS else api.NUMBER  # the last stage has it
+    return {
+        "layout": cells.LAYOUT,
+        "step": api.Kind({**STEP, "loss": loss}, steps),
+        "weight": weight,
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train; after every step compare the tied copies, the replicas, and the gradients."""
     from scenarios.megatron_core import _tied_stages as tied
     from scenarios.megatron_core.tied_embedding_training import plain as tied_plain
@@ -153,7 +142,7 @@ def run(ctx: Context) -> None:
         _train(ctx, trainer, beside, data.of_replica(ctx.rank % cells.REPLICAS, p.batch))
 
 
-def _train(ctx: Context, trainer: Any, beside: Any, data: Any) -> None:
+def _train(ctx: api.Context, trainer: Any, beside: Any, data: Any) -> None:
     import torch.distributed as dist
 
     from scenarios.megatron_core import _tied_stages as tied
@@ -175,7 +164,7 @@ def _train(ctx: Context, trainer: Any, beside: Any, data: Any) -> None:
     dist.barrier()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The tied copies differ after a step, while the replicas of each agree. The owners on both
     stages stepped as AdamW does, but without one gradient of the other stage."""
     unlike = [step for step in records.of("step") if step.get("replicas_differ")]
@@ -187,12 +176,12 @@ def detect(records: Records) -> Finding | None:
     )
     if other or not parted:
         agree_too = f"{replicas}, and the tied copies agree"
-        return other or (Finding(agree_too, documented=False) if unlike or missing else None)
+        return other or (api.Finding(agree_too, documented=False) if unlike or missing else None)
     first, last = parted[0], parted[-1]
     shown = [step for step in parted if step["step"] in (first["step"], 5, last["step"])]
     drift = ", ".join(f"{step['apart']:.3g} after step {step['step']}" for step in shown)
     without = [f"; rank {rank} stepped without {name}" for rank, name in missing.items()]
-    return Finding(
+    return api.Finding(
         f"the copies of the tied embedding differ from step {first['step']} on: by up to {drift}\n"
         f"{replicas}{''.join(without)}",
         first["step"],
@@ -206,20 +195,22 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _contradiction(records: Records) -> Finding | None:
+def _contradiction(records: api.Records) -> api.Finding | None:
     """The ranks of an embedding group contradict each other about how far their gradients are
     apart, or the sums of these are farther apart."""
     for last in (layout["rank"] for layout in records.of("layout")):
         first, size = last % cells.REPLICAS, len(records.of("weight", last)[0]["values"])
         for one, other in zip(records.of("step", first), records.of("step", last), strict=True):
             far, apart = one["gradient_sum"] - other["gradient_sum"], one["gradients_differ"]
-            if apart != other["gradients_differ"] or not near(far, 0.0, within=2 * size * apart):
+            if apart != other["gradients_differ"] or not api.near(
+                far, 0.0, within=2 * size * apart
+            ):
                 ranks = f"step {one['step']}: ranks {first} and {last} do not have gradients"
-                return Finding(f"{ranks} that are {apart:.3g} apart", documented=False)
+                return api.Finding(f"{ranks} that are {apart:.3g} apart", documented=False)
     return None
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """All ranks' own gradients differed in every step. The copies were at different places of their
     buffers, and cut between the replicas."""
     own: dict[int, list[tuple[float]]] = {}
@@ -227,7 +218,7 @@ def exercised(records: Records) -> Exercise:
         own.setdefault(step["step"], []).append((step.get("own_gradient", 0.0),))
     equal = [step for step, norms in own.items() if not cells.different(norms)]
     norms = ", ".join(f"{norm:.3g}" for (norm,) in own.get(1, ()))
-    return cells.cut(records, sharded=True) & Exercise.of(
+    return cells.cut(records, sharded=True) & api.Exercise.of(
         bool(own) and not equal,
         f"all ranks' own gradients of the weight differed in {len(own)} steps (norms {norms} at "
         "step 1)",
@@ -235,7 +226,7 @@ def exercised(records: Records) -> Exercise:
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, or fire without it, and whether they fired."""
     if not records.of("layout"):  # one process has nothing to compare
         return {}
@@ -247,18 +238,18 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     ) | {"the data-parallel replicas differ": any(step["replicas_differ"] for step in steps)}
 
 
-def agree(trials: Mapping[str, Records]) -> Iterator[str]:
+def agree(trials: Mapping[str, api.Records]) -> Iterator[str]:
     """The fixed release must train both copies as one process trains its only one."""
     yield from agreement.losses(trials, owners.DISTANCE, "one process", _mean_losses)
-    if {FIXED, agreement.REFERENCE} <= set(trials):
+    if {api.FIXED, agreement.REFERENCE} <= set(trials):
         alone = trials[agreement.REFERENCE].one("weight")
         for rank in (0, 2):
-            distance = owners.distance(trials[FIXED].one("weight", rank), alone)
-            if not near(distance, 0.0, within=owners.DISTANCE):
+            distance = owners.distance(trials[api.FIXED].one("weight", rank), alone)
+            if not api.near(distance, 0.0, within=owners.DISTANCE):
                 yield f"fixed: the tied weight of rank {rank} is {distance:.3g} from one process's"
 
 
-def _mean_losses(records: Records) -> list[float]:
+def _mean_losses(records: api.Records) -> list[float]:
     """The mean of both replicas' losses at each step; the last stage's ranks have them."""
     replicas = (records.of("step", rank) for rank in (2, 3))
     return [(a["loss"] + b["loss"]) / 2 for a, b in zip(*replicas, strict=False)]

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, linear, log_softmax
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import applied
 
 VOCABULARY, HIDDEN = 16, 8
@@ -68,7 +68,7 @@ def _gathered(shard: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def model(ctx: Context, *, gathered: bool) -> Bigram:
+def model(ctx: api.Context, *, gathered: bool) -> Bigram:
     """The model, one part of the vocabulary on each rank, with random weights."""
     dist.init_process_group(ctx.lane.backend)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ctx.world_size)
@@ -86,7 +86,7 @@ def model(ctx: Context, *, gathered: bool) -> Bigram:
     return Bigram(config, initial, gathered=gathered).to(ctx.device)
 
 
-def train(ctx: Context, smoothing: float, steps: int, lr: float, *, gathered: bool) -> None:
+def train(ctx: api.Context, smoothing: float, steps: int, lr: float, *, gathered: bool) -> None:
     """Train with SGD; record what each step applied, and what explains it.
 
     The loss is upstream's, or torch's over gathered logits.

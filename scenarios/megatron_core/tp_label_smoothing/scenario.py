@@ -18,39 +18,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture, by_step
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import NUMBER, alike, held
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 from scenarios.common.edits import followed, setting
 
 
 @dataclass
-class Params(Knobs):
-    smoothing: float = knob(0.1, least=0, most=0.5, about="label smoothing; 0 is off")
-    gathered: bool = knob(False, about="whether logits are gathered for torch's cross_entropy")
-    steps: int = knob(5, least=1, about="of training")
-    lr: float = knob(0.5, above=0, about="of SGD")
+class Params(api.Knobs):
+    smoothing: float = api.knob(0.1, least=0, most=0.5, about="label smoothing; 0 is off")
+    gathered: bool = api.knob(False, about="whether logits are gathered for torch's cross_entropy")
+    steps: int = api.knob(5, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="of SGD")
 
 
-def over_all_ranks(tree: Any) -> Edits:
+def over_all_ranks(tree: Any) -> api.Edits:
     """``forward`` counts the classes of all ranks, and averages the logarithms over all ranks."""
     body: Any = tree.body
     for name, lines in (
@@ -69,7 +50,7 @@ def over_all_ranks(tree: Any) -> Edits:
     yield tree.body, body
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="over_all_ranks",
     upstream="megatron-core",
     file="megatron/core/tensor_parallel/cross_entropy.py",
@@ -78,7 +59,7 @@ REMEDY = Defect(
     about="our remedy, like upstream's pull request 7466: smooths over the vocabulary of all ranks",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "[BUG] cross-entropy loss not computed correctly when label_smoothing is enabled",
         "https://github.com/NVIDIA/Megatron-LM/issues/737",
@@ -93,37 +74,37 @@ SCENARIO = Scenario(
     pins={"megatron-core": "0.16.1"},
     harm="ruins training",
     visibility="silent",
-    settings={"tensor_parallel": above(1), "code": by_code("the loss smooths labels")},
+    settings={"tensor_parallel": api.above(1), "code": api.by_code("the loss smooths labels")},
     files=("megatron/core/tensor_parallel/cross_entropy.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.16.1 without label smoothing", params={"smoothing": 0.0}, triggers=False
         ),
-        "gathered": expect_clean(
+        "gathered": api.expect_clean(
             about="0.16.1 with gathered logits and torch's cross_entropy",
             params={"gathered": True},
             triggers=False,
         ),
-        "one_rank": expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
+        "one_rank": api.expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: what it applied, and what it would apply for the documented reason."""
     step = {
-        "loss": NUMBER,
-        "local_loss": NUMBER,
-        **{name: alike(shape) for name, shape in applied.shapes(1).items()},
-        "unexplained": alike(held(applied.shapes(1))),
+        "loss": api.NUMBER,
+        "local_loss": api.NUMBER,
+        **{name: api.alike(shape) for name, shape in applied.shapes(1).items()},
+        "unexplained": api.alike(api.held(applied.shapes(1))),
     }
-    return {"step": Kind(step, each(at.params.steps))}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a bigram model of upstream's tensor-parallel layers with its smoothed loss."""
     from scenarios.megatron_core.tp_label_smoothing import bigram
 
@@ -132,7 +113,7 @@ def run(ctx: Context) -> None:
         bigram.train(ctx, p.smoothing, p.steps, p.lr, gathered=p.gathered)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each rank's loss smooths over its part of the vocabulary, and each step applied the gradients
     of these losses, each on its rank's logits."""
     steps = records.of("step")
@@ -143,17 +124,17 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong, _lines(wrong), documented=explained)
 
 
-def _right(step: Record) -> bool:
-    return near(step["loss"], step["reference_loss"], share=applied.TOLERANCE)
+def _right(step: api.Record) -> bool:
+    return api.near(step["loss"], step["reference_loss"], share=applied.TOLERANCE)
 
 
-def _explained(step: Record) -> bool:
+def _explained(step: api.Record) -> bool:
     """Whether the loss and what was applied are those of the documented reason."""
-    local = near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
+    local = api.near(step["loss"], step["local_loss"], share=applied.TOLERANCE)
     return local and applied.times(step["unexplained"], 1)
 
 
-def _lines(wrong: list[Record]) -> Iterator[str]:
+def _lines(wrong: list[api.Record]) -> Iterator[str]:
     for step in (one for one in wrong if one["step"] == wrong[0]["step"]):
         if not _right(step):
             yield (
@@ -163,12 +144,14 @@ def _lines(wrong: list[Record]) -> Iterator[str]:
         yield applied.described(step)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The labels were smoothed, and the loss got logits that were cut among ranks."""
     smoothing, ranks = records.params.smoothing, len(records.ranks)
-    smoothed = Exercise.of(smoothing > 0, f"the smoothing was {smoothing}", "no label was smoothed")
+    smoothed = api.Exercise.of(
+        smoothing > 0, f"the smoothing was {smoothing}", "no label was smoothed"
+    )
     shared = ranks > 1 and not records.params.gathered
-    return smoothed & Exercise.of(
+    return smoothed & api.Exercise.of(
         shared, f"{ranks} ranks shared the vocabulary", "each rank had all logits"
     )
 
@@ -176,15 +159,15 @@ def exercised(records: Records) -> Exercise:
 insufficient_checks = usual_checks.loss_ends_higher
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how far the ranks' losses are from the right one."""
 
-    def above_right(step: Record) -> float:
+    def above_right(step: api.Record) -> float:
         return float(step["loss"] - step["reference_loss"])
 
-    yield Lines(
+    yield api.Lines(
         "The loss of the first rank, less the right loss",
         "with the bug the first rank's loss is not that of plain torch; without it, it is",
-        by_step(trials, above_right),
+        api.by_step(trials, above_right),
         y="nats",
     )

@@ -13,38 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import SIZE, many
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the adapter's effect) outputs may be from others to be the same."""
 
 
 @dataclass
-class Params(Knobs):
-    bias: bool = knob(True, about="lora_bias")
-    rank: int = knob(4, least=1, most=8, about="r")
-    alpha: int = knob(16, least=1, about="lora_alpha")
-    scaled: bool = knob(False, about="whether our code scales the biases before the merge")
-    steps: int = knob(20, least=2, about="of training")
+class Params(api.Knobs):
+    bias: bool = api.knob(True, about="lora_bias")
+    rank: int = api.knob(4, least=1, most=8, about="r")
+    alpha: int = api.knob(16, least=1, about="lora_alpha")
+    scaled: bool = api.knob(False, about="whether our code scales the biases before the merge")
+    steps: int = api.knob(20, least=2, about="of training")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "LoRA Bias Merge Not Done Correctly",
         "https://github.com/huggingface/peft/issues/2486",
@@ -56,34 +40,39 @@ SCENARIO = Scenario(
     pins={"peft": "0.15.2"},
     harm="wrong metric",
     visibility="silent",
-    settings={"code": by_code("an adapter with lora_bias is merged, and alpha is not r")},
+    settings={"code": api.by_code("an adapter with lora_bias is merged, and alpha is not r")},
     files=("peft/tuners/lora/layer.py",),
     releases="peft>=0.14",  # the first with lora_bias
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.16.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.16.0"),
+        "control": api.expect_clean(
             about="0.15.2 without lora_bias", params={"bias": False}, triggers=False
         ),
-        "unscaled": expect_clean(
+        "unscaled": api.expect_clean(
             about="0.15.2 with alpha and r equal", params={"alpha": 4}, triggers=False
         ),
-        "remedy": expect_clean(
+        "remedy": api.expect_clean(
             about="0.15.2, the biases are scaled right before the merge", params={"scaled": True}
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The losses of the training and of the merged model; how far this one is from two others, and
     the size of the biases."""
-    sizes = {"from_trained": SIZE, "from_unscaled": SIZE, "bias": SIZE, "merged_loss": SIZE}
-    return {"merged": Kind({**sizes, "losses": many(SIZE, at.params.steps + 1)})}
+    sizes = {
+        "from_trained": api.SIZE,
+        "from_unscaled": api.SIZE,
+        "bias": api.SIZE,
+        "merged_loss": api.SIZE,
+    }
+    return {"merged": api.Kind({**sizes, "losses": api.many(api.SIZE, at.params.steps + 1)})}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train an adapter, merge it, and compare the outputs for the same rows."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -126,30 +115,30 @@ def run(ctx: Context) -> None:
     )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The merged model is not the trained one, but the one whose bias is not scaled."""
     (found,) = records.of("merged")
-    if near(found["from_trained"], 0, within=TOLERANCE):
+    if api.near(found["from_trained"], 0, within=TOLERANCE):
         return None
-    return Finding(
+    return api.Finding(
         f"the outputs of the merged model are {found['from_trained']:.3g} of the adapter's effect "
         f"away; the loss is {found['merged_loss']:.4f}, and was {found['losses'][-1]:.4f}",
         ranks=records.ranks,
         parameters=("lora_B.bias",),
         magnitude=found["from_trained"],
         unit="of the adapter's effect",
-        documented=near(found["from_unscaled"], 0, within=TOLERANCE),
+        documented=api.near(found["from_unscaled"], 0, within=TOLERANCE),
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The adapter has a bias that is not 0, and a scaling that is not 1."""
     p, (found,) = records.params, records.of("merged")
     text = f"the bias has the norm {found['bias']:.3g}; alpha is {p.alpha}, r is {p.rank}"
-    return Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text)
+    return api.Exercise.of(found["bias"] > 0 and p.alpha != p.rank, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The training is right, and the merged model is better than the one before the training."""
     (found,) = records.of("merged")
     losses = found["losses"]
@@ -159,9 +148,9 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the loss before the training, after it, and after the merge."""
-    yield Bars(
+    yield api.Bars(
         "The loss of the same rows",
         "with the bug the merged model has another loss than the trained one; without it, the same",
         [

@@ -15,24 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import SIZE, held
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 A, B = "embedding A", "embedding B"
 NAMES = {"lora_embedding_A": A, "lora_embedding_B": B, "lora_A": "linear A", "lora_B": "linear B"}
@@ -40,15 +23,15 @@ NAMES = {"lora_embedding_A": A, "lora_embedding_B": B, "lora_A": "linear A", "lo
 
 
 @dataclass
-class Params(Knobs):
-    lr: float = knob(0.05, above=0, about="of SGD")
-    ratio: float = knob(4.0, least=1, about="loraplus_lr_ratio: of B's rate to A's")
-    embedding: float = knob(0.5, above=0, about="loraplus_lr_embedding")
-    adapted: bool = knob(True, about="whether the embedding has an adapter")
-    steps: int = knob(3, least=2, about="of training")
+class Params(api.Knobs):
+    lr: float = api.knob(0.05, above=0, about="of SGD")
+    ratio: float = api.knob(4.0, least=1, about="loraplus_lr_ratio: of B's rate to A's")
+    embedding: float = api.knob(0.5, above=0, about="loraplus_lr_embedding")
+    adapted: bool = api.knob(True, about="whether the embedding has an adapter")
+    steps: int = api.knob(3, least=2, about="of training")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "LoRA+ `loraplus_lr_embedding` never applies: the `embedding` param group is always empty",
         "https://github.com/huggingface/peft/issues/3499",
@@ -60,19 +43,19 @@ SCENARIO = Scenario(
     pins={"peft": "0.20.0"},
     harm="ruins training",
     visibility="silent",
-    settings={"code": by_code("LoRA+ trains an adapter of an embedding")},
+    settings={"code": api.by_code("LoRA+ trains an adapter of an embedding")},
     files=("peft/optimizers/loraplus.py",),
     releases="peft>=0.13",  # the first with LoRA+
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.21.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.21.0"),
+        "control": api.expect_clean(
             about="0.20.0 without an adapter of the embedding",
             params={"adapted": False},
             triggers=False,
         ),
-        "equal": expect_clean(
+        "equal": api.expect_clean(
             about="0.20.0, where the embedding should have the plain rate",
             params={"embedding": 0.05},
             triggers=False,
@@ -81,14 +64,18 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: the norm of each matrix' gradient, and of what it moved."""
     names = [name for name in NAMES.values() if at.params.adapted or "linear" in name]
-    norms = held(dict.fromkeys(names, SIZE))
-    return {"step": Kind({"gradient": norms, "moved": norms, "loss": SIZE}, each(at.params.steps))}
+    norms = api.held(dict.fromkeys(names, api.SIZE))
+    return {
+        "step": api.Kind(
+            {"gradient": norms, "moved": norms, "loss": api.SIZE}, api.each(at.params.steps)
+        )
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train adapters with LoRA+ over SGD; record how far each matrix moves."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -123,17 +110,17 @@ def run(ctx: Context) -> None:
         ctx.record("step", step, gradient=gradient, moved=moved, loss=float(loss.detach()))
 
 
-def _rates(step: Record) -> dict[str, float]:
+def _rates(step: api.Record) -> dict[str, float]:
     """The rate of each matrix that had a gradient."""
     return {n: step["moved"][n] / g for n, g in step["gradient"].items() if g > 0}
 
 
 def _fits(rate: float, wanted: float) -> bool:
     # What moved is a difference of weights of about 1, in fp32.
-    return near(rate, wanted, share=0.01)
+    return api.near(rate, wanted, share=0.01)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Both matrices of the embedding's adapter moved at the plain rate; the others at theirs."""
     p, rates = records.params, [(s["step"], _rates(s)) for s in records.of("step")]
     right = {A: p.embedding, B: p.embedding, "linear A": p.lr, "linear B": p.ratio * p.lr}
@@ -148,7 +135,7 @@ def detect(records: Records) -> Finding | None:
         return None
     last = {name: rate for _, name, rate in wrong}
     lines = [f"{n}: the rate was {r:.4g}, where {right[n]:.4g} is right" for n, r in last.items()]
-    return Finding(
+    return api.Finding(
         "\n".join(lines),
         step=wrong[0][0],
         parameters=tuple(last),
@@ -159,18 +146,18 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Both matrices of an embedding's adapter had gradients, and should have another rate."""
     p = records.params
     found = {name for step in records.of("step") for name in _rates(step)}
-    return Exercise.of(
+    return api.Exercise.of(
         {A, B} <= found, "the embedding's adapter had gradients", "the embedding has no gradients"
-    ) & Exercise.of(
+    ) & api.Exercise.of(
         p.embedding != p.lr, f"its rate should be {p.embedding:g}", "its rate is the plain one"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All matrices are trained, and the loss falls."""
     steps = records.of("step")
     last = steps[-1]["moved"]
@@ -180,9 +167,9 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the rates of the last step."""
-    yield Bars(
+    yield api.Bars(
         "The rate of each matrix, as a multiple of the plain rate",
         "with the bug the embedding's matrices have the plain rate; without it, their own",
         [

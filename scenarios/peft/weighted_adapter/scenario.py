@@ -17,47 +17,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import LINE, SIZE, many
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the right effect) an effect may be from another to be the same."""
 
 
 @dataclass
-class Params(Knobs):
-    kind: str = knob("use_rslora", choices=("lora", "use_rslora", "lora_bias"), about="of LoRA")
-    rank: int = knob(4, least=2, most=8, about="of the adapter")
-    combination: str = knob(
+class Params(api.Knobs):
+    kind: str = api.knob("use_rslora", choices=("lora", "use_rslora", "lora_bias"), about="of LoRA")
+    rank: int = api.knob(4, least=2, most=8, about="of the adapter")
+    combination: str = api.knob(
         "linear", choices=("linear", "svd", "cat"), about="combination_type of the call"
     )
 
 
-def plain_scaling(function: object) -> Edits:
+def plain_scaling(function: object) -> api.Edits:
     """The configuration of the combined adapter is made with ``use_rslora=False``."""
     from scenarios.common import edits
 
     yield from edits.with_keyword(function, "replace", "use_rslora", "False")
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="plain_scaling",
     upstream="peft",
     file="peft/tuners/lora/model.py",
@@ -66,7 +48,7 @@ REMEDY = Defect(
     about="our remedy, like upstream's pull request 3449: the combined adapter has plain scaling",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "add_weighted_adapter silently produces a wrong adapter for use_rslora, lora_bias, DoRA "
         "and KaSA",
@@ -81,28 +63,30 @@ SCENARIO = Scenario(
     pins={"peft": "0.21.2"},
     harm="wrong metric",
     visibility="silent",
-    settings={"code": by_code("adapters with use_rslora or lora_bias are combined")},
+    settings={"code": api.by_code("adapters with use_rslora or lora_bias are combined")},
     files=("peft/tuners/lora/model.py",),
     releases="peft>=0.9",  # the first with use_rslora
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.21.2 with plain LoRA", params={"kind": "lora"}, triggers=False
         ),
-        "lora_bias": expect_symptom(about="0.21.2 with lora_bias", params={"kind": "lora_bias"}),
+        "lora_bias": api.expect_symptom(
+            about="0.21.2 with lora_bias", params={"kind": "lora_bias"}
+        ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """How far the combined adapter's effect is from three others, as a part of the right effect."""
-    apart = {"from_right": SIZE, "from_scaled": SIZE, "from_plain": SIZE}
-    return {"combined": Kind({**apart, "effect": SIZE, "adapters": many(LINE)})}
+    apart = {"from_right": api.SIZE, "from_scaled": api.SIZE, "from_plain": api.SIZE}
+    return {"combined": api.Kind({**apart, "effect": api.SIZE, "adapters": api.many(api.LINE)})}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Combine one adapter with weight 1, and compare its effect on some rows."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -134,16 +118,16 @@ def run(ctx: Context) -> None:
     ctx.record("combined", **distances, effect=float(right.norm()), adapters=used)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The combined adapter is not the one that it is made of. Its effect is sqrt(rank) times that
     one's, or that of lora_A and lora_B alone."""
     (found,) = records.of("combined")
-    if near(found["from_right"], 0, within=TOLERANCE):
+    if api.near(found["from_right"], 0, within=TOLERANCE):
         return None
-    scaled, plain = (near(found[n], 0, within=TOLERANCE) for n in ("from_scaled", "from_plain"))
+    scaled, plain = (api.near(found[n], 0, within=TOLERANCE) for n in ("from_scaled", "from_plain"))
     root = records.params.rank**0.5
     what = f"{root:.4g} times as large" if scaled else "that of lora_A and lora_B alone"
-    return Finding(
+    return api.Finding(
         f"the effect of the combined adapter is {what}: off by {found['from_right']:.4g} of it"
         if scaled or plain
         else f"the effect of the combined adapter is off by {found['from_right']:.4g} of it",
@@ -154,23 +138,23 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """An adapter with a bias or another scaling was combined."""
     (found,), kind = records.of("combined"), records.params.kind
     text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
     met = found["adapters"] == ["sum"] and found["effect"] > 0
-    return Exercise.of(met, "", f"not combined: {text}") & Exercise.of(kind != "lora", text)
+    return api.Exercise.of(met, "", f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The combined adapter has an effect."""
     (found,) = records.of("combined")
     return {"the combined adapter is not active": found["adapters"] != ["sum"]}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how far the combined adapter is from its only part."""
-    yield Bars(
+    yield api.Bars(
         "How far a combination of one adapter is from that adapter",
         "with the bug its effect is another one",
         [

@@ -14,35 +14,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan
-from harness.api.settings import above, by_code
-from harness.api.shapes import FLAG
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import unreduced
 
 
 @dataclass
-class Params(Knobs):
-    method: str = knob(
+class Params(api.Knobs):
+    method: str = api.knob(
         "training_step",
         choices=("training_step", "compute_loss", "forward"),
         about="of the LightningModule that the loop calls",
     )
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = knob(4, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = api.knob(4, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Calls to LightningModule's `*_step` methods in Fabric bypasses DDP wrapper",
         "https://github.com/Lightning-AI/pytorch-lightning/issues/16856",
@@ -55,21 +43,21 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("a loop with Fabric calls a method of the model other than forward"),
+        "ranks": api.above(1),
+        "code": api.by_code("a loop with Fabric calls a method of the model other than forward"),
     },
     files=("lightning_fabric/wrappers.py",),
     releases="pytorch-lightning>=1.9",  # the first with lightning_fabric
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("2.0.2"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.0.2"),
+        "control": api.expect_clean(
             about="2.0.1, the loop calls the model itself",
             params={"method": "forward"},
             triggers=False,
         ),
-        "fixed_other_name": expect_symptom(
+        "fixed_other_name": api.expect_symptom(
             "2.0.2",
             about="2.0.2, a method whose name Lightning does not know: it only warns",
             params={"method": "compute_loss"},
@@ -81,21 +69,21 @@ insufficient_checks = unreduced.insufficient_checks
 picture = unreduced.picture
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Whether DDP wraps the model, and the steps."""
-    return {"wrapped": Kind({"ddp": FLAG}), "step": unreduced.steps(at)}
+    return {"wrapped": api.Kind({"ddp": api.FLAG}), "step": unreduced.steps(at)}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with Fabric on two ranks' parts of each global batch."""
     from scenarios.pytorch_lightning.fabric_bypasses_ddp import training
 
     training.fit(ctx)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """DDP wrapped the model, and the loop called another method than forward."""
     wrapped, method = records.of("wrapped", 0)[0]["ddp"], records.params.method
     text = f"{'' if wrapped else 'no '}DDP around the model; the loop calls {method}"
-    called = Exercise.of(wrapped and method != "forward", text)
+    called = api.Exercise.of(wrapped and method != "forward", text)
     return called & unreduced.parted(records)

@@ -16,7 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import applied, linear, unreduced
 from scenarios.common.linear import Rows
 
@@ -39,11 +39,11 @@ class Map(LightningModule):  # type: ignore[misc]
         return linear.loss(self(rows[0]), rows[1])
 
 
-def fit(ctx: Context) -> None:
+def fit(ctx: api.Context) -> None:
     """Train with Fabric; each rank gets its part of each global batch."""
     torch.manual_seed(ctx.seed)
     fabric: Any = Fabric(
-        accelerator="cpu" if ctx.lane is Lane.CPU else "gpu",
+        accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
         devices=ctx.world_size,
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
     )

@@ -15,35 +15,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import FLAG, NUMBER
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    static: bool = knob(True, about="static_graph of the strategy")
-    manual: bool = knob(True, about="manual optimization")
-    batch: int = knob(8, least=1, unit="rows", about="size of a rank's part of a step")
-    steps: int = knob(4, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="of SGD")
+class Params(api.Knobs):
+    static: bool = api.knob(True, about="static_graph of the strategy")
+    manual: bool = api.knob(True, about="manual optimization")
+    batch: int = api.knob(8, least=1, unit="rows", about="size of a rank's part of a step")
+    steps: int = api.knob(4, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Gradients seem not synchronized with manual optimization and DDPStrategy with "
         "`static_graph=True`",
@@ -57,60 +42,63 @@ SCENARIO = Scenario(
     pins={"pytorch-lightning": "2.5.6"},
     harm="ruins training",
     visibility="silent",
-    settings={"ranks": above(1), "code": by_code("static_graph is used with manual optimization")},
+    settings={
+        "ranks": api.above(1),
+        "code": api.by_code("static_graph is used with manual optimization"),
+    },
     files=("pytorch_lightning/strategies/ddp.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("2.6.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.6.0"),
+        "control": api.expect_clean(
             about="2.5.6 without static_graph", params={"static": False}, triggers=False
         ),
-        "automatic": expect_clean(
+        "automatic": api.expect_clean(
             about="2.5.6 with automatic optimization", params={"manual": False}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what this rank applied of each rank's gradient."""
-    step = {"loss": NUMBER, "static": FLAG, **applied.shapes(at.world_size)}
-    return {"step": Kind(step, each(at.params.steps))}
+    step = {"loss": api.NUMBER, "static": api.FLAG, **applied.shapes(at.world_size)}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with Lightning; compare each step with plain torch's gradients."""
     from scenarios.pytorch_lightning.static_graph_manual import training
 
     training.fit(ctx)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each rank applied the gradient of its own rows, and nothing of the others'."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
     wrong = [step for step in steps if not applied.times(step, 1)]
     if not wrong:
-        return Finding(odd[0], documented=False) if odd else None
+        return api.Finding(odd[0], documented=False) if odd else None
     lines = [applied.described(step) for step in wrong if step["step"] == wrong[0]["step"]]
     return applied.finding(wrong, lines, documented=all(map(_own, steps)))
 
 
-def _own(step: Record) -> bool:
+def _own(step: api.Record) -> bool:
     """Whether the step applied the mean gradient of this rank's rows alone."""
     ranks = len(step["micro"])
     return all(
-        near(share, ranks if rank == step["rank"] else 0, within=1e-2)
+        api.near(share, ranks if rank == step["rank"] else 0, within=1e-2)
         for rank, share in enumerate(step["micro"])
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several ranks optimized by hand, and DDP took the graph for static."""
     p, ranks = records.params, len(records.ranks)
     static = all(step["static"] for step in records.of("step"))
     text = f"static graph: {static}; manual optimization: {p.manual}; {ranks} ranks"
-    return Exercise.of(static and p.manual and ranks > 1, text)
+    return api.Exercise.of(static and p.manual and ranks > 1, text)
 
 
 insufficient_checks = usual_checks.loss_ends_higher

@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 
@@ -21,7 +21,7 @@ from scenarios.common.linear import Rows
 class Map(LightningModule):  # type: ignore[misc]
     """The linear map. Compares each of its steps with plain torch's on the rows of all ranks."""
 
-    def __init__(self, ctx: Context, batches: list[Rows]) -> None:
+    def __init__(self, ctx: api.Context, batches: list[Rows]) -> None:
         super().__init__()
         self.ctx, self.batches, self.map = ctx, batches, linear.model()
         self.automatic_optimization = not ctx.params.manual
@@ -47,7 +47,7 @@ class Map(LightningModule):  # type: ignore[misc]
         self.ctx.record("step", number + 1, loss=loss, static=static, **facts)
 
 
-def fit(ctx: Context) -> None:
+def fit(ctx: api.Context) -> None:
     """Train; each rank gets its part of each global batch."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
@@ -58,7 +58,7 @@ def fit(ctx: Context) -> None:
         tuple(part.chunk(ctx.world_size)[ctx.rank] for part in rows) for rows in made.batches
     ]
     trainer = Trainer(
-        accelerator="cpu" if ctx.lane is Lane.CPU else "gpu",
+        accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
         devices=ctx.world_size,
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend, static_graph=p.static),
         max_epochs=1,

@@ -15,37 +15,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import NUMBER, SIZE, alike
-from harness.api.spec import (
-    Companion,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(4, least=1, most=8, about="accumulate_grad_batches")
-    validate_every: int = knob(5, least=1, unit="batches", about="val_check_interval")
-    own_zero_grad: bool = knob(False, about="whether the module's own zero_grad does nothing")
-    batch: int = knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = knob(5, least=1, about="of the optimizer")
-    lr: float = knob(0.1, above=0, about="of SGD")
+class Params(api.Knobs):
+    accumulation: int = api.knob(4, least=1, most=8, about="accumulate_grad_batches")
+    validate_every: int = api.knob(5, least=1, unit="batches", about="val_check_interval")
+    own_zero_grad: bool = api.knob(False, about="whether the module's own zero_grad does nothing")
+    batch: int = api.knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
+    steps: int = api.knob(5, least=1, about="of the optimizer")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Should the model's grads be cleared before entering the validation loop?",
         "https://github.com/Lightning-AI/pytorch-lightning/issues/18713",
@@ -59,13 +43,13 @@ SCENARIO = Scenario(
     harm="loses data",
     visibility="silent",
     settings={
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("val_check_interval is not a multiple of accumulate_grad_batches"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("val_check_interval is not a multiple of accumulate_grad_batches"),
     },
     files=("pytorch_lightning/loops/evaluation_loop.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
     companions=(
-        Companion(
+        api.Companion(
             "pytorch-lightning<1.8",
             {"torchmetrics": "0.11.4"},
             "1.7 imports a function that later ones lack",
@@ -73,59 +57,59 @@ SCENARIO = Scenario(
     ),
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("2.1.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.1.0"),
+        "control": api.expect_clean(
             about="2.0.9 with validations at the ends of windows only",
             params={"validate_every": 4},
             triggers=False,
         ),
-        "remedy": expect_clean(
+        "remedy": api.expect_clean(
             about="2.0.9 with a module whose zero_grad does nothing", params={"own_zero_grad": True}
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step. The ranks hold replicas, so all ranks apply the same gradient.
     ``before_validation``: how many of its micro-batches came before a validation."""
-    shapes = {"before_validation": SIZE, **applied.shapes(at.params.accumulation)}
-    same = {name: alike(shape) for name, shape in shapes.items()}
-    return {"step": Kind({"loss": NUMBER, **same}, each(at.params.steps))}
+    shapes = {"before_validation": api.SIZE, **applied.shapes(at.params.accumulation)}
+    same = {name: api.alike(shape) for name, shape in shapes.items()}
+    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fit a linear map with Lightning; compare each step with plain torch's gradients."""
     from scenarios.pytorch_lightning.validation_drops_gradients import training
 
     training.fit(ctx)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the gradients of the micro-batches after its last validation, each with its
     right weight, and nothing of those before. The losses are plain torch's."""
     return applied.judged(records, _only_after, applied.loss_wrong(records, parts=True))
 
 
-def _only_after(step: Record) -> bool:
+def _only_after(step: api.Record) -> bool:
     """Whether exactly the micro-batches after the step's last validation count."""
     return all(
-        near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
+        api.near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
         for number, share in enumerate(step["micro"])
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A validation ran between two micro-batches of a step."""
     hit = {step["step"] for step in records.of("step") if step["before_validation"]}
     text = ", ".join(map(str, sorted(hit)))
-    return Exercise.of(
+    return api.Exercise.of(
         bool(hit), f"a validation ran inside steps {text}", "no validation ran inside a step"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
     return usual_checks.loss_ends_higher(records)
 

@@ -14,7 +14,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import linear
 from scenarios.common.linear import Rows
 
@@ -22,7 +22,7 @@ from scenarios.common.linear import Rows
 class Own(IterableDataset[Rows]):
     """This rank's part of each global batch. Lightning gives no sampler to a stream."""
 
-    def __init__(self, ctx: Context, batches: list[Rows]) -> None:
+    def __init__(self, ctx: api.Context, batches: list[Rows]) -> None:
         self.ctx, self.batches = ctx, batches
 
     def __iter__(self) -> Iterator[Rows]:
@@ -34,7 +34,7 @@ class Own(IterableDataset[Rows]):
 class Map(LightningModule):  # type: ignore[misc]
     """The linear map. Compares each step of the optimizer with plain torch's on all ranks' rows."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: api.Context) -> None:
         super().__init__()
         self.ctx, self.map = ctx, linear.model()
         self.batches: list[Rows] = []
@@ -75,7 +75,7 @@ class Map(LightningModule):  # type: ignore[misc]
         self.map(rows[0])
 
 
-def fit(ctx: Context) -> None:
+def fit(ctx: api.Context) -> None:
     """Train for one epoch; each rank gets its part of each global batch."""
     p = ctx.params
     torch.manual_seed(ctx.seed)
@@ -83,7 +83,7 @@ def fit(ctx: Context) -> None:
     rows = linear.batches(ctx, made.map, p.batch * ctx.world_size, 5.0, 0.1)
     made.batches = list(islice(rows, p.accumulation * p.steps))
     trainer = Trainer(
-        accelerator="cpu" if ctx.lane is Lane.CPU else "gpu",
+        accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
         devices=ctx.world_size,
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
         accumulate_grad_batches=p.accumulation,

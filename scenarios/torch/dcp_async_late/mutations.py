@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, left_out
 from scenarios.common.mutation import mutation
 
@@ -12,7 +12,7 @@ FILES = "torch/distributed/checkpoint/filesystem.py"
 
 
 @mutation("not_read", FILES, "FileSystemReader.read_data", "reads no tensor")
-def not_read(function: Any) -> Edits:
+def not_read(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
@@ -23,12 +23,12 @@ def not_read(function: Any) -> Edits:
     "the bug, and no tensor is read",
     variant="buggy",
 )
-def not_read_either(function: Any) -> Edits:
+def not_read_either(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
 @mutation("never_steps", "torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
-def never_steps(function: Any) -> Edits:
+def never_steps(function: Any) -> api.Edits:
     yield from left_out(calling(function, "sgd"))
 
 

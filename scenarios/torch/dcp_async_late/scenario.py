@@ -21,43 +21,26 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import FLAG, SIZE, exactly
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 FITS = "torch>=2.7"
 """Releases whose stager copies all tensors."""
 
 
 @dataclass
-class Params(Knobs):
-    path: str = knob(
+class Params(api.Knobs):
+    path: str = api.knob(
         "writer",
         choices=("writer", "id"),
         about="by which async_save gets the folder: storage_writer or checkpoint_id",
     )
-    wait: bool = knob(False, about="for the file before the next step")
-    steps: int = knob(3, least=1, about="with a checkpoint after each")
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    wait: bool = api.knob(False, about="for the file before the next step")
+    steps: int = api.knob(3, least=1, about="with a checkpoint after each")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
-def only_moved(function: Any) -> Edits:
+def only_moved(function: Any) -> api.Edits:
     """The new state has the tensors that are on the CPU as they are; nothing is copied into it."""
     import libcst as cst
     import libcst.matchers as m
@@ -69,7 +52,7 @@ def only_moved(function: Any) -> Edits:
         yield node, cst.ensure_type(node, cst.If).with_changes(body=block)
 
 
-UNCOPIED = Defect(
+UNCOPIED = api.Defect(
     name="cpu_tensors_not_copied",
     upstream="torch",
     file="torch/distributed/checkpoint/staging.py",
@@ -79,7 +62,7 @@ UNCOPIED = Defect(
     fits=FITS,
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/144657",),
     fix="torch 2.7.0",
     symptom="async_save does not copy tensors that are on the CPU, so the checkpoint has later "
@@ -90,20 +73,20 @@ SCENARIO = Scenario(
     releases="torch>=2.6",
     harm="wrong resume",
     visibility="silent",
-    settings={"code": by_code("dcp.async_save gets tensors that are on the CPU")},
+    settings={"code": api.by_code("dcp.async_save gets tensors that are on the CPU")},
     ranks=2,
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)
         ),
-        "fixed": expect_clean(about="the release as published"),
-        "control": expect_clean(
+        "fixed": api.expect_clean(about="the release as published"),
+        "control": api.expect_clean(
             about="2.6's stager; each step waits for the file",
             params={"wait": True},
             defects=(UNCOPIED,),
             triggers=False,
         ),
-        "by_id": expect_clean(
+        "by_id": api.expect_clean(
             about="2.6's stager; through checkpoint_id, where the release has another one",
             params={"path": "id"},
             defects=(UNCOPIED,),
@@ -112,13 +95,19 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """How far each checkpoint is from the weights at its step, and from those of the next."""
-    facts = {"device": exactly("cpu"), "waited": FLAG, "own": SIZE, "later": SIZE, "moved": SIZE}
-    return {"saved": Kind(facts, each(at.params.steps))}
+    facts = {
+        "device": api.exactly("cpu"),
+        "waited": api.FLAG,
+        "own": api.SIZE,
+        "later": api.SIZE,
+        "moved": api.SIZE,
+    }
+    return {"saved": api.Kind(facts, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear map on the CPU under DDP, save after each step, and read all checkpoints."""
     import torch
     import torch.distributed as dist
@@ -136,7 +125,7 @@ def run(ctx: Context) -> None:
     module = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(module.parameters(), lr=p.lr)
     seen: list[Any] = []
-    for step in each(p.steps + 1):
+    for step in api.each(p.steps + 1):
         inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in next(data))
         optimizer.zero_grad()
         linear.loss(module(inputs), labels).backward()
@@ -160,7 +149,7 @@ def run(ctx: Context) -> None:
         )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """A checkpoint holds other weights than those of its step: those of the next one."""
     saved = records.of("saved")
     wrong = [one for one in saved if one["own"]]
@@ -175,7 +164,7 @@ def detect(records: Records) -> Finding | None:
     if late:
         lines.append(f"all {len(saved)} checkpoints hold exactly the weights of the next step")
     ranks = tuple(sorted({one["rank"] for one in wrong}))
-    return Finding(
+    return api.Finding(
         "\n".join(lines),
         min(one["step"] for one in wrong),
         ranks=ranks,
@@ -185,16 +174,16 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Weights on the CPU changed after async_save returned, and before the file was written."""
     saved = records.of("saved")
     moved = all(one["moved"] for one in saved) and not any(one["waited"] for one in saved)
     when = "after" if saved[0]["waited"] else "before"
     text = f"the weights moved by up to {max(one['moved'] for one in saved):.3g} {when} each file "
-    return Exercise.of(moved, f"{text}was written")
+    return api.Exercise.of(moved, f"{text}was written")
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks read the same file, and each file is another one."""
     own: dict[int, set[float]] = {}
     for one in records.of("saved"):
@@ -206,14 +195,14 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How far each checkpoint is from the weights of its own step."""
     bars = [
         (variant, f"step {one['step']}", float(one["own"]))
         for variant, records in trials.items()
         for one in records.of("saved", 0)
     ]
-    yield Bars(
+    yield api.Bars(
         "How far a checkpoint is from the weights of its step",
         "with the bug each checkpoint holds the weights of the next step",
         bars,

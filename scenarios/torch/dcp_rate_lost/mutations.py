@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, guarded, left_out
 from scenarios.common.mutation import mutation
 
@@ -13,7 +13,7 @@ FILES = "torch/distributed/checkpoint/filesystem.py"
 
 
 @mutation("tensors_kept", FILES, "FileSystemReader.read_data", "loads no tensor")
-def tensors_kept(function: Any) -> Edits:
+def tensors_kept(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
@@ -24,19 +24,19 @@ def tensors_kept(function: Any) -> Edits:
     "the bug, and no tensor is loaded either",
     variant="buggy",
 )
-def tensors_kept_too(function: Any) -> Edits:
+def tensors_kept_too(function: Any) -> api.Edits:
     yield from left_out(calling(function, "copy_"))
 
 
 @mutation(
     "only_progress", LOADER, "load", "gives back all but the optimizer's state", variant="copied"
 )
-def only_progress(function: Any) -> Edits:
+def only_progress(function: Any) -> api.Edits:
     yield from guarded(_given_back(function), "key != 'optimizer'")
 
 
 @mutation("only_optimizer", LOADER, "load", "gives back all but the epoch", variant="copied")
-def only_optimizer(function: Any) -> Edits:
+def only_optimizer(function: Any) -> api.Edits:
     yield from guarded(_given_back(function), "key != 'progress'")
 
 

@@ -21,26 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, SIZE, alike
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import edits
 
 FITS = "torch>=2.4"
@@ -48,17 +29,17 @@ FITS = "torch>=2.4"
 
 
 @dataclass
-class Params(Knobs):
-    lr: float = knob(1.0, above=0, about="learning rate of the constructor")
-    saved: float = knob(0.25, above=0, about="learning rate when the checkpoint is saved")
-    done: int = knob(3, least=1, about="steps before the checkpoint, each an epoch")
-    more: int = knob(3, least=1, about="steps after it")
-    form: str = knob(
+class Params(api.Knobs):
+    lr: float = api.knob(1.0, above=0, about="learning rate of the constructor")
+    saved: float = api.knob(0.25, above=0, about="learning rate when the checkpoint is saved")
+    done: int = api.knob(3, least=1, about="steps before the checkpoint, each an epoch")
+    more: int = api.knob(3, least=1, about="steps after it")
+    form: str = api.knob(
         "dicts",
         choices=("dicts", "stateful"),
         about="of what is saved; stateful is an object with state_dict and load_state_dict",
     )
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
 
     @property
     def rates(self) -> list[float]:
@@ -67,14 +48,14 @@ class Params(Knobs):
         return [self.lr] * (self.done - 1) + [self.saved] * (self.more + 1)
 
 
-def dicts_copied(function: Any) -> Edits:
+def dicts_copied(function: Any) -> api.Edits:
     """Before anything is loaded, each nested dict becomes a new one with the same tensors."""
     copied = "torch.utils._pytree.tree_map(lambda leaf: leaf, state_dict[key])"
     code = f"for key in list(state_dict): state_dict[key] = {copied}"
     yield from edits.followed(edits.calling(function, "_iterate_state_dict"), code)
 
 
-def not_given_back(function: Any) -> Edits:
+def not_given_back(function: Any) -> api.Edits:
     """What is loaded into a dict that is not Stateful stays there."""
     import libcst as cst
     import libcst.matchers as m
@@ -83,7 +64,7 @@ def not_given_back(function: Any) -> Edits:
         yield node, cst.ensure_type(node, cst.If).with_changes(orelse=None)
 
 
-COPIED = Defect(
+COPIED = api.Defect(
     name="dicts_copied",
     upstream="torch",
     file="torch/distributed/checkpoint/planner_helpers.py",
@@ -92,7 +73,7 @@ COPIED = Defect(
     about="as in 2.3, nested dicts are replaced by new ones before anything is loaded into them",
     fits=FITS,
 )
-KEPT = Defect(
+KEPT = api.Defect(
     name="not_given_back",
     upstream="torch",
     file="torch/distributed/checkpoint/state_dict_loader.py",
@@ -102,7 +83,7 @@ KEPT = Defect(
     fits=FITS,
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/129079",),
     fix="torch 2.4.0",
     symptom="after dcp.load and set_state_dict the optimizer has the learning rate of its "
@@ -113,48 +94,56 @@ SCENARIO = Scenario(
     releases="torch>=2.3",
     harm="wrong resume",
     visibility="silent",
-    settings={"code": by_code("an optimizer's state is loaded with dcp.load")},
+    settings={"code": api.by_code("an optimizer's state is loaded with dcp.load")},
     ranks=2,
     launches=("whole", "resumed"),
     variants={
-        "buggy": expect_symptom(
+        "buggy": api.expect_symptom(
             about="the release with both edits: numbers are loaded into new dicts, and lost",
             defects=(COPIED, KEPT),
         ),
-        "fixed": expect_clean(about="the release as published"),
-        "control": expect_clean(
+        "fixed": api.expect_clean(about="the release as published"),
+        "control": api.expect_clean(
             about="both edits, with a rate that is the constructor's and an epoch that is 0",
             params={"saved": 1.0, "done": 1},
             defects=(COPIED, KEPT),
             triggers=False,
         ),
-        "stateful": expect_clean(
+        "stateful": api.expect_clean(
             about="both edits, with an object that has state_dict and load_state_dict",
             params={"form": "stateful"},
             defects=(COPIED, KEPT),
             triggers=False,
         ),
-        "copied": expect_clean(about="the first edit alone", defects=(COPIED,)),
-        "kept": expect_clean(about="the second edit alone", defects=(KEPT,)),
+        "copied": api.expect_clean(about="the first edit alone", defects=(COPIED,)),
+        "kept": api.expect_clean(about="the second edit alone", defects=(KEPT,)),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The state after the load, and the rate of each step."""
     p = at.params
     whole = at.launch == "whole"
-    step = Kind({"rate": alike(SIZE), "moved": SIZE, "loss": SIZE}, range(1, p.done + p.more + 1))
+    step = api.Kind(
+        {"rate": api.alike(api.SIZE), "moved": api.SIZE, "loss": api.SIZE},
+        range(1, p.done + p.more + 1),
+    )
     if whole:
         return {"step": step}
-    loaded = {"rate": alike(SIZE), "epoch": alike(COUNT), "weights": SIZE, "momentum": SIZE}
+    loaded = {
+        "rate": api.alike(api.SIZE),
+        "epoch": api.alike(api.COUNT),
+        "weights": api.SIZE,
+        "momentum": api.SIZE,
+    }
     return {
-        "loaded": Kind(loaded),
-        "step": Kind(step.facts, range(p.done + 1, p.done + p.more + 1)),
+        "loaded": api.Kind(loaded),
+        "step": api.Kind(step.facts, range(p.done + 1, p.done + p.more + 1)),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train under DDP and save, and go on; or load the checkpoint into new objects, and go on."""
     import torch
     import torch.distributed as dist
@@ -236,20 +225,20 @@ class Training:
         self.epoch = states["progress"]["epoch"]
 
 
-def _both(records: Records) -> Iterator[tuple[Record, Record]]:
+def _both(records: api.Records) -> Iterator[tuple[api.Record, api.Record]]:
     """Each step of the resumed launch, with the same step of the uninterrupted one."""
     steps = records.of("step")
     whole = {(s["rank"], s["step"]): s for s in steps if s["launch"] == "whole"}
     yield from ((s, whole[s["rank"], s["step"]]) for s in steps if s["launch"] == "resumed")
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The resumed run has the constructor's rate and epoch 0. All that is a tensor is right."""
     p, loaded, pairs = records.params, records.of("loaded"), list(_both(records))
     odd = [
         f"rank {s['rank']}, step {s['step']} moved by a rate of {s['moved']:.3g}"
         for s in records.of("step")
-        if not near(s["moved"], s["rate"], share=1e-3)
+        if not api.near(s["moved"], s["rate"], share=1e-3)
     ]
     odd += [
         f"rank {one['rank']} loaded {name} that differ by {one[name]:.3g} from the saved"
@@ -270,7 +259,7 @@ def detect(records: Records) -> Finding | None:
     lost = rates == {p.lr} and epochs == {0}
     if lost:
         lines.append("exactly that follows if what is no tensor is not loaded")
-    return Finding(
+    return api.Finding(
         "\n".join(lines),
         min((one["step"] for one in wrong), default=p.done + 1),
         ranks=records.ranks,
@@ -280,17 +269,17 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The saved rate and epoch were not those of new objects, and were in dicts."""
     p = records.params
     text = (
         f"a rate of {p.saved:.3g} and epoch {p.done - 1} were saved as {p.form}; "
         f"new objects have {p.lr:.3g} and 0"
     )
-    return Exercise.of(p.saved != p.lr and p.done > 1 and p.form == "dicts", text)
+    return api.Exercise.of(p.saved != p.lr and p.done > 1 and p.form == "dicts", text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Weights and momentum are as they were saved, and the first loss is the right one."""
     loaded, pairs = records.of("loaded"), list(_both(records))
     first = [pair for pair in pairs if pair[0]["step"] == pairs[0][0]["step"]]
@@ -301,14 +290,14 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """The rate of each step, without and with an interruption."""
     points = [
         (f"{variant}: {step['launch']}", float(step["step"]), float(step["rate"]))
         for variant, records in trials.items()
         for step in records.of("step", 0)
     ]
-    yield Lines(
+    yield api.Lines(
         "The learning rate of each step",
         "with the bug the resumed training has the constructor's rate",
         points,

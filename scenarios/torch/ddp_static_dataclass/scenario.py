@@ -21,21 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan
-from harness.api.settings import above, by_code
-from harness.api.shapes import FLAG, exactly
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import unreduced
 
 if TYPE_CHECKING:
@@ -46,16 +32,16 @@ FITS = "torch>=2.6"
 
 
 @dataclass
-class Params(Knobs):
-    output: str = knob(
+class Params(api.Knobs):
+    output: str = api.knob(
         "dataclass",
         choices=("dataclass", "plain_class", "tuple", "tensor"),
         about="of the module's forward",
     )
-    static_graph: bool = knob(True, about="of DistributedDataParallel")
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = knob(4, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    static_graph: bool = api.knob(True, about="of DistributedDataParallel")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = api.knob(4, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
 HOOKS = """
@@ -71,7 +57,7 @@ if torch.is_grad_enabled() and self.static_graph:
 """
 
 
-def hooks_on_outputs(function: Any) -> Edits:
+def hooks_on_outputs(function: Any) -> api.Edits:
     """Before the output is flattened, hook each of its tensors that needs a gradient."""
     import libcst as cst
     import libcst.matchers as m
@@ -83,7 +69,7 @@ def hooks_on_outputs(function: Any) -> Edits:
             yield node, cst.FlattenSentinel([*added, node])
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="hooks_on_all_outputs",
     upstream="torch",
     file="torch/nn/parallel/distributed.py",
@@ -94,7 +80,7 @@ REMEDY = Defect(
     fits=FITS,
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/106690",),
     fix="none upstream as of torch 2.15.0",
     symptom="with static_graph=True and outputs in a dataclass the gradients are not synchronised",
@@ -106,31 +92,31 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("a module returns a dataclass under DDP with static_graph=True"),
+        "ranks": api.above(1),
+        "code": api.by_code("a module returns a dataclass under DDP with static_graph=True"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, with a tensor as output",
             params={"output": "tensor"},
             triggers=False,
         ),
-        "tuple": expect_clean(
+        "tuple": api.expect_clean(
             about="the release, with a tuple as output", params={"output": "tuple"}, triggers=False
         ),
-        "dynamic": expect_clean(
+        "dynamic": api.expect_clean(
             about="the release, with a dataclass and without static_graph",
             params={"static_graph": False},
             triggers=False,
         ),
-        "plain_class": expect_symptom(
+        "plain_class": api.expect_symptom(
             about="the release, with an object of a plain class as output",
             params={"output": "plain_class"},
         ),
-        "fixed_plain_class": expect_symptom(
+        "fixed_plain_class": api.expect_symptom(
             about="our remedy does not enter an object of a plain class",
             params={"output": "plain_class"},
             defects=(REMEDY,),
@@ -142,11 +128,11 @@ insufficient_checks = unreduced.insufficient_checks
 picture = unreduced.picture
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The type of the output, whether torch takes it for a leaf, and the steps."""
     name = {"dataclass": "Output", "plain_class": "Plain", "tuple": "tuple", "tensor": "Tensor"}
-    output = {"type": exactly(name[at.params.output]), "found": FLAG, "static": FLAG}
-    return {"output": Kind(output), "step": unreduced.steps(at)}
+    output = {"type": api.exactly(name[at.params.output]), "found": api.FLAG, "static": api.FLAG}
+    return {"output": api.Kind(output), "step": unreduced.steps(at)}
 
 
 @dataclass
@@ -163,7 +149,7 @@ class Plain:
         self.logits = logits
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear map under DDP on two ranks' parts of each global batch."""
     import copy
 
@@ -214,11 +200,11 @@ def _wrapping(inner: nn.Module, kind: str) -> nn.Module:
     return Wrapping()
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The graph was static, and the output's tensors were in an object that is no pytree."""
     output = records.of("output", 0)[0]
     graph = "static" if output["static"] else "dynamic"
     found = "found" if output["found"] else "not found"
     text = f"a {graph} graph; the tensor in the output of type {output['type']} is {found}"
     hidden = output["static"] and not output["found"]
-    return Exercise.of(hidden, text) & unreduced.parted(records)
+    return api.Exercise.of(hidden, text) & unreduced.parted(records)

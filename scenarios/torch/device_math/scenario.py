@@ -16,22 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.shapes import NUMBER, Shape, exactly, held, many, matching
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 DIFFERING = [4, 9]
 NINTH = {"host": 7.94328212738037109375, "device": 7.94328308105468750000}
@@ -41,14 +26,16 @@ QUOTIENT = {"host": "0x3f666666", "device": "0x3f666667"}
 
 
 @dataclass
-class Params(Knobs):
-    divisor: str = knob(
+class Params(api.Knobs):
+    divisor: str = api.knob(
         "number", choices=("number", "tensor"), about="a plain number, or a tensor on the device"
     )
-    device: str = knob("cuda", choices=("cuda", "cpu"), about="the device compared with the CPU")
+    device: str = api.knob(
+        "cuda", choices=("cuda", "cpu"), about="the device compared with the CPU"
+    )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
         "https://github.com/microsoft/DeepSpeed/issues/4932",
@@ -64,13 +51,13 @@ SCENARIO = Scenario(
     harm="wrong metric",
     visibility="silent",
     ranks=1,
-    lanes=(Lane.GPU,),
+    lanes=(api.Lane.GPU,),
     variants={
-        "buggy": expect_symptom(about="divided by the number 10"),
-        "fixed": expect_clean(
+        "buggy": api.expect_symptom(about="divided by the number 10"),
+        "fixed": api.expect_clean(
             about="divided by a tensor on the device", params={"divisor": "tensor"}
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="divided by the number 10, on the CPU both times",
             params={"device": "cpu"},
             triggers=False,
@@ -79,20 +66,23 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Both expressions, on the CPU and on the device."""
-    word, dtype = matching("0x[0-9a-f]{8}", "32 bits"), matching(r"torch\.float\d+", "dtype")
-    values = {"powers": both(many(NUMBER, 10)), "bits": both(many(word, 10))}
-    facts = {"device": exactly(at.params.device), "dtype": dtype}
-    return {"values": Kind({**facts, **values, "quotient": both(word)})}
+    word, dtype = (
+        api.matching("0x[0-9a-f]{8}", "32 bits"),
+        api.matching(r"torch\.float\d+", "dtype"),
+    )
+    values = {"powers": both(api.many(api.NUMBER, 10)), "bits": both(api.many(word, 10))}
+    facts = {"device": api.exactly(at.params.device), "dtype": dtype}
+    return {"values": api.Kind({**facts, **values, "quotient": both(word)})}
 
 
-def both(shape: Shape) -> Shape:
+def both(shape: api.Shape) -> api.Shape:
     """This shape for the CPU, ``host``, and for the device."""
-    return held({"host": shape, "device": shape})
+    return api.held({"host": shape, "device": shape})
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Compute the report's two expressions on the CPU and on the device."""
     import torch
 
@@ -118,7 +108,7 @@ def _bits(value: Any) -> str:
     return f"{value.cpu().view(torch.int32).item():#010x}"
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The CPU and the device have different bits for 9 / 10, and so for the power of it. Element 4
     alone proves nothing: on a GPU its power differs in the last place even for equal exponents."""
     seen = records.of("values")[0]
@@ -128,7 +118,7 @@ def detect(records: Records) -> Finding | None:
     if quotient["host"] == quotient["device"] and len(pairs) - 1 not in differing:
         return None
     last = {name: values[-1] for name, values in powers.items()}
-    return Finding(
+    return api.Finding(
         f"elements {differing} of {len(pairs)} differ; the last is {last['host']:.20f} on the CPU "
         f"and {last['device']:.20f} on the device; 9 / 10 is {quotient['host']} and "
         f"{quotient['device']}",
@@ -139,7 +129,7 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The device was a GPU, and the values were in float32."""
     seen = records.of("values")[0]
     text = (
@@ -147,12 +137,14 @@ def exercised(records: Records) -> Exercise:
         f"{seen['device'].upper()}, in {seen['dtype'].removeprefix('torch.')}"
     )
     on_gpu = seen["device"] == "cuda" and seen["dtype"] == "torch.float32"
-    return Exercise.of(on_gpu, text)
+    return api.Exercise.of(on_gpu, text)
 
 
-def picture(trials: Trials) -> list[Picture]:
+def picture(trials: api.Trials) -> list[api.Picture]:
     """The difference between the device's powers and the CPU's, element by element."""
     seen = [(v, r["powers"]) for v, records in trials.items() for r in records.of("values", 0)]
     bars = [(v, f"n = {n}", p["device"][n] - p["host"][n]) for v, p in seen for n in range(10)]
     about = "with a plain divisor the ninth power has other bits on a GPU"
-    return [Bars("10 ** (n / 10) on the device, less that on the CPU", about, bars, "difference")]
+    return [
+        api.Bars("10 ** (n / 10) on the device, less that on the CPU", about, bars, "difference")
+    ]

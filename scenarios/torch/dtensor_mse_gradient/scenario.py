@@ -23,24 +23,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, SIZE, alike, held
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:
@@ -50,8 +33,8 @@ FEATURES, OUTPUTS = 16, 4
 
 
 @dataclass
-class Params(Knobs):
-    loss: str = knob(
+class Params(api.Knobs):
+    loss: str = api.knob(
         "mse_loss",
         choices=(
             "mse_loss",
@@ -63,11 +46,11 @@ class Params(Knobs):
         ),
         about="of torch.nn.functional; written_out is the mean of the squares",
     )
-    reduction: str = knob("mean", choices=("mean", "sum"), about="of the loss")
-    split: bool = knob(True, about="by rows; otherwise each rank has all rows")
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.05, above=0, about="learning rate of SGD")
+    reduction: str = api.knob("mean", choices=("mean", "sum"), about="of the loss")
+    split: bool = api.knob(True, about="by rows; otherwise each rank has all rows")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.05, above=0, about="learning rate of SGD")
 
 
 # An argument that has its default, as the mean of binary_cross_entropy, is not in args_schema.
@@ -85,12 +68,12 @@ if 1 in [
 """
 
 
-def whole_for_mean(function: Any) -> Edits:
+def whole_for_mean(function: Any) -> api.Edits:
     """For an operation that divides by a number of elements, all ranks get the whole tensors."""
     yield from edits.followed(edits.setting(function, "candidate_placements"), WHOLE.strip())
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="whole_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_decompositions.py",
@@ -100,7 +83,7 @@ REMEDY = Defect(
     fits="torch>=2.11",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "no report about these losses; one of a wrong mean with another cause",
         "https://github.com/pytorch/pytorch/issues/162692",
@@ -118,30 +101,30 @@ SCENARIO = Scenario(
     visibility="silent",
     known_upstream=False,
     settings={
-        "ranks": above(1),
-        "code": by_code("mse_loss or a loss like it gets DTensors that are split"),
+        "ranks": api.above(1),
+        "code": api.by_code("mse_loss or a loss like it gets DTensors that are split"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, with all rows on each rank", params={"split": False}, triggers=False
         ),
-        "written_out": expect_clean(
+        "written_out": api.expect_clean(
             about="the release, with the mean of the squares",
             params={"loss": "written_out"},
             triggers=False,
         ),
-        "sum": expect_clean(
+        "sum": api.expect_clean(
             about="the release, with a sum instead of a mean",
             params={"reduction": "sum"},
             triggers=False,
         ),
-        "smooth_l1": expect_symptom(
+        "smooth_l1": api.expect_symptom(
             about="the release, with smooth_l1_loss", params={"loss": "smooth_l1_loss"}
         ),
-        "fixed_smooth_l1": expect_clean(
+        "fixed_smooth_l1": api.expect_clean(
             about="our remedy, with smooth_l1_loss",
             params={"loss": "smooth_l1_loss"},
             defects=(REMEDY,),
@@ -150,14 +133,18 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with the rows that this rank has."""
-    shapes = {name: alike(shape) for name, shape in applied.shapes(1).items()}
-    local = held({"rows": COUNT, "elements": COUNT})
-    return {"step": Kind({"loss": alike(SIZE), "local": local, **shapes}, each(at.params.steps))}
+    shapes = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
+    local = api.held({"rows": api.COUNT, "elements": api.COUNT})
+    return {
+        "step": api.Kind(
+            {"loss": api.alike(api.SIZE), "local": local, **shapes}, api.each(at.params.steps)
+        )
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear map whose predictions are a DTensor, split by rows."""
     import torch
     import torch.distributed as dist
@@ -184,7 +171,7 @@ def run(ctx: Context) -> None:
     def plain(leaves: Mapping[str, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
         return _loss(p, rows[0] @ leaves["weight"].T, rows[1])
 
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         before = {"weight": head.detach().full_tensor().clone()}
         predictions = parted[0] @ head.T
         loss: Any = _loss(p, predictions, parted[1])
@@ -215,7 +202,7 @@ def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the right gradient times the number of ranks. The loss is right."""
     steps, odd = records.of("step"), list(applied.loss_wrong(records))
     wrong = [step for step in steps if not applied.times(step, 1)]
@@ -231,16 +218,16 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong or steps, lines, documented=multiplied and not odd)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A loss with a mean and a backward pass of its own got tensors that were split."""
     p = records.params
     rows = max(step["local"]["rows"] for step in records.of("step"))
     text = f"{p.loss} with a {p.reduction} of {p.rows} rows, {rows} of them on a rank"
     fused = p.loss != "written_out" and p.reduction == "mean"
-    return Exercise.of(fused and rows < p.rows, text)
+    return api.Exercise.of(fused and rows < p.rows, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is right and falls, the gradient's direction is right, and all ranks agree."""
     return (
         usual_checks.loss_unlike_reference(records)
@@ -249,6 +236,6 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     )
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How much of the right gradient each step applied."""
     yield from applied.ratios(trials)

@@ -20,25 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import SIZE, alike, exactly, many
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:
@@ -55,25 +37,25 @@ WEIGHTS = [1.0, 5.0, 5.0, 5.0]
 
 
 @dataclass
-class Params(Knobs):
-    weigh: str = knob(
+class Params(api.Knobs):
+    weigh: str = api.knob(
         "classes",
         choices=("classes", "ignored", "none"),
         about="of rows: by class weights, by ignore_index, or all alike",
     )
-    reduction: str = knob("mean", choices=("mean", "sum"), about="of cross_entropy")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.05, above=0, about="learning rate of SGD")
+    reduction: str = api.knob("mean", choices=("mean", "sum"), about="of cross_entropy")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.05, above=0, about="learning rate of SGD")
 
 
-def gathered_for_mean(function: Any) -> Edits:
+def gathered_for_mean(function: Any) -> api.Edits:
     """For a mean, the rule asks for all rows on each rank; the target follows the input."""
     whole = "tuple([Replicate()] * mesh.ndim)"
     mean = "reduction == Reduction.MEAN.value"
     yield from edits.wrapped(function, "replicate_reduction_dims", f"{whole} if {mean} else _")
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="gathered_for_mean",
     upstream="torch",
     file="torch/distributed/tensor/_ops/_math_ops.py",
@@ -89,7 +71,7 @@ def weighed(name: str) -> dict[str, Any]:
     return {"weigh": name}
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/185167",),
     fix="torch 2.15.0, https://github.com/pytorch/pytorch/pull/179203",
     symptom="nll_loss with class weights and reduction='mean' over a sharded batch of a DTensor "
@@ -103,45 +85,47 @@ SCENARIO = Scenario(
     harm="wrong metric",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("cross_entropy with class weights or ignore_index gets a split DTensor"),
+        "ranks": api.above(1),
+        "code": api.by_code(
+            "cross_entropy with class weights or ignore_index gets a split DTensor"
+        ),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, without class weights", params=weighed("none"), triggers=False
         ),
-        "sum": expect_clean(
+        "sum": api.expect_clean(
             about="the release, with a sum instead of a mean",
             params={"reduction": "sum"},
             triggers=False,
         ),
-        "ignored": expect_symptom(
+        "ignored": api.expect_symptom(
             about="the release, with ignored rows instead of class weights",
             params=weighed("ignored"),
         ),
-        "fixed_ignored": expect_clean(
+        "fixed_ignored": api.expect_clean(
             about="our remedy, with ignored rows", params=weighed("ignored"), defects=(REMEDY,)
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The loss and what was applied, beside the mean of the ranks' own losses."""
     facts = {
-        "loss": alike(SIZE),
-        "of_parts": SIZE,
-        "rows": exactly(len(TARGETS["none"]) // at.world_size),
-        "counted": many(SIZE, at.world_size),
+        "loss": api.alike(api.SIZE),
+        "of_parts": api.SIZE,
+        "rows": api.exactly(len(TARGETS["none"]) // at.world_size),
+        "counted": api.many(api.SIZE, at.world_size),
         **applied.shapes(1),
     }
-    return {"step": Kind(facts, each(at.params.steps))}
+    return {"step": api.Kind(facts, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear classifier on logits that are a DTensor, split by rows."""
     import torch
     import torch.distributed as dist
@@ -168,7 +152,7 @@ def run(ctx: Context) -> None:
         return cross_entropy(logits, rows[1], weights, reduction=p.reduction)
 
     chunks = [part.chunk(ctx.world_size) for part in (inputs, targets)]
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         before = {"weight": head.detach().full_tensor().clone()}
         logits = parted[0] @ head.T
         loss: Any = cross_entropy(logits, parted[1], spread, reduction=p.reduction)
@@ -195,14 +179,14 @@ def _counted(targets: Tensor, weights: Tensor | None) -> float:
     return float(len(kept)) if weights is None else float(weights[kept].sum())
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The loss is not plain torch's, but the mean of the ranks' own. The gradient is right."""
     steps = records.of("step")
     odd = [applied.described(step) for step in steps if not applied.times(step, 1)]
-    wrong = [s for s in steps if not near(s["loss"], s["reference_loss"], share=1e-5)]
+    wrong = [s for s in steps if not api.near(s["loss"], s["reference_loss"], share=1e-5)]
     if not wrong and not odd:
         return None
-    parts = all(near(step["loss"], step["of_parts"], share=1e-5) for step in steps)
+    parts = all(api.near(step["loss"], step["of_parts"], share=1e-5) for step in steps)
     lines = odd[:1]
     lines += [
         f"the loss of step {s['step']} is {s['loss']:.5g}, not {s['reference_loss']:.5g}"
@@ -210,7 +194,7 @@ def detect(records: Records) -> Finding | None:
     ]
     if parts:
         lines.append("exactly that is the mean of the losses that each rank has on its own rows")
-    return Finding(
+    return api.Finding(
         "\n".join(lines),
         min(step["step"] for step in wrong or steps),
         ranks=records.ranks,
@@ -220,27 +204,27 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The loss was a mean, and the ranks' rows weighed differently."""
     step, p = records.of("step", 0)[0], records.params
     counted = " and ".join(f"{count:g}" for count in step["counted"])
     text = f"the ranks' rows weighed {counted}, and the loss was their {p.reduction}"
-    return Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text)
+    return api.Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The gradient is right, all ranks report the same loss, and it falls."""
     return applied.same_direction(records) | usual_checks.loss_rises(records)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How far each reported loss is from the right one."""
     bars = [
         (variant, f"step {step['step']}", step["loss"] / step["reference_loss"])
         for variant, records in trials.items()
         for step in records.of("step", 0)
     ]
-    yield Bars(
+    yield api.Bars(
         "The reported loss, as a share of the right one",
         "with the bug the mean of the ranks' own losses is reported",
         bars,

@@ -20,22 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, exactly
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import unreduced
 
 if TYPE_CHECKING:
@@ -46,19 +31,19 @@ FITS = "torch>=2.6"
 
 
 @dataclass
-class Params(Knobs):
-    strategy: str = knob(
+class Params(api.Knobs):
+    strategy: str = api.knob(
         "HYBRID_SHARD",
         choices=("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
         about="of FullyShardedDataParallel",
     )
-    shards: int = knob(1, least=1, about="ranks in a sharding group; the others are replicas")
-    rows: int = knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
+    shards: int = api.knob(1, least=1, about="ranks in a sharding group; the others are replicas")
+    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
-def unless_replicated(function: Any) -> Edits:
+def unless_replicated(function: Any) -> api.Edits:
     """The test for a world of one rank also demands that there is no other replica."""
     import libcst as cst
     import libcst.matchers as m
@@ -73,7 +58,7 @@ def unless_replicated(function: Any) -> Edits:
         yield test, cst.parse_expression(f"({code} {replicas})")
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="hybrid_kept_with_replicas",
     upstream="torch",
     file="torch/distributed/fsdp/_init_utils.py",
@@ -83,7 +68,7 @@ REMEDY = Defect(
     fits=FITS,
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "https://github.com/pytorch/pytorch/issues/154888",
         "https://github.com/verl-project/verl/issues/7493",
@@ -98,28 +83,28 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
+        "ranks": api.above(1),
+        "code": api.by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, with both ranks in one sharding group",
             params={"shards": 2},
             triggers=False,
         ),
-        "no_shard": expect_clean(
+        "no_shard": api.expect_clean(
             about="the release, with NO_SHARD and without a mesh",
             params={"strategy": "NO_SHARD"},
             triggers=False,
         ),
-        "zero2": expect_symptom(
+        "zero2": api.expect_symptom(
             about="the release, with _HYBRID_SHARD_ZERO2",
             params={"strategy": "_HYBRID_SHARD_ZERO2"},
         ),
-        "fixed_zero2": expect_clean(
+        "fixed_zero2": api.expect_clean(
             about="the release with our remedy and _HYBRID_SHARD_ZERO2",
             params={"strategy": "_HYBRID_SHARD_ZERO2"},
             defects=(REMEDY,),
@@ -130,13 +115,17 @@ insufficient_checks = unreduced.insufficient_checks
 picture = unreduced.picture
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The groups' sizes, and the steps."""
-    groups = {"strategy": exactly(at.params.strategy), "shards": COUNT, "replicas": COUNT}
-    return {"groups": Kind(groups), "step": unreduced.steps(at)}
+    groups = {
+        "strategy": api.exactly(at.params.strategy),
+        "shards": api.COUNT,
+        "replicas": api.COUNT,
+    }
+    return {"groups": api.Kind(groups), "step": unreduced.steps(at)}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear map under FSDP1 on two ranks' parts of each global batch."""
     import copy
 
@@ -170,14 +159,14 @@ def run(ctx: Context) -> None:
     unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each rank applied its own gradient, divided by the number of ranks, instead of their mean."""
     return unreduced.own_alone(records, 1 / len(records.ranks))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were several replicas, each of one rank, under a hybrid strategy."""
     groups = records.of("groups", 0)[0]
     text = f"{groups['strategy']} with {groups['replicas']} replicas of {groups['shards']} ranks"
     alone = groups["strategy"] != "NO_SHARD" and groups["shards"] == 1 and groups["replicas"] > 1
-    return Exercise.of(alone, text) & unreduced.parted(records)
+    return api.Exercise.of(alone, text) & unreduced.parted(records)

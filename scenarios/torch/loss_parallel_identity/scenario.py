@@ -21,24 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, SIZE, exactly, held
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:
@@ -51,19 +34,19 @@ FITS = "torch>=2.6"
 
 
 @dataclass
-class Params(Knobs):
-    loss: str = knob(
+class Params(api.Knobs):
+    loss: str = api.knob(
         "distillation",
         choices=("distillation", "cross_entropy"),
         about="on the logits; distillation is the cross-entropy with a teacher's probabilities",
     )
-    classes: int = knob(8, least=2, multiple=2, about="number of logits, split over the ranks")
-    rows: int = knob(4, least=1, unit="rows", about="the same in all steps and on all ranks")
-    steps: int = knob(3, least=1, about="number of steps")
-    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+    classes: int = api.knob(8, least=2, multiple=2, about="number of logits, split over the ranks")
+    rows: int = api.knob(4, least=1, unit="rows", about="the same in all steps and on all ranks")
+    steps: int = api.knob(3, least=1, about="number of steps")
+    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
-def own_backward(function: Any) -> Edits:
+def own_backward(function: Any) -> api.Edits:
     """The backward of ``log_softmax`` takes away the softmax, weighted by the gradient's sum."""
     value = "(grad_output - torch.exp(args[1]) * grad_output.sum(args[2], keepdim=True))"
     import libcst as cst
@@ -74,7 +57,7 @@ def own_backward(function: Any) -> Edits:
             yield line, line.deep_replace(name, cst.parse_expression(value))
 
 
-def nll_alone(function: Any) -> Edits:
+def nll_alone(function: Any) -> api.Edits:
     """The backward of ``nll_loss`` no longer adds the softmax."""
     import libcst as cst
 
@@ -83,7 +66,7 @@ def nll_alone(function: Any) -> Edits:
 
 
 REMEDY = (
-    Defect(
+    api.Defect(
         name="log_softmax_has_its_backward",
         upstream="torch",
         file=FILE,
@@ -93,7 +76,7 @@ REMEDY = (
         "backward",
         fits=FITS,
     ),
-    Defect(
+    api.Defect(
         name="nll_loss_without_softmax",
         upstream="torch",
         file=FILE,
@@ -104,7 +87,7 @@ REMEDY = (
     ),
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/190746",),
     fix="none upstream as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/191606 is open",
     symptom="inside loss_parallel() the gradient of a log_softmax that is not followed by nll_loss "
@@ -116,22 +99,22 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "tensor_parallel": above(1),
-        "code": by_code("a loss other than cross_entropy is computed inside loss_parallel()"),
+        "tensor_parallel": api.above(1),
+        "code": api.by_code("a loss other than cross_entropy is computed inside loss_parallel()"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(
             about="the release with our remedy: both functions compute their own backward",
             defects=REMEDY,
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="the release, with cross_entropy",
             params={"loss": "cross_entropy"},
             triggers=False,
         ),
-        "fixed_control": expect_clean(
+        "fixed_control": api.expect_clean(
             about="the release with our remedy, with cross_entropy",
             params={"loss": "cross_entropy"},
             defects=REMEDY,
@@ -141,19 +124,22 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, beside what both gradients would give, with the classes that the rank has."""
     p = at.params
     facts = {
-        "loss": SIZE,
+        "loss": api.SIZE,
         **applied.shapes(1),
-        "identity": held(applied.shapes(1)),
-        "classes": COUNT,
+        "identity": api.held(applied.shapes(1)),
+        "classes": api.COUNT,
     }
-    return {"step": Kind(facts, each(p.steps)), "loss": Kind({"name": exactly(p.loss)})}
+    return {
+        "step": api.Kind(facts, api.each(p.steps)),
+        "loss": api.Kind({"name": api.exactly(p.loss)}),
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a linear classifier whose classes are split over the ranks, as torch documents it."""
     import torch
     import torch.distributed as dist
@@ -173,7 +159,7 @@ def run(ctx: Context) -> None:
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     inputs = torch.randn(p.rows, FEATURES, generator=generator).to(ctx.device)
     targets = torch.randn(p.rows, p.classes, generator=generator).softmax(-1).to(ctx.device)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         before = _whole(head.weight)
         with loss_parallel():
             if p.loss == "distillation":
@@ -233,7 +219,7 @@ def _without_log_softmax(weights: Mapping[str, Tensor], rows: tuple[Tensor, Tens
     return cast("Tensor", _distillation(inputs @ weights["weight"].T, targets))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """A step applied another gradient than plain torch's: that of the identity."""
     return applied.judged(
         records,
@@ -243,16 +229,16 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The loss was not cross_entropy, and each rank had a part of the classes."""
     loss = records.of("loss", 0)[0]["name"]
     parts = {step["classes"] for step in records.of("step")}
     split = parts == {records.params.classes // len(records.ranks)}
     text = f"the loss was {loss}, with {min(parts)} of {records.params.classes} classes on a rank"
-    return Exercise.of(split and loss != "cross_entropy", text)
+    return api.Exercise.of(split and loss != "cross_entropy", text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return (
         usual_checks.loss_unlike_reference(records)
@@ -261,14 +247,14 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     )
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How much of the right gradient each step applied, and how much aside."""
     bars = [
         (variant, f"step {step['step']}", step["off"])
         for variant, records in trials.items()
         for step in records.of("step", 0)
     ]
-    yield Bars(
+    yield api.Bars(
         "The part of the applied gradient in a wrong direction",
         "with the bug more than half of the gradient of distillation points elsewhere",
         bars,

@@ -24,25 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, FLAG, SIZE, exactly, held, maybe
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, edits, usual_checks
 
 FITS = "torch>=2.9"
@@ -50,8 +32,8 @@ FITS = "torch>=2.9"
 
 
 @dataclass
-class Params(Knobs):
-    schedule: str = knob(
+class Params(api.Knobs):
+    schedule: str = api.knob(
         "1F1B",
         choices=(
             "GPipe",
@@ -63,15 +45,17 @@ class Params(Knobs):
         ),
         about="of the pipeline; the first two have one stage on each rank, the others two",
     )
-    calls: int = knob(2, least=1, about="of schedule.step() before a step of the optimizer")
-    micro_batches: int = knob(4, least=2, about="in a call")
-    scale_grads: bool = knob(True, about="of the schedule; otherwise the loss is divided instead")
-    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = knob(3, least=1, about="of the optimizer")
-    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+    calls: int = api.knob(2, least=1, about="of schedule.step() before a step of the optimizer")
+    micro_batches: int = api.knob(4, least=2, about="in a call")
+    scale_grads: bool = api.knob(
+        True, about="of the schedule; otherwise the loss is divided instead"
+    )
+    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = api.knob(3, least=1, about="of the optimizer")
+    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
-def loss_divided(function: Any) -> Edits:
+def loss_divided(function: Any) -> api.Edits:
     """The schedule divides the loss of each micro-batch before its backward pass."""
     import libcst as cst
     import libcst.matchers as m
@@ -84,13 +68,13 @@ def loss_divided(function: Any) -> Edits:
             yield loss, cst.parse_expression(f"{code} / {count}")
 
 
-def gradients_kept(function: Any) -> Edits:
+def gradients_kept(function: Any) -> api.Edits:
     """The stage no longer divides what its parameters have accumulated."""
     yield from edits.left_out(edits.calling(function, "div_"))
 
 
 REMEDY = (
-    Defect(
+    api.Defect(
         name="loss_divided",
         upstream="torch",
         file="torch/distributed/pipelining/schedules.py",
@@ -99,7 +83,7 @@ REMEDY = (
         about="our remedy: the loss of each micro-batch is divided by their number",
         fits=FITS,
     ),
-    Defect(
+    api.Defect(
         name="gradients_kept",
         upstream="torch",
         file="torch/distributed/pipelining/stage.py",
@@ -116,7 +100,7 @@ def on(schedule: str) -> dict[str, Any]:
     return {"schedule": schedule}
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/torchtitan/issues/1733",),
     fix="none upstream as of torch 2.15.0; torchtitan avoids it since "
     "https://github.com/pytorch/torchtitan/pull/1732",
@@ -129,46 +113,48 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "pipeline_parallel": above(1),
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("schedule.step() is called several times, and scale_grads is not False"),
+        "pipeline_parallel": api.above(1),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code(
+            "schedule.step() is called several times, and scale_grads is not False"
+        ),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=REMEDY),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),
+        "control": api.expect_clean(
             about="the release, with one call for each step", params={"calls": 1}, triggers=False
         ),
-        "unscaled": expect_clean(
+        "unscaled": api.expect_clean(
             about="the release, with scale_grads=False and a loss that is divided as a whole",
             params={"scale_grads": False},
             triggers=False,
         ),
-        "interleaved": expect_symptom(
+        "interleaved": api.expect_symptom(
             about="the release, with Interleaved1F1B", params=on("Interleaved1F1B")
         ),
-        "zero_bubble": expect_symptom(
+        "zero_bubble": api.expect_symptom(
             about="the release, with InterleavedZeroBubble", params=on("InterleavedZeroBubble")
         ),
-        "fixed_gpipe": expect_clean(
+        "fixed_gpipe": api.expect_clean(
             about="our remedy, with GPipe", params=on("GPipe"), defects=REMEDY
         ),
-        "fixed_interleaved": expect_clean(
+        "fixed_interleaved": api.expect_clean(
             about="our remedy, with Interleaved1F1B", params=on("Interleaved1F1B"), defects=REMEDY
         ),
-        "fixed_looped": expect_clean(
+        "fixed_looped": api.expect_clean(
             about="our remedy, with LoopedBFS", params=on("LoopedBFS"), defects=REMEDY
         ),
-        "fixed_zero_bubble": expect_clean(
+        "fixed_zero_bubble": api.expect_clean(
             about="our remedy, with InterleavedZeroBubble",
             params=on("InterleavedZeroBubble"),
             defects=REMEDY,
         ),
-        "fixed_v": expect_clean(
+        "fixed_v": api.expect_clean(
             about="our remedy, with ZBVZeroBubble", params=on("ZBVZeroBubble"), defects=REMEDY
         ),
-        "fixed_unscaled": expect_clean(
+        "fixed_unscaled": api.expect_clean(
             about="our remedy, with scale_grads=False",
             params={"scale_grads": False},
             defects=REMEDY,
@@ -178,20 +164,20 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """What each rank's stages applied, beside what the decayed sum of the calls would give."""
     p = at.params
     facts = {
-        "loss": maybe(SIZE),
+        "loss": api.maybe(api.SIZE),
         **applied.shapes(p.calls),
-        "decayed": held(applied.shapes(1)),
-        "calls": COUNT,
+        "decayed": api.held(applied.shapes(1)),
+        "calls": api.COUNT,
     }
-    schedule = {"type": exactly(f"Schedule{p.schedule}"), "scales": FLAG}
-    return {"schedule": Kind(schedule), "step": Kind(facts, each(p.steps))}
+    schedule = {"type": api.exactly(f"Schedule{p.schedule}"), "scales": api.FLAG}
+    return {"schedule": api.Kind(schedule), "step": api.Kind(facts, api.each(p.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a pipeline over both ranks, with several calls of the schedule in a step."""
     import torch
     import torch.distributed as dist
@@ -209,7 +195,7 @@ def run(ctx: Context) -> None:
     run = pipeline.Pipeline(ctx, p.schedule, p.micro_batches, loss, scale_grads=p.scale_grads)
     ctx.record("schedule", type=type(run.schedule).__name__, scales=run.schedule.scale_grads)
     optimizer = torch.optim.SGD(run.parameters(), lr=p.lr)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         batches = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(p.calls)]
         before = run.weights()
         plain = applied.plainly(linear.of(run.whole), before, batches)
@@ -239,12 +225,14 @@ def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
     return applied.Plain(plain.losses, [mean])
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """A step applied another gradient than plain torch's: the calls' decayed sum."""
     steps, odd = records.of("step"), []
     wrong = [step for step in steps if not applied.times(step, 1)]
     for step in steps:
-        if step["loss"] is not None and not near(step["loss"], step["reference_loss"], share=1e-3):
+        if step["loss"] is not None and not api.near(
+            step["loss"], step["reference_loss"], share=1e-3
+        ):
             odd.append(f"the loss of step {step['step']} is {step['loss']:.5g}")
     if not wrong and not odd:
         return None
@@ -258,29 +246,29 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong or steps, lines, documented=decayed and not odd)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """There were several calls in each step, and the schedule scaled gradients."""
     calls = {step["calls"] for step in records.of("step")}
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} was called {min(calls)} times for each step, with scale_grads "
     text += "on" if schedule["scales"] else "off"
-    return Exercise.of(min(calls) > 1 and schedule["scales"], text)
+    return api.Exercise.of(min(calls) > 1 and schedule["scales"], text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The losses are right, and fall or rise with the rows alone."""
-    last = Records({max(records.ranks): records.by_rank[max(records.ranks)]}, records.params)
+    last = api.Records({max(records.ranks): records.by_rank[max(records.ranks)]}, records.params)
     return usual_checks.loss_unlike_reference(last)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """What the first step of rank 0 applied of each call's gradient."""
     bars = [
         (variant, f"call {number}", share)
         for variant, records in trials.items()
         for number, share in enumerate(records.of("step", 0)[0]["micro"], 1)
     ]
-    yield Bars(
+    yield api.Bars(
         "How much of each call's gradient was applied in the first step",
         "with the bug each further call divides what earlier calls have accumulated",
         bars,

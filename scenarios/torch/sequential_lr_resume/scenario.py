@@ -22,26 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, SIZE
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import edits
 
 FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
@@ -49,28 +30,30 @@ FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
 
 
 @dataclass
-class Params(Knobs):
-    schedule: str = knob(
+class Params(api.Knobs):
+    schedule: str = api.knob(
         "sequential", choices=("sequential", "lambda"), about="SequentialLR, or one LambdaLR"
     )
-    resume: str = knob(
+    resume: str = api.knob(
         "last_epoch",
         choices=("last_epoch", "state_dict"),
         about="how the scheduler learns where it is",
     )
-    done: int = knob(5, least=1, unit="epochs", about="before the interruption, of one step each")
-    more: int = knob(4, least=2, unit="epochs", about="after it")
-    lr: float = knob(1.0, above=0, about="learning rate of SGD, before the schedule")
+    done: int = api.knob(
+        5, least=1, unit="epochs", about="before the interruption, of one step each"
+    )
+    more: int = api.knob(4, least=2, unit="epochs", about="after it")
+    lr: float = api.knob(1.0, above=0, about="learning rate of SGD, before the schedule")
 
 
-def steps_repeated(function: Any) -> Edits:
+def steps_repeated(function: Any) -> api.Edits:
     """After the start at epoch 0, repeat the steps of the epochs that are done."""
     code = "for _ in range(last_epoch + 1): self.step()"
     quiet = "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    " + code
     yield from edits.followed(edits.setting(function, "_last_lr"), "self.last_epoch = 0", quiet)
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="steps_repeated",
     upstream="torch",
     file="torch/optim/lr_scheduler.py",
@@ -80,7 +63,7 @@ REMEDY = Defect(
     fits="torch>=2.6",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/162591",),
     fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/171515 was closed",
     symptom="with SequentialLR(last_epoch=N) a resumed training does not have the rate at which it "
@@ -91,28 +74,28 @@ SCENARIO = Scenario(
     releases=REMEDY.fits,
     harm="wrong resume",
     visibility="silent",
-    settings={"code": by_code("a training is resumed with SequentialLR(last_epoch=N)")},
+    settings={"code": api.by_code("a training is resumed with SequentialLR(last_epoch=N)")},
     ranks=1,
     launches=("whole", "resumed"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, with the scheduler's state_dict",
             params={"resume": "state_dict"},
             triggers=False,
         ),
-        "lambda": expect_clean(
+        "lambda": api.expect_clean(
             about="the release, with the same rates from one LambdaLR(last_epoch=N)",
             params={"schedule": "lambda"},
             triggers=False,
         ),
-        "in_warmup": expect_clean(
+        "in_warmup": api.expect_clean(
             about="the release, resumed while the first scheduler's rate is constant",
             params={"done": 2},
             triggers=False,
         ),
-        "fixed_state_dict": expect_clean(
+        "fixed_state_dict": api.expect_clean(
             about="our remedy, with the scheduler's state_dict",
             params={"resume": "state_dict"},
             defects=(REMEDY,),
@@ -122,15 +105,15 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rate of each step, by the optimizer and by the movement of the weights."""
     p = at.params
     first = 1 if at.launch == "whole" else p.done + 1
-    facts = {"rate": SIZE, "moved": SIZE, "loss": SIZE, "epoch": COUNT}
-    return {"step": Kind(facts, range(first, p.done + p.more + 1))}
+    facts = {"rate": api.SIZE, "moved": api.SIZE, "loss": api.SIZE, "epoch": api.COUNT}
+    return {"step": api.Kind(facts, range(first, p.done + p.more + 1))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train without an interruption, and save; or load, and train on."""
     import torch
 
@@ -190,7 +173,7 @@ def _scheduler(optimizer: Any, schedule: str, last_epoch: int) -> Any:
     return SequentialLR(optimizer, [constant, decay], milestones=[WARMUP], last_epoch=last_epoch)
 
 
-def _both(records: Records) -> Iterator[tuple[Record, Record]]:
+def _both(records: api.Records) -> Iterator[tuple[api.Record, api.Record]]:
     """Each step of the resumed launch, with the same step of the uninterrupted one."""
     whole = {step["step"]: step for step in records.of("step") if step["launch"] == "whole"}
     for step in records.of("step"):
@@ -198,11 +181,11 @@ def _both(records: Records) -> Iterator[tuple[Record, Record]]:
             yield step, whole[step["step"]]
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """After the resume the rates are not those of the uninterrupted run, but start anew."""
     pairs = list(_both(records))
-    odd = [s for s in records.of("step") if not near(s["moved"], s["rate"], share=1e-3)]
-    wrong = [one for one, whole in pairs if not near(one["rate"], whole["rate"], share=1e-6)]
+    odd = [s for s in records.of("step") if not api.near(s["moved"], s["rate"], share=1e-3)]
+    wrong = [one for one, whole in pairs if not api.near(one["rate"], whole["rate"], share=1e-6)]
     if not wrong and not odd:
         return None
     rates = [one["rate"] for one, _ in pairs]
@@ -215,14 +198,14 @@ def detect(records: Records) -> Finding | None:
     anew = _anew(records.params)
     late = [anew[0], *anew[:-1]]  # up to torch 2.6 the decay takes its first step for its start
     documented = any(
-        all(near(rate, other, share=1e-6) for rate, other in zip(rates, way, strict=True))
+        all(api.near(rate, other, share=1e-6) for rate, other in zip(rates, way, strict=True))
         for way in (anew, late)
     )
     if documented:
         lines.append("exactly that follows if the rate starts anew and the counter does not")
     step = (wrong or odd)[0]["step"]
     unit = "of the right rate"
-    return Finding(
+    return api.Finding(
         "\n".join(lines), step, magnitude=worst, unit=unit, documented=documented and not odd
     )
 
@@ -241,15 +224,15 @@ def _listed(rates: list[float]) -> str:
     return ", ".join(f"{rate:.4g}" for rate in rates)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A SequentialLR that was resumed after its first scheduler's epochs got last_epoch."""
     p = records.params
     text = f"{p.schedule} was resumed after {p.done} epochs by {p.resume}"
     by_counter = (p.schedule, p.resume) == ("sequential", "last_epoch")
-    return Exercise.of(by_counter and p.done > WARMUP, text)
+    return api.Exercise.of(by_counter and p.done > WARMUP, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The counter is right, and the loss falls on."""
     pairs = list(_both(records))
     losses = [one["loss"] for one, _ in pairs]
@@ -260,14 +243,14 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """The rate of each step, without and with an interruption."""
     points = [
         (f"{variant}: {step['launch']}", float(step["step"]), float(step["rate"]))
         for variant, records in trials.items()
         for step in records.of("step", 0)
     ]
-    yield Lines(
+    yield api.Lines(
         "The learning rate of each step",
         "with the bug the resumed training begins anew at the first epoch's rate",
         points,

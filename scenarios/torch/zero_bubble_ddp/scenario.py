@@ -20,24 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Lines, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, FLAG, SIZE, exactly, held, maybe
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, edits, usual_checks
 
 if TYPE_CHECKING:
@@ -51,18 +34,18 @@ REPLICAS = 2
 
 
 @dataclass
-class Params(Knobs):
-    schedule: str = knob(
+class Params(api.Knobs):
+    schedule: str = api.knob(
         "InterleavedZeroBubble",
         choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
         about="of the pipeline; the last one does not split the backward pass",
     )
-    micro_batches: int = knob(4, least=2, about="in a step")
-    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = knob(
+    micro_batches: int = api.knob(4, least=2, about="in a step")
+    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = api.knob(
         1, least=1, about="of training; with four ranks DDP itself fails in a second one"
     )
-    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
 AVERAGED = """if backward_type == "weight":
@@ -73,7 +56,7 @@ AVERAGED = """if backward_type == "weight":
 """
 
 
-def averaged_after_weights(function: Any) -> Edits:
+def averaged_after_weights(function: Any) -> api.Edits:
     """Under DDP, after the last backward pass: average what that of the weights has added."""
     import libcst as cst
     import libcst.matchers as m
@@ -83,7 +66,7 @@ def averaged_after_weights(function: Any) -> Edits:
         yield from edits.followed(edits.setting(body, "result"), AVERAGED)
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="averaged_after_weights",
     upstream="torch",
     file="torch/distributed/pipelining/stage.py",
@@ -94,7 +77,7 @@ REMEDY = Defect(
     fits=FITS,
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/144530",),
     fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/144426 was closed",
     symptom="zero-bubble schedules bypass torch.autograd.backward, and with it DDP's hooks that "
@@ -108,30 +91,30 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "ranks": above(1),
-        "code": by_code("DDP is around the stages of a zero-bubble schedule"),
+        "ranks": api.above(1),
+        "code": api.by_code("DDP is around the stages of a zero-bubble schedule"),
     },
     ranks=4,
     variants={
-        "buggy": expect_symptom(),
-        "whole": expect_symptom(
+        "buggy": api.expect_symptom(),
+        "whole": api.expect_symptom(
             about="the release, with a whole pipeline on each rank", params={"steps": 3}, ranks=2
         ),
-        "fixed": expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="the release, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             triggers=False,
         ),
-        "v": expect_symptom(
+        "v": api.expect_symptom(
             about="the release, with ZBVZeroBubble", params={"schedule": "ZBVZeroBubble"}
         ),
-        "fixed_v": expect_clean(
+        "fixed_v": api.expect_clean(
             about="our remedy, with ZBVZeroBubble",
             params={"schedule": "ZBVZeroBubble"},
             defects=(REMEDY,),
         ),
-        "fixed_control": expect_clean(
+        "fixed_control": api.expect_clean(
             about="our remedy, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(REMEDY,),
@@ -141,23 +124,25 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each stage of this rank in each step, beside what its own gradient alone would give, and the
     mean of what the replicas have at their own weights."""
     p = at.params
-    one = held(applied.shapes(1))
-    facts = {"stage": COUNT, **applied.shapes(REPLICAS), "own": one, "mean": one}
-    facts |= {"apart": SIZE, "parted": FLAG}
-    twice = [step for step in each(p.steps) for _ in range(STAGES)]
-    schedule = {"type": exactly(f"Schedule{p.schedule}"), "halves": COUNT}
+    one = api.held(applied.shapes(1))
+    facts = {"stage": api.COUNT, **applied.shapes(REPLICAS), "own": one, "mean": one}
+    facts |= {"apart": api.SIZE, "parted": api.FLAG}
+    twice = [step for step in api.each(p.steps) for _ in range(STAGES)]
+    schedule = {"type": api.exactly(f"Schedule{p.schedule}"), "halves": api.COUNT}
     return {
-        "schedule": Kind(schedule),
-        "stage": Kind(facts, twice),
-        "step": Kind({"loss": maybe(SIZE), "reference_loss": SIZE}, each(p.steps)),
+        "schedule": api.Kind(schedule),
+        "stage": api.Kind(facts, twice),
+        "step": api.Kind(
+            {"loss": api.maybe(api.SIZE), "reference_loss": api.SIZE}, api.each(p.steps)
+        ),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train replicas of a pipeline, each on its part of every global batch."""
     import torch
     import torch.distributed as dist
@@ -184,7 +169,7 @@ def run(ctx: Context) -> None:
     halves = [a for a in actions if a is not None and a.computation_type.name == "BACKWARD_WEIGHT"]
     ctx.record("schedule", type=type(pipe.schedule).__name__, halves=len(halves))
     optimizer = torch.optim.SGD(pipe.parameters(), lr=p.lr)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         parts = [pipeline.rows(ctx, p.rows * p.micro_batches) for _ in range(REPLICAS)]
         before = pipe.weights()
         plain = applied.plainly(linear.of(pipe.whole), before, parts)
@@ -233,7 +218,7 @@ def _apart(weights: Mapping[str, Tensor], group: Any) -> float:
     return float((greatest - least).max())
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """All stages but the first applied their own gradients instead of the replicas' mean."""
     stages = records.of("stage")
     wrong = [one for one in stages if not applied.times(one, 1)]
@@ -252,24 +237,24 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The schedule split backward passes, and the replicas' gradients differed."""
     schedule = records.of("schedule", 0)[0]
     text = f"{schedule['type']} split {schedule['halves']} backward passes in a step"
     differed = all(one["parted"] for one in records.of("stage"))
-    return Exercise.of(schedule["halves"] > 0, text) & Exercise.of(
+    return api.Exercise.of(schedule["halves"] > 0, text) & api.Exercise.of(
         differed, "the replicas' gradients differed", "the replicas had equal gradients"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Each replica's loss is right for its own weights, and the first stage's replicas agree."""
     first = [one["apart"] for one in records.of("stage") if one["stage"] == 0]
     unlike = usual_checks.loss_unlike_reference(records)
     return unlike | {"the replicas of the first stage differ": any(first)}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How far the replicas of the last stage are apart after each step."""
     points = [
         (variant, float(one["step"]), float(one["apart"]))
@@ -277,7 +262,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for one in records.of("stage", 0)
         if one["stage"]
     ]
-    yield Lines(
+    yield api.Lines(
         "The greatest difference between the replicas' weights in a later stage",
         "with the bug each replica trains this stage on its own rows alone",
         points,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calling, left_out
 from scenarios.common.mutation import mutation
 
@@ -12,7 +12,7 @@ STAGE = "torch/distributed/pipelining/stage.py"
 
 
 @mutation("no_scaling", STAGE, "_PipelineStageBase.scale_grads", "never divides gradients")
-def no_scaling(function: Any) -> Edits:
+def no_scaling(function: Any) -> api.Edits:
     yield from left_out(calling(function, "div_"))
 
 
@@ -23,12 +23,12 @@ def no_scaling(function: Any) -> Edits:
     "the bug, and gradients are never divided",
     variant="buggy",
 )
-def no_scaling_either(function: Any) -> Edits:
+def no_scaling_either(function: Any) -> api.Edits:
     yield from left_out(calling(function, "div_"))
 
 
 @mutation("never_steps", "torch/optim/sgd.py", "SGD.step", "the optimizer never steps")
-def never_steps(function: Any) -> Edits:
+def never_steps(function: Any) -> api.Edits:
     yield from left_out(calling(function, "sgd"))
 
 

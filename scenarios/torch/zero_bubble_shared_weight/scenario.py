@@ -19,24 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above, by_code
-from harness.api.shapes import COUNT, FLAG, SIZE, exactly, held, maybe
-from harness.api.spec import (
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied, usual_checks
 
 if TYPE_CHECKING:
@@ -47,20 +30,20 @@ STAGES = 2
 
 
 @dataclass
-class Params(Knobs):
-    schedule: str = knob(
+class Params(api.Knobs):
+    schedule: str = api.knob(
         "InterleavedZeroBubble",
         choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
         about="of the pipeline; the last one does not split the backward pass",
     )
-    shared: bool = knob(True, about="whether each stage uses one weight twice, or two weights")
-    micro_batches: int = knob(4, least=2, about="in a step")
-    rows: int = knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.5, above=0, about="learning rate of SGD")
+    shared: bool = api.knob(True, about="whether each stage uses one weight twice, or two weights")
+    micro_batches: int = api.knob(4, least=2, about="in a step")
+    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
-def not_replaced(function: Any) -> Edits:
+def not_replaced(function: Any) -> api.Edits:
     """Incoming gradients are not replaced by those that were saved."""
     import libcst as cst
     import libcst.matchers as m
@@ -70,7 +53,7 @@ def not_replaced(function: Any) -> Edits:
         yield cst.ensure_type(branch, cst.If).test, cst.Name("False")
 
 
-COUNTED_TWICE = Defect(
+COUNTED_TWICE = api.Defect(
     name="saved_gradients_not_replaced",
     upstream="torch",
     file="torch/distributed/pipelining/_backward.py",
@@ -81,7 +64,7 @@ COUNTED_TWICE = Defect(
     fits="torch>=2.13",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("https://github.com/pytorch/pytorch/issues/180952",),
     fix="https://github.com/pytorch/pytorch/pull/181365, which torch 2.13.0 has",
     symptom="with ScheduleInterleavedZeroBubble the gradient of a weight that a stage shares is "
@@ -93,26 +76,28 @@ SCENARIO = Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "pipeline_parallel": above(1),
-        "code": by_code("a zero-bubble schedule has a stage that uses a weight twice"),
+        "pipeline_parallel": api.above(1),
+        "code": api.by_code("a zero-bubble schedule has a stage that uses a weight twice"),
     },
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="the release with the fix removed", defects=(COUNTED_TWICE,)),
-        "fixed": expect_clean(about="the release as published"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(
+            about="the release with the fix removed", defects=(COUNTED_TWICE,)
+        ),
+        "fixed": api.expect_clean(about="the release as published"),
+        "control": api.expect_clean(
             about="the fix removed, with two weights in each stage",
             params={"shared": False},
             defects=(COUNTED_TWICE,),
             triggers=False,
         ),
-        "unsplit": expect_clean(
+        "unsplit": api.expect_clean(
             about="the fix removed, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(COUNTED_TWICE,),
             triggers=False,
         ),
-        "v": expect_symptom(
+        "v": api.expect_symptom(
             about="the fix removed, with ZBVZeroBubble",
             params={"schedule": "ZBVZeroBubble"},
             defects=(COUNTED_TWICE,),
@@ -121,20 +106,26 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each stage of this rank in each step, beside what counting an early use twice would give."""
     p = at.params
-    facts = {"stage": COUNT, **applied.shapes(1), "twice": held(applied.shapes(1))}
-    stages = [step for step in each(p.steps) for _ in range(STAGES)]
-    schedule = {"type": exactly(f"Schedule{p.schedule}"), "halves": COUNT, "shared": FLAG}
+    facts = {"stage": api.COUNT, **applied.shapes(1), "twice": api.held(applied.shapes(1))}
+    stages = [step for step in api.each(p.steps) for _ in range(STAGES)]
+    schedule = {
+        "type": api.exactly(f"Schedule{p.schedule}"),
+        "halves": api.COUNT,
+        "shared": api.FLAG,
+    }
     return {
-        "schedule": Kind(schedule),
-        "stage": Kind(facts, stages),
-        "step": Kind({"loss": maybe(SIZE), "reference_loss": SIZE}, each(p.steps)),
+        "schedule": api.Kind(schedule),
+        "stage": api.Kind(facts, stages),
+        "step": api.Kind(
+            {"loss": api.maybe(api.SIZE), "reference_loss": api.SIZE}, api.each(p.steps)
+        ),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a pipeline over both ranks whose stages have two maps in a row."""
     import torch
     import torch.distributed as dist
@@ -164,7 +155,7 @@ def run(ctx: Context) -> None:
     ctx.record("schedule", type=kind, halves=len(halves), shared=p.shared)
     apart = nn.Sequential(*(Twice(False) for _ in pipe.owners)).to(ctx.device)
     optimizer = torch.optim.SGD(pipe.parameters(), lr=p.lr)
-    for step in each(p.steps):
+    for step in api.each(p.steps):
         batch = pipeline.rows(ctx, p.rows * p.micro_batches)
         before = pipe.weights()
         uses = {n: before.get(n, before[n.replace("late", "early")]) for n in _names(apart)}
@@ -202,7 +193,7 @@ def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tenso
     return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """All stages but the first applied a gradient that counts the early use of a weight twice."""
     stages = records.of("stage")
     wrong = [one for one in stages if not applied.times(one, 1)]
@@ -216,20 +207,20 @@ def detect(records: Records) -> Finding | None:
     return applied.finding(wrong or stages, lines, documented=twice and bool(wrong) and not odd)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The schedule split backward passes of stages that use a weight twice."""
     schedule = records.of("schedule", 0)[0]
     weights = "one weight, used twice" if schedule["shared"] else "two weights"
     text = f"{schedule['type']} split {schedule['halves']} backward passes; a stage has {weights}"
-    return Exercise.of(schedule["halves"] > 0 and schedule["shared"], text)
+    return api.Exercise.of(schedule["halves"] > 0 and schedule["shared"], text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is right for the weights of each step."""
     return usual_checks.loss_unlike_reference(records)
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How far each stage's first gradient has a wrong direction."""
     bars = [
         (variant, f"stage {one['stage']}", one["off"])
@@ -237,7 +228,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for one in records.of("stage")
         if one["step"] == 1
     ]
-    yield Bars(
+    yield api.Bars(
         "The part of the first applied gradient in a wrong direction",
         "with the bug all stages but the first have a wrong gradient",
         bars,

@@ -15,37 +15,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, many
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 BATCH = 2
 """Rows of a batch."""
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(12, least=4, multiple=2, about="of the dataset")
-    stop: int = knob(6, least=1, unit="batches", about="after how many the state is saved")
-    epochs: int = knob(3, least=2, about="of the resumed loader")
-    shuffle: bool = knob(True, about="whether the loader shuffles")
+class Params(api.Knobs):
+    rows: int = api.knob(12, least=4, multiple=2, about="of the dataset")
+    stop: int = api.knob(6, least=1, unit="batches", about="after how many the state is saved")
+    epochs: int = api.knob(3, least=2, about="of the resumed loader")
+    shuffle: bool = api.knob(True, about="whether the loader shuffles")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "loading a StatefulDataLoader state_dict creates a slightly different one in the "
         "dataloader, potentially dropping an epoch",
@@ -58,7 +42,7 @@ SCENARIO = Scenario(
     remedy="save the state within an epoch",
     pins={"torchdata": "0.10.1"},
     absent=(
-        Absent(
+        api.Absent(
             "torchdata<0.8",
             "StatefulDataLoader came with 0.8.0",
             "https://github.com/meta-pytorch/data/releases/tag/v0.8.0",
@@ -66,27 +50,27 @@ SCENARIO = Scenario(
     ),
     harm="loses data",
     visibility="silent",
-    settings={"code": by_code("a StatefulDataLoader is saved at the end of an epoch")},
+    settings={"code": api.by_code("a StatefulDataLoader is saved at the end of an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
     ranks=1,
     launches=("whole", "save", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.11.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.11.0"),
+        "control": api.expect_clean(
             about="0.10.1, saved within an epoch", params={"stop": 9}, triggers=False
         ),
-        "in_order": expect_symptom(about="0.10.1 without shuffling", params={"shuffle": False}),
+        "in_order": api.expect_symptom(about="0.10.1 without shuffling", params={"shuffle": False}),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rows of each epoch of a launch."""
-    return {"epochs": Kind({"rows": many(many(COUNT))})}
+    return {"epochs": api.Kind({"rows": api.many(api.many(api.COUNT))})}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Read epochs without a stop; read and save; resume in a new process."""
     import torch
 
@@ -118,14 +102,14 @@ def _rows(loader: Any) -> list[int]:
     return [row for batch in loader for row in batch.tolist()]
 
 
-def _epochs(records: Records) -> tuple[list[list[int]], list[list[int]]]:
+def _epochs(records: api.Records) -> tuple[list[list[int]], list[list[int]]]:
     """The epochs of the resumed loader, and those of one without a stop, from the same row on."""
     whole, _, resumed = (one["rows"] for one in records.of("epochs"))
     done, rest = divmod(records.params.stop * BATCH, records.params.rows)
     return resumed, [whole[done][rest:], *whole[done + 1 :]]
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The first epoch after the resume is empty, and those behind it are the ones that should have
     come. The epochs before the save, and those without a stop, are complete."""
     whole, saved, _ = (one["rows"] for one in records.of("epochs"))
@@ -133,12 +117,12 @@ def detect(records: Records) -> Finding | None:
     complete = all(sorted(epoch) == list(range(records.params.rows)) for epoch in whole)
     before = [row for epoch in whole for row in epoch][: records.params.stop * BATCH]
     if not complete or before != [row for epoch in saved for row in epoch]:
-        return Finding("epochs without a resume are not complete, or differ", documented=False)
+        return api.Finding("epochs without a resume are not complete, or differ", documented=False)
     if resumed == right:
         return None
     rows = ", ".join(str(len(epoch)) for epoch in resumed)
     lost = 1 - sum(map(len, resumed)) / sum(map(len, right))
-    return Finding(
+    return api.Finding(
         f"the epochs after the resume have {rows} rows, instead of {records.params.rows} each",
         step=1,
         ranks=records.ranks,
@@ -149,14 +133,14 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The state was saved when an epoch was complete."""
     done, rest = divmod(records.params.stop * BATCH, records.params.rows)
     text = f"complete epochs before the save: {done}; rows of the next one: {rest}"
-    return Exercise.of(done > 0 and rest == 0, text)
+    return api.Exercise.of(done > 0 and rest == 0, text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Whatever comes after the resume is right."""
     resumed, right = _epochs(records)
     known = [*right, []]
@@ -166,9 +150,9 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how many rows each epoch after the resume has."""
-    yield Bars(
+    yield api.Bars(
         "Rows of each epoch after the resume",
         "with the bug the first epoch is empty",
         [

@@ -17,36 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, many
-from harness.api.spec import (
-    Absent,
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 BATCH = 2
 """Rows of a batch of a rank."""
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(24, least=8, multiple=8, about="of the dataset")
-    epoch: int = knob(1, least=0, about="in which the state is saved, from 0")
-    before: int = knob(3, least=1, unit="batches", about="of a rank before the save")
-    again: bool = knob(False, about="whether set_epoch is called again after the load")
+class Params(api.Knobs):
+    rows: int = api.knob(24, least=8, multiple=8, about="of the dataset")
+    epoch: int = api.knob(1, least=0, about="in which the state is saved, from 0")
+    before: int = api.knob(3, least=1, unit="batches", about="of a rank before the save")
+    again: bool = api.knob(False, about="whether set_epoch is called again after the load")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +36,7 @@ class Params(Knobs):
             raise ValueError("scenario.before must leave rows in the epoch")
 
 
-def epoch_in_state(tree: Any) -> Edits:
+def epoch_in_state(tree: Any) -> api.Edits:
     """``state_dict`` also returns the epoch, and ``load_state_dict`` sets it."""
     import libcst as cst
     import libcst.matchers as m
@@ -71,7 +53,7 @@ def epoch_in_state(tree: Any) -> Edits:
     yield tree.body, body.deep_replace(load, load.with_changes(body=longer))
 
 
-REMEDY = Defect(
+REMEDY = api.Defect(
     name="epoch_in_state",
     upstream="torchdata",
     file="torchdata/stateful_dataloader/sampler.py",
@@ -81,7 +63,7 @@ REMEDY = Defect(
     "state",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Bug with loading state for SamplerWrapper + StatefulDistributedSampler",
         "https://github.com/meta-pytorch/data/issues/1513",
@@ -95,7 +77,7 @@ SCENARIO = Scenario(
     remedy="call sampler.set_epoch(epoch) after load_state_dict",
     pins={"torchdata": "0.11.0"},
     absent=(
-        Absent(
+        api.Absent(
             "torchdata<0.9",
             "StatefulDistributedSampler came with 0.9.0",
             "https://github.com/meta-pytorch/data/releases/tag/v0.9.0",
@@ -103,31 +85,31 @@ SCENARIO = Scenario(
     ),
     harm="wrong resume",
     visibility="silent",
-    settings={"code": by_code("a StatefulDistributedSampler is resumed within an epoch")},
+    settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
     files=("torchdata/stateful_dataloader/sampler.py",),
     ranks=2,
     launches=("whole", "save", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean(about="0.11.0 with our remedy", defects=(REMEDY,)),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="0.11.0 with our remedy", defects=(REMEDY,)),
+        "control": api.expect_clean(
             about="0.11.0, set_epoch is called again after the load",
             params={"again": True},
             triggers=False,
         ),
-        "first_epoch": expect_clean(
+        "first_epoch": api.expect_clean(
             about="0.11.0, resumed within the first epoch", params={"epoch": 0}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rows of a rank in each epoch of a launch, up to the epoch of the save."""
-    return {"epochs": Kind({"rows": many(many(COUNT))})}
+    return {"epochs": api.Kind({"rows": api.many(api.many(api.COUNT))})}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Read without a stop; read and save; resume in a new process."""
     import torch
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -156,13 +138,13 @@ def run(ctx: Context) -> None:
     ctx.record("epochs", rows=epochs)
 
 
-def _of(records: Records, rank: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+def _of(records: api.Records, rank: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
     """The epochs of a rank without a stop and up to the save, and its rows after the resume."""
     whole, saved, resumed = (one["rows"] for one in records.of("epochs", rank))
     return whole, saved, resumed[0]
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """After the resume each rank gets the end of epoch 0, where without a stop it gets the end of
     the epoch of the save."""
     p, done = records.params, records.params.before * BATCH
@@ -170,7 +152,7 @@ def detect(records: Records) -> Finding | None:
     for rank in records.ranks:
         whole, saved, rest = _of(records, rank)
         if saved != [*whole[:-1], whole[-1][:done]]:
-            return Finding("the epochs before the save differ", ranks=(rank,), documented=False)
+            return api.Finding("the epochs before the save differ", ranks=(rank,), documented=False)
         seen |= {*saved[-1], *rest}
         if rest != whole[-1][done:]:
             wrong.append(rank)
@@ -178,7 +160,7 @@ def detect(records: Records) -> Finding | None:
     if not wrong:
         return None
     never = p.rows - len(seen)
-    return Finding(
+    return api.Finding(
         f"resumed after {done * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
         "rows never came in that epoch",
         step=p.before,
@@ -189,19 +171,19 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The sampler was resumed in an epoch whose order is not that of epoch 0, and was not told the
     epoch again."""
     p = records.params
     whole = [_of(records, rank)[0] for rank in records.ranks]
     other = all(epochs[0] != epochs[-1] for epochs in whole)
     text = f"resumed in epoch {p.epoch}; set_epoch after the load: {'yes' if p.again else 'no'}"
-    return Exercise.of(p.epoch > 0 and not p.again, text) & Exercise.of(
+    return api.Exercise.of(p.epoch > 0 and not p.again, text) & api.Exercise.of(
         other, "", "the epoch has the order of epoch 0"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The number of rows after the resume is right, and none of them comes twice."""
     done, rows = records.params.before * BATCH, records.params.rows // len(records.ranks)
     rest = [_of(records, rank)[2] for rank in records.ranks]
@@ -211,7 +193,7 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How often each row came in the epoch of the resume."""
     fields = []
     for variant, records in trials.items():
@@ -221,7 +203,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
             (variant, row, "", {0: "never", 1: "once"}.get(came.count(row), "twice"))
             for row in range(records.params.rows)
         ]
-    yield Grid(
+    yield api.Grid(
         "How often each row came in the epoch of the resume",
         "with the bug some rows come twice and others never",
         fields,

@@ -21,23 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import NUMBER, alike
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
 
@@ -46,15 +30,15 @@ ROWS = 16
 
 
 @dataclass
-class Params(Knobs):
-    head: str = knob(
+class Params(api.Knobs):
+    head: str = api.knob(
         "sequence",
         choices=("sequence", "token", "masked_lm", "llama"),
         about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "no report about these heads; one of the same symptom with another cause",
         "https://github.com/huggingface/transformers/issues/35078",
@@ -71,17 +55,17 @@ SCENARIO = Scenario(
     harm="wrong metric",
     visibility="visible in the loss",
     known_upstream=False,
-    settings={"trainer": True, "code": by_code("the head is one of those that are affected")},
+    settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="5.23.0 on two ranks"),
-        "fixed": expect_clean("4.57.6"),
-        "control": expect_clean(about="5.23.0 on one rank", ranks=1, triggers=False),
-        "masked_lm": expect_symptom(
+        "buggy": api.expect_symptom(about="5.23.0 on two ranks"),
+        "fixed": api.expect_clean("4.57.6"),
+        "control": api.expect_clean(about="5.23.0 on one rank", ranks=1, triggers=False),
+        "masked_lm": api.expect_symptom(
             about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
         ),
-        "llama": expect_clean(
+        "llama": api.expect_clean(
             about="5.23.0 with LLaMA's head, which divides the loss itself",
             params={"head": "llama"},
             triggers=False,
@@ -90,12 +74,14 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The loss of the Trainer, and that of plain torch on all rows; the same on all ranks."""
-    return {"evaluation": Kind({"loss": alike(NUMBER), "reference": alike(NUMBER)})}
+    return {
+        "evaluation": api.Kind({"loss": api.alike(api.NUMBER), "reference": api.alike(api.NUMBER)})
+    }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Evaluate a tiny model with the Trainer, and with plain torch."""
     import torch
     from transformers import Trainer
@@ -119,44 +105,44 @@ def run(ctx: Context) -> None:
     ctx.record("evaluation", loss=float(found["eval_loss"]), reference=float(mean))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The evaluation loss is the mean loss times the number of ranks."""
     one = records.of("evaluation")[0]
     ratio = one["loss"] / one["reference"]
-    if near(ratio, 1, share=1e-3):
+    if api.near(ratio, 1, share=1e-3):
         return None
-    return Finding(
+    return api.Finding(
         f"eval_loss is {one['loss']:.5g}, {ratio:.4g} times the mean loss of the same rows, "
         f"{one['reference']:.5g}",
         ranks=records.ranks,
         magnitude=abs(ratio - 1),
         unit="of the right loss",
-        documented=near(ratio, len(records.ranks), share=1e-3),
+        documented=api.near(ratio, len(records.ranks), share=1e-3),
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several ranks evaluated a model whose head computes a plain mean."""
     ranks, divides = len(records.ranks), records.params.head == "llama"
-    return Exercise.of(
+    return api.Exercise.of(
         ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank"
-    ) & Exercise.of(not divides, "", "the head divides the loss itself")
+    ) & api.Exercise.of(not divides, "", "the head divides the loss itself")
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks report the same loss, so comparing them misses the bug."""
     losses = {one["loss"] for one in records.of("evaluation")}
     return {"the ranks report different losses": len(losses) > 1}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """The evaluation loss over the right one."""
     bars = [
         (variant, "", one["loss"] / one["reference"])
         for variant, records in trials.items()
         for one in records.of("evaluation")[:1]
     ]
-    yield Bars(
+    yield api.Bars(
         "The evaluation loss",
         "with the bug it is the mean loss times the number of ranks",
         bars,

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.settings import by_code
-from harness.api.spec import Exercise, Finding, Records, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
@@ -32,13 +30,13 @@ LENGTH = 8
 
 @dataclass
 class Params(sibling.Params):
-    head: str = knob("gpt2", choices=("gpt2", "llama"), about="the model that is trained")
-    accumulation: int = knob(
+    head: str = api.knob("gpt2", choices=("gpt2", "llama"), about="the model that is trained")
+    accumulation: int = api.knob(
         1, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "no report about GPT-2; a fix for models with another loss_type, such as LLaMA",
         "https://github.com/huggingface/transformers/pull/46204",
@@ -55,17 +53,17 @@ SCENARIO = Scenario(
     absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
-    settings={"trainer": True, "code": by_code("the model is one of those that are affected")},
+    settings={"trainer": True, "code": api.by_code("the model is one of those that are affected")},
     known_upstream=False,
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.45.2"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.45.2"),
+        "control": api.expect_clean(
             about="5.23.0 with a LLaMA", params={"head": "llama"}, triggers=False
         ),
-        "accumulation": expect_symptom(
+        "accumulation": api.expect_symptom(
             about="5.23.0 with two micro-batches", params={"accumulation": 2}
         ),
     },
@@ -75,15 +73,15 @@ run = sibling.run
 picture = applied.ratios
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times (L - 1) / L."""
     return applied.judged(records, lambda step: applied.times(step, (LENGTH - 1) / LENGTH))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """GPT-2 was trained, with a label at each token."""
     steps, model = records.of("step"), records.params.head
-    return Exercise.of(
+    return api.Exercise.of(
         model == "gpt2",
         f"{len(steps)} steps of GPT-2 on rows of {LENGTH} tokens, each with a label",
         f"the model was {model}",

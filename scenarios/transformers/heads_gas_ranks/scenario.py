@@ -25,41 +25,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, many
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
 
 
 @dataclass
-class Params(Knobs):
-    head: str = knob(
+class Params(api.Knobs):
+    head: str = api.knob(
         "sequence",
         choices=("sequence", "token", "masked_lm", "llama"),
         about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
     )
     # Not as many as ranks: trainer_gas_never multiplies by the micro-batches alone.
-    accumulation: int = knob(
+    accumulation: int = api.knob(
         4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
     )
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="of SGD")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "reported for accumulation with other heads, and for ranks with ESM; not for these heads",
         "https://github.com/huggingface/transformers/issues/47688",
@@ -78,26 +65,26 @@ SCENARIO = Scenario(
     visibility="visible in the loss",
     known_upstream=False,
     known_in_part="47688 is about accumulation, 41006 about ESM's heads on several ranks",
-    settings={"trainer": True, "code": by_code("the head is one of those that are affected")},
+    settings={"trainer": True, "code": api.by_code("the head is one of those that are affected")},
     files=("transformers/trainer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
-        "fixed": expect_clean("4.57.6"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
+        "fixed": api.expect_clean("4.57.6"),
+        "control": api.expect_clean(
             about="5.23.0, one micro-batch on one rank",
             params={"accumulation": 1},
             ranks=1,
             triggers=False,
         ),
-        "accumulation": expect_symptom(about="5.23.0, four micro-batches on one rank", ranks=1),
-        "two_ranks": expect_symptom(
+        "accumulation": api.expect_symptom(about="5.23.0, four micro-batches on one rank", ranks=1),
+        "two_ranks": api.expect_symptom(
             about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
         ),
-        "masked_lm": expect_symptom(
+        "masked_lm": api.expect_symptom(
             about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
         ),
-        "llama": expect_clean(
+        "llama": api.expect_clean(
             about="5.23.0 with LLaMA's head, which divides the loss itself",
             params={"head": "llama"},
             triggers=False,
@@ -107,13 +94,13 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what it applied."""
-    step = {"labels": many(COUNT, least=1), **applied.shapes()}
-    return {"step": Kind(step, each(at.params.steps))}
+    step = {"labels": api.many(api.COUNT, least=1), **applied.shapes()}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on all ranks' rows."""
     from scenarios.transformers import _heads as heads
 
@@ -123,7 +110,7 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times the number of ranks and of micro-batches; or times the
     number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
     steps, ranks, count = records.of("step"), len(records.ranks), records.params.accumulation
@@ -134,20 +121,20 @@ def detect(records: Records) -> Finding | None:
     return applied.judged(records, lambda _: multiplied, instead=instead)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested, of a model
     whose head computes a plain mean."""
     divides = records.params.head == "llama"
-    return divided(records) & Exercise.of(not divides, "", "the head divides the loss itself")
+    return divided(records) & api.Exercise.of(not divides, "", "the head divides the loss itself")
 
 
-def divided(records: Records) -> Exercise:
+def divided(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
     counts = sorted({len(step["labels"]) for step in steps})
     ranks = len(records.ranks)
     text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(
+    return api.Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & api.Exercise.of(
         counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
     )
 

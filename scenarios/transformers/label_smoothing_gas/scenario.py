@@ -15,17 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
@@ -34,14 +24,14 @@ from scenarios.transformers.heads_gas_ranks import scenario as sibling
 
 @dataclass
 class Params(sibling.Params):
-    head: str = knob("llama", choices=("llama",), about="the model that is trained")
-    accumulation: int = knob(
+    head: str = api.knob("llama", choices=("llama",), about="the model that is trained")
+    accumulation: int = api.knob(
         4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
     )
-    smoothing: float = knob(0.1, least=0, most=0.5, about="label_smoothing_factor")
+    smoothing: float = api.knob(0.1, least=0, most=0.5, about="label_smoothing_factor")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "LabelSmoother ignores num_items_in_batch, inflating gradients by "
         "~gradient_accumulation_steps with label smoothing",
@@ -60,21 +50,23 @@ SCENARIO = Scenario(
     visibility="visible in the loss",
     settings={
         "trainer": True,
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("label_smoothing_factor is above 0"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("label_smoothing_factor is above 0"),
     },
     files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.15.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.15.0"),
+        "control": api.expect_clean(
             about="5.14.1 without label smoothing", params={"smoothing": 0.0}, triggers=False
         ),
-        "one_batch": expect_clean(
+        "one_batch": api.expect_clean(
             about="5.14.1 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "eight": expect_symptom(about="5.14.1, eight micro-batches", params={"accumulation": 8}),
+        "eight": api.expect_symptom(
+            about="5.14.1, eight micro-batches", params={"accumulation": 8}
+        ),
     },
 )
 plan = sibling.plan
@@ -82,7 +74,7 @@ picture = applied.ratios
 insufficient_checks = applied.same_direction
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's smoothed loss."""
     from scenarios.common.hf_trainer import IGNORED
     from scenarios.transformers import _heads as heads
@@ -99,15 +91,15 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times the number of micro-batches."""
     count = records.params.accumulation
     return applied.judged(records, lambda step: applied.times(step, count))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Labels were smoothed, and each step had several micro-batches."""
     smoothing = records.params.smoothing
-    return sibling.divided(records) & Exercise.of(
+    return sibling.divided(records) & api.Exercise.of(
         smoothing > 0, f"label_smoothing_factor was {smoothing}", "labels were not smoothed"
     )

@@ -20,23 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, many
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common.companions import OLD_ACCELERATE
 
 BATCH = 4
@@ -44,14 +28,14 @@ BATCH = 4
 
 
 @dataclass
-class Params(Knobs):
-    rows: int = knob(24, least=8, most=32, multiple=4, about="of the dataset")
-    epochs: int = knob(2, least=1, about="passes over the dataset")
-    stop: int = knob(8, least=1, about="step after which the first run stops")
-    grouped: bool = knob(True, about="whether rows of similar lengths share a batch")
+class Params(api.Knobs):
+    rows: int = api.knob(24, least=8, most=32, multiple=4, about="of the dataset")
+    epochs: int = api.knob(2, least=1, about="passes over the dataset")
+    stop: int = api.knob(8, least=1, about="step after which the first run stops")
+    grouped: bool = api.knob(True, about="whether rows of similar lengths share a batch")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("no report; found by comparing a resumed run with one that was not stopped",),
     fix="none as of transformers 5.23.0",
     symptom="after a resume in the second epoch, rows of that epoch come in another order than in "
@@ -62,7 +46,7 @@ SCENARIO = Scenario(
     companions=(OLD_ACCELERATE,),
     decided_by=("transformers",),
     absent=(
-        Absent(
+        api.Absent(
             "transformers<4.41",
             "until 4.40.2 the Trainer drew the orders of past epochs first",
             "https://github.com/huggingface/transformers/pull/30501",
@@ -70,33 +54,33 @@ SCENARIO = Scenario(
     ),
     harm="wrong resume",
     visibility="silent",
-    settings={"trainer": True, "code": by_code("rows are grouped by length")},
+    settings={"trainer": True, "code": api.by_code("rows are grouped by length")},
     known_upstream=False,
     files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
     ranks=1,
     launches=("whole", "save", "resume"),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.39.3"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.39.3"),
+        "control": api.expect_clean(
             about="5.23.0 with the default sampler", params={"grouped": False}, triggers=False
         ),
-        "first_epoch": expect_clean(
+        "first_epoch": api.expect_clean(
             about="5.23.0, resumed within the first epoch", params={"stop": 2}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The rows of each launch, in the order in which they were trained on."""
     p = at.params
     total = p.rows * p.epochs
     counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
-    return {"order": Kind({"rows": many(COUNT, counts[at.launch])})}
+    return {"order": api.Kind({"rows": api.many(api.COUNT, counts[at.launch])})}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train without a stop; train and stop; resume from the checkpoint."""
     from scenarios.transformers import _resumed_loop as loop
 
@@ -104,7 +88,7 @@ def run(ctx: Context) -> None:
     ctx.record("order", rows=[row for step in given for row in step])
 
 
-def _orders(records: Records) -> tuple[list[int], list[int], int]:
+def _orders(records: api.Records) -> tuple[list[int], list[int], int]:
     """The rows of the run without a stop, those of the stopped and resumed one, and the first row
     of the epoch of the resume."""
     whole, save, resume = (record["rows"] for record in records.of("order"))
@@ -112,7 +96,7 @@ def _orders(records: Records) -> tuple[list[int], list[int], int]:
     return whole, [*save, *resume], start
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The resumed run goes on in the first epoch's order, so some rows of its epoch never come."""
     whole, stopped, start = _orders(records)
     if whole == stopped:
@@ -122,7 +106,7 @@ def detect(records: Records) -> Finding | None:
     seen = records.params.stop * BATCH
     same_before = whole[:seen] == stopped[:seen]
     first_again = stopped[seen : start + len(epoch)] == whole[seen - start : len(epoch)]
-    return Finding(
+    return api.Finding(
         f"resumed after step {records.params.stop}: in that epoch {len(set(epoch))} of "
         f"{len(epoch)} rows came, {never} never and {never} a second time",
         step=records.params.stop + 1,
@@ -133,24 +117,24 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Rows were grouped, and the run was resumed in the second epoch or later, within the epoch."""
     p = records.params
     done, rest = divmod(p.stop * BATCH, p.rows)
-    return Exercise.of(p.grouped, "", "rows were not grouped by length") & Exercise.of(
+    return api.Exercise.of(p.grouped, "", "rows were not grouped by length") & api.Exercise.of(
         done > 0 and rest > 0,
         f"resumed after {rest} of {p.rows} rows of epoch {done + 1}, grouped by length",
         f"resumed in epoch {done + 1}, after {rest} of its rows",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The number of rows is right, so it does not show the bug."""
     whole, stopped, _ = _orders(records)
     return {"another number of rows": len(whole) != len(stopped)}
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """How often each row came in the epoch of the resume."""
     words = {0: "never", 1: "once"}
     fields = [
@@ -160,7 +144,7 @@ def picture(trials: Trials) -> Iterator[Picture]:
         for epoch in [stopped[start : start + records.params.rows]]
         for row in range(records.params.rows)
     ]
-    yield Grid(
+    yield api.Grid(
         "How often each row came in the epoch of the resume",
         "with the bug some rows come twice and others never",
         fields,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, TrainingArguments
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import applied
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, Watch, sgd
 
@@ -67,7 +67,7 @@ class Apart(Watch):
         return applied.plainly(part, self.weights, (False, True))
 
 
-def trainer(ctx: Context) -> Any:
+def trainer(ctx: api.Context) -> Any:
     """A Trainer whose steps record the shares of both losses, and the number of micro-batches."""
     params = ctx.params
     torch.manual_seed(ctx.seed)

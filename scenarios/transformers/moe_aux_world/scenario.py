@@ -16,38 +16,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(
+class Params(api.Knobs):
+    accumulation: int = api.knob(
         2, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
     )
-    coefficient: float = knob(0.5, above=0, about="router_aux_loss_coef")
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.1, above=0, about="of SGD")
+    coefficient: float = api.knob(0.5, above=0, about="router_aux_loss_coef")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Qwen3-MoE router auxiliary loss is multiplied by the DDP world size in Trainer",
         "https://github.com/huggingface/transformers/issues/48690",
@@ -66,21 +51,21 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "trainer": True,
-        "code": by_code("the model is a mixture of experts with output_router_logits"),
+        "code": api.by_code("the model is a mixture of experts with output_router_logits"),
     },
     files=("transformers/trainer.py",),
     ranks=2,
     variants={
-        "buggy": expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
-        "fixed": expect_clean("4.45.2"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
+        "fixed": api.expect_clean("4.45.2"),
+        "control": api.expect_clean(
             about="5.23.0, one micro-batch on one rank",
             params={"accumulation": 1},
             ranks=1,
             triggers=False,
         ),
-        "accumulation": expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
-        "two_ranks": expect_symptom(
+        "accumulation": api.expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
+        "two_ranks": api.expect_symptom(
             about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
         ),
     },
@@ -88,13 +73,13 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with the shares of the task's and of the auxiliary gradient in what it applied."""
-    step = {"micro_batches": COUNT, **applied.shapes(2)}
-    return {"step": Kind(step, each(at.params.steps))}
+    step = {"micro_batches": api.COUNT, **applied.shapes(2)}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny Mixtral; compare each applied gradient with plain torch's."""
     from scenarios.transformers.moe_aux_world import mixtral
 
@@ -104,7 +89,7 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def _described(step: Record) -> str:
+def _described(step: api.Record) -> str:
     task, auxiliary = step["micro"]
     return (
         f"rank {step['rank']}, step {step['step']}: the task's gradient counts {task:.4g} times, "
@@ -112,7 +97,7 @@ def _described(step: Record) -> str:
     )
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
     them; the task's is right. Both are divided by the micro-batches once more where
     ``trainer_gas_twice`` is there, too."""
@@ -126,7 +111,7 @@ def detect(records: Records) -> Finding | None:
         for task in (1, 1 / parts)
         for factor in {ranks * parts, ranks, parts} - {1}
     )
-    return Finding(
+    return api.Finding(
         "\n".join(map(_described, wrong)),
         step=min(step["step"] for step in wrong),
         ranks=records.ranks,
@@ -136,23 +121,23 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _shares(step: Record, task: float, auxiliary: float) -> bool:
+def _shares(step: api.Record, task: float, auxiliary: float) -> bool:
     """Whether the two gradients have these shares; in part of what was applied they are alone."""
     expected = zip(step["micro"], (task, auxiliary), strict=True)
-    return all(near(found, right, share=5e-3) for found, right in expected)
+    return all(api.near(found, right, share=5e-3) for found, right in expected)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
     counts, ranks = sorted({step["micro_batches"] for step in steps}), len(records.ranks)
     text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & Exercise.of(
+    return api.Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & api.Exercise.of(
         counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks apply the same, so comparing them misses the bug."""
     by_step: dict[int, set[float]] = {}
     for step in records.of("step"):

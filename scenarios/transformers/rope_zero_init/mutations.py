@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import calls
 from scenarios.common.mutation import mutation
 from scenarios.transformers.rope_zero_init_v5.mutations import doubled, reflected
@@ -19,11 +19,11 @@ SINES = "the cosines that the layers get are the sines"
 
 
 @mutation("doubled_frequencies", LLAMA, BUILT, "every frequency is twice the right one")
-def frequencies(function: Any) -> Edits:
+def frequencies(function: Any) -> api.Edits:
     return doubled(function)
 
 
-def sines(function: Any) -> Edits:
+def sines(function: Any) -> api.Edits:
     """Replace the cosine with the sine."""
     import libcst as cst
 
@@ -37,7 +37,7 @@ def sines(function: Any) -> Edits:
     "Init._partition_param",
     "every rank keeps the first part of each weight",
 )
-def first_part(function: Any) -> Edits:
+def first_part(function: Any) -> api.Edits:
     import libcst as cst
 
     for call in calls(function, "get_partition_rank"):
@@ -45,7 +45,7 @@ def first_part(function: Any) -> Edits:
 
 
 @mutation("arange_left_alone", ZERO, WRAPPERS, "zero.Init does not touch arange")
-def left_alone(function: Any) -> Edits:
+def left_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

@@ -24,25 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import by_code
-from harness.api.shapes import LINE, exactly, many
-from harness.api.spec import (
-    Absent,
-    Companion,
-    Context,
-    Defect,
-    Edits,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers._rope_buffers import EQUAL, Documented, Figures
 
@@ -53,7 +35,7 @@ ROUNDED = 257
 DOCUMENTED = Documented(
     first=ROUNDED,
     figures={
-        Lane.GPU: {
+        api.Lane.GPU: {
             ("bf16", "cos_cached"): Figures(329332, 2.0, (1148, 2), 8320.0, (3657, 11)),
             ("bf16", "sin_cached"): Figures(324808, 2.0, (1211, 0), 2128.0, (3305, 26)),
             ("fp32", "cos_cached"): Figures(88, 2.0**-8, (2308, 47), 0.00762939453125, (4060, 22)),
@@ -61,7 +43,7 @@ DOCUMENTED = Documented(
             ("fp16", "cos_cached"): Figures(115476),
             ("fp16", "sin_cached"): Figures(112582),
         },
-        Lane.CPU: {
+        api.Lane.CPU: {
             ("bf16", "cos_cached"): Figures(329320, 2.0, (1148, 2), 8320.0, (3657, 11)),
             ("bf16", "sin_cached"): Figures(324796, 2.0, (1211, 0), 2128.0, (3305, 26)),
             ("fp32", "cos_cached"): EQUAL,
@@ -79,8 +61,8 @@ explains the 88 and 116 of fp32."""
 RETURNED = Documented(
     first=1,
     figures={
-        Lane.GPU: {("bf16", "inv_freq"): Figures(63)},
-        Lane.CPU: {("bf16", "inv_freq"): Figures(63), ("fp16", "inv_freq"): Figures(63)},
+        api.Lane.GPU: {("bf16", "inv_freq"): Figures(63)},
+        api.Lane.CPU: {("bf16", "inv_freq"): Figures(63), ("fp16", "inv_freq"): Figures(63)},
     },
 )
 """The same for releases that keep 64 frequencies and no cosines: zero.Init casts the arange that
@@ -88,19 +70,19 @@ these are made from, as in rope_zero_init_v5."""
 
 
 @dataclass
-class Params(Knobs):
-    zero_init: bool = knob(True, about="whether the model is built under zero.Init")
-    remedy: str = knob(
+class Params(api.Knobs):
+    zero_init: bool = api.knob(True, about="whether the model is built under zero.Init")
+    remedy: str = api.knob(
         "none",
         choices=("none", "original_arange", "tiny_model", "persistent"),
         about="the remedy that is tried",
     )
-    tokens: int = knob(
+    tokens: int = api.knob(
         320, above=ROUNDED, most=4096, about="length of the sequence whose logits are compared"
     )
 
 
-def count_in_integers(function: Any) -> Edits:
+def count_in_integers(function: Any) -> api.Edits:
     """Ask arange for integers instead of floats, and cast what it returns."""
     import libcst as cst
     import libcst.matchers as m
@@ -115,7 +97,7 @@ def count_in_integers(function: Any) -> Edits:
         yield call, cst.Call(late, [cst.Arg(asked.value)])
 
 
-INTEGERS = Defect(
+INTEGERS = api.Defect(
     name="count_in_integers",
     upstream="transformers",
     file="transformers/models/llama/modeling_llama.py",
@@ -125,7 +107,7 @@ INTEGERS = Defect(
     "zero.Init leaves alone, and cast late",
 )
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
         "https://github.com/microsoft/DeepSpeed/issues/4932",
@@ -141,7 +123,7 @@ SCENARIO = Scenario(
     pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
     decided_by=("transformers",),
     absent=(
-        Absent(
+        api.Absent(
             "transformers<4.28",
             "it has no LLaMA yet",
             "https://github.com/huggingface/transformers/pull/21955",
@@ -152,50 +134,50 @@ SCENARIO = Scenario(
     settings={
         "precision": ("bf16", "fp16"),
         "zero_stage": 3,
-        "code": by_code("a LLaMA is built under zero.Init"),
+        "code": api.by_code("a LLaMA is built under zero.Init"),
     },
     ranks=2,
     companions=(
-        Companion(
+        api.Companion(
             "transformers>=5",
             {"deepspeed": "0.19.8"},
             "DeepSpeed 0.13 cannot be imported with the numpy that transformers 5 resolves to",
         ),
     ),
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.38.2"),
-        "original_arange": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.38.2"),
+        "original_arange": api.expect_clean(
             about="4.36.2; the rotary embedding's constructor gets torch's own arange",
             params={"remedy": "original_arange"},
         ),
-        "tiny_model": expect_clean(
+        "tiny_model": api.expect_clean(
             about="4.36.2; the buffers of a one-layer model, built on the CPU without zero.Init, "
             "are copied into it",
             params={"remedy": "tiny_model"},
         ),
-        "persistent": expect_clean(
+        "persistent": api.expect_clean(
             about="4.36.2; the buffers are made persistent, saved from a healthy model and loaded",
             params={"remedy": "persistent"},
         ),
-        "integers": expect_clean(
+        "integers": api.expect_clean(
             about="4.36.2 with a patch that counts positions in integers and casts them late",
             defects=(INTEGERS,),
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="4.36.2 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The buffers in three precisions, and the logits in bf16."""
-    saved = many(LINE, least=1) if at.params.remedy == "persistent" else exactly([])
+    saved = api.many(api.LINE, least=1) if at.params.remedy == "persistent" else api.exactly([])
     return buffers.plan(at, *PRECISIONS, saved=saved)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Build the model as DeepSpeed does, in three precisions, and compare it with one built on the
     CPU."""
     from scenarios.transformers import _rope_models as rope
@@ -208,7 +190,7 @@ def run(ctx: Context) -> None:
         rope.compare_logits(ctx, models["bf16"], ctx.params.tokens)
 
 
-def _compared(ctx: Context, precision: str) -> Any:
+def _compared(ctx: api.Context, precision: str) -> Any:
     """One model, after its remedy, whose buffers have been compared."""
     from scenarios.transformers import _rope_models as rope
 
@@ -227,7 +209,7 @@ def _compared(ctx: Context, precision: str) -> Any:
     return model
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Cosines and sines differ from the reference's by the figures of the report, and logits differ
     from position 257 on. In releases that keep frequencies, 63 of 64 differ, and logits from
     position 1 on."""
@@ -236,12 +218,12 @@ def detect(records: Records) -> Finding | None:
     return buffers.unlike_reference(records, DOCUMENTED if cosines else RETURNED)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """zero.Init was active while every model was built, and positions above 256 were compared."""
     return buffers.under_zero_init(records, "arange") & buffers.compared_beyond(records, ROUNDED)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that miss this bug, and whether they fired."""
     return buffers.weights_differ(records) | buffers.ranks_differ(records)
 

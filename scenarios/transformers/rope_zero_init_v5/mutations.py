@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.mutation import mutation
 
 LLAMA = "transformers/models/llama/modeling_llama.py"
@@ -13,7 +13,7 @@ ZERO = "deepspeed/runtime/zero/partition_parameters.py"
 FREQUENCIES = "LlamaRotaryEmbedding.compute_default_rope_parameters"
 
 
-def doubled(function: Any) -> Edits:
+def doubled(function: Any) -> api.Edits:
     """Replace 1.0, which is divided by the powers of the base, with 2.0."""
     import libcst as cst
     import libcst.matchers as m
@@ -24,12 +24,12 @@ def doubled(function: Any) -> Edits:
 
 
 @mutation("doubled_frequencies", LLAMA, FREQUENCIES, "every frequency is twice the right one")
-def frequencies(function: Any) -> Edits:
+def frequencies(function: Any) -> api.Edits:
     return doubled(function)
 
 
 @mutation("scaled", LLAMA, FREQUENCIES, "cosines and sines are scaled by 1.1")
-def scaled(function: Any) -> Edits:
+def scaled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -39,7 +39,7 @@ def scaled(function: Any) -> Edits:
 
 
 @mutation("reflected", LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
-def reflected(function: Any) -> Edits:
+def reflected(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     node: Any
@@ -53,7 +53,7 @@ def reflected(function: Any) -> Edits:
     "LlamaAttention.__init__",
     "attention scores are divided by the fourth root of the dimensions",
 )
-def too_large(function: Any) -> Edits:
+def too_large(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -68,7 +68,7 @@ def too_large(function: Any) -> Edits:
     "zero_wrapper_for_fp_tensor_constructor",
     "zero.Init leaves alone what its wrappers make",
 )
-def left_alone(function: Any) -> Edits:
+def left_alone(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

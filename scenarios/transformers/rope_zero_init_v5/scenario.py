@@ -26,20 +26,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.transformers import _rope_buffers as buffers
 from scenarios.transformers._rope_buffers import Documented, Figures
 
@@ -49,25 +36,25 @@ ROUNDED = Figures(63, dtype="torch.bfloat16")
 DOCUMENTED = Documented(
     first=1,  # the first position that is not turned by the angle 0
     figures={
-        Lane.CPU: {("bf16", "inv_freq"): ROUNDED, ("bf16", "cos"): Figures(396216)},
-        Lane.GPU: {("bf16", "inv_freq"): ROUNDED},
+        api.Lane.CPU: {("bf16", "inv_freq"): ROUNDED, ("bf16", "cos"): Figures(396216)},
+        api.Lane.GPU: {("bf16", "inv_freq"): ROUNDED},
     },
 )
 """Mismatched elements, of 64 and of 4096 * 128; ``cos`` is in bf16, as the layers get it."""
 
 
 @dataclass
-class Params(Knobs):
-    zero_init: bool = knob(True, about="whether the model is built under zero.Init")
-    guard: bool = knob(
+class Params(api.Knobs):
+    zero_init: bool = api.knob(True, about="whether the model is built under zero.Init")
+    guard: bool = api.knob(
         False, about="whether transformers' own guard of arange is entered before zero.Init"
     )
-    tokens: int = knob(
+    tokens: int = api.knob(
         320, least=2, most=4096, about="length of the sequence whose logits are compared"
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss (the first case)",
         "https://github.com/microsoft/DeepSpeed/issues/4932",
@@ -87,32 +74,32 @@ SCENARIO = Scenario(
     settings={
         "precision": ("bf16", "fp16"),
         "zero_stage": 3,
-        "code": by_code("the script, or transformers 5.15.0 to 5.22.2, enters zero.Init"),
+        "code": api.by_code("the script, or transformers 5.15.0 to 5.22.2, enters zero.Init"),
     },
     known_upstream=False,
     files=("transformers/models/llama/modeling_llama.py",),
     ranks=1,
     releases="transformers>=5",
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.12.1"),
-        "guarded": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.12.1"),
+        "guarded": api.expect_clean(
             about="5.23.0 with its own guard of arange entered before zero.Init",
             params={"guard": True},
         ),
-        "control": expect_clean(
+        "control": api.expect_clean(
             about="5.23.0 without zero.Init", params={"zero_init": False}, triggers=False
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The buffers and the logits in bf16."""
     return buffers.plan(at, "bf16", **buffers.TURNED)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Build the model; compare its frequencies, cosines and logits with a reference."""
     from scenarios.transformers import _rope_models as rope
 
@@ -126,7 +113,7 @@ def run(ctx: Context) -> None:
         rope.compare_logits(ctx, model, ctx.params.tokens)
 
 
-def _contexts(ctx: Context) -> Iterator[AbstractContextManager[Any]]:
+def _contexts(ctx: api.Context) -> Iterator[AbstractContextManager[Any]]:
     """What the model is built in, outermost first."""
     from scenarios.transformers import _rope_models as rope
 
@@ -138,19 +125,19 @@ def _contexts(ctx: Context) -> Iterator[AbstractContextManager[Any]]:
         yield rope.zero_init("bf16")
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """63 of 64 frequencies differ from the reference's, and so do the cosines and logits."""
     return buffers.unlike_reference(records, DOCUMENTED)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """zero.Init was active while the model was built, and the release keeps frequencies. The
     evidence for zero.Init is the dtype of ones, because a release may guard arange."""
     compared = {name for record in records.of("buffers") for name in record["compared"]}
     missing = sorted(set(FREQUENCIES) - compared)
     return (
         buffers.under_zero_init(records, "ones")
-        & Exercise.of(not missing, "", f"the model has no {', '.join(missing)}")
+        & api.Exercise.of(not missing, "", f"the model has no {', '.join(missing)}")
         & buffers.compared_beyond(records, 1)
     )
 

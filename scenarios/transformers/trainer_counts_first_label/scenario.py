@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.settings import by_code
-from harness.api.spec import Context, Exercise, Records, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
@@ -25,11 +23,11 @@ from scenarios.transformers.gpt2_counts_first_label import scenario as sibling
 
 @dataclass
 class Params(sibling.Params):
-    head: str = knob("llama", choices=("gpt2", "llama"), about="the model that is trained")
-    first_label: bool = knob(True, about="whether the first label of each row counts")
+    head: str = api.knob("llama", choices=("gpt2", "llama"), about="the model that is trained")
+    first_label: bool = api.knob(True, about="whether the first label of each row counts")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix `num_items_in_batch` over-counting for causal LM losses",
         "https://github.com/huggingface/transformers/pull/46204",
@@ -45,18 +43,18 @@ SCENARIO = Scenario(
     absent=(BEFORE_COUNTING,),
     harm="ruins training",
     visibility="silent",
-    settings={"trainer": True, "code": by_code("the first label of a row counts")},
+    settings={"trainer": True, "code": api.by_code("the first label of a row counts")},
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.11.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.11.0"),
+        "control": api.expect_clean(
             about="4.46.2 with the first labels masked",
             params={"first_label": False},
             triggers=False,
         ),
-        "accumulation": expect_symptom(
+        "accumulation": api.expect_symptom(
             about="4.46.2 with two micro-batches", params={"accumulation": 2}
         ),
     },
@@ -67,7 +65,7 @@ picture = applied.ratios
 insufficient_checks = applied.same_direction
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
     from scenarios.common.hf_trainer import IGNORED
     from scenarios.transformers import _heads as heads
@@ -84,9 +82,9 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The first label of each row counted for the Trainer."""
-    return Exercise.of(
+    return api.Exercise.of(
         records.params.first_label,
         f"{len(records.of('step'))} steps on rows of {sibling.LENGTH} tokens, each with a label",
         "the first label of each row was -100",

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.settings import above, by_code
-from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
@@ -28,7 +27,7 @@ class Params(sibling.Params):
     pass
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "About GA loss in the latest transformers version",
         "https://github.com/huggingface/transformers/issues/35663",
@@ -46,18 +45,20 @@ SCENARIO = Scenario(
     visibility="visible in the loss",
     settings={
         "trainer": True,
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("the model's forward has **kwargs"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("the model's forward has **kwargs"),
     },
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.48.1"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.48.1"),
+        "control": api.expect_clean(
             about="4.48.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "plain": expect_clean(about="4.48.0 with a module of your own", params={"model": "plain"}),
+        "plain": api.expect_clean(
+            about="4.48.0 with a module of your own", params={"model": "plain"}
+        ),
     },
 )
 plan = sibling.plan
@@ -67,7 +68,7 @@ picture = applied.ratios
 insufficient_checks = applied.same_direction
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update and each logged loss is the right one times the number of accumulation steps."""
     count = records.params.accumulation
     if sibling.logged_as(records, [TOKENS]) and sibling.multiplied(records, 1 / count):

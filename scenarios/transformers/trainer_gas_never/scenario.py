@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.settings import above, by_code
-from harness.api.spec import Finding, Records, Scenario, expect_clean, expect_symptom
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers._history import BEFORE_COUNTING
@@ -28,14 +26,14 @@ from scenarios.transformers.trainer_gas_twice import scenario as sibling
 
 @dataclass
 class Params(sibling.Params):
-    model: str = knob(
+    model: str = api.knob(
         "plain",
         choices=("llama", "plain"),
         about="the model; only the forward of llama accepts num_items_in_batch",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "4.47.1 Hugging Face Trainer loss accumulated by sum instead of mean",
         "https://github.com/huggingface/transformers/issues/35556",
@@ -53,19 +51,19 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "trainer": True,
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("the model's forward has no **kwargs"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("the model's forward has no **kwargs"),
     },
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.48.0"),
-        "logged": expect_symptom("4.47.1", about="logs the sum of the micro-batches' losses"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.48.0"),
+        "logged": api.expect_symptom("4.47.1", about="logs the sum of the micro-batches' losses"),
+        "control": api.expect_clean(
             about="4.46.3 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "llama": expect_clean(
+        "llama": api.expect_clean(
             about="4.46.3 with a LLaMA, whose forward has **kwargs", params={"model": "llama"}
         ),
     },
@@ -77,7 +75,7 @@ picture = applied.ratios
 insufficient_checks = applied.same_direction
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times the number of accumulation steps; the loss that is logged
     is the mean or the sum of the micro-batches' losses."""
     known, count = sibling.logged_as(records, [TOKENS, SUM]), records.params.accumulation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.api.spec import Edits
+from harness import api
 from scenarios.common.edits import without_call, wrapped
 from scenarios.common.mutation import mutation
 
@@ -17,7 +17,7 @@ FIRST = "each micro-batch of a step is the first one"
 
 
 @mutation("log_doubled", FILE, STEP, "the loss that is logged is twice the right one")
-def log_doubled(function: Any) -> Edits:
+def log_doubled(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -26,7 +26,7 @@ def log_doubled(function: Any) -> Edits:
         yield given, given.with_changes(value=cst.parse_expression("2 * loss.detach()"))
 
 
-def first_again(function: Any) -> Edits:
+def first_again(function: Any) -> api.Edits:
     """Replace each micro-batch of a step with the first one."""
     import libcst as cst
     import libcst.matchers as m
@@ -39,19 +39,19 @@ def first_again(function: Any) -> Edits:
 
 
 @mutation("weights_shrink", FILE, LOOP, "after each step the weights lose a thousandth")
-def shrink(function: Any) -> Edits:
+def shrink(function: Any) -> api.Edits:
     return wrapped(function, "zero_grad", SHRINK)
 
 
 @mutation("gradients_kept", FILE, LOOP, "gradients are not zeroed between steps, and add up")
-def kept(function: Any) -> Edits:
+def kept(function: Any) -> api.Edits:
     return without_call(function, "zero_grad")
 
 
 @mutation(
     "clipped", FILE, "Trainer._get_grad_norm", "computing the gradient norm also clips the gradient"
 )
-def clipped(function: Any) -> Edits:
+def clipped(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
@@ -63,7 +63,7 @@ def clipped(function: Any) -> Edits:
 @mutation(
     "loss_offset", LOSSES, "ForCausalLMLoss", "a token is to predict itself, and not the next"
 )
-def offset(function: Any) -> Edits:
+def offset(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 

@@ -21,41 +21,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import COUNT, NUMBER, SIZE, WHOLE, many
-from harness.api.spec import (
-    Absent,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.transformers import _normaliser as normaliser
 from scenarios.transformers._normaliser import SUM, TOKENS
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(
+class Params(api.Knobs):
+    accumulation: int = api.knob(
         4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
     )
-    steps: int = knob(3, least=1, about="steps of training")
-    lr: float = knob(0.1, above=0, about="learning rate of SGD")
-    model: str = knob(
+    steps: int = api.knob(3, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
+    model: str = api.knob(
         "llama",
         choices=("llama", "plain"),
         about="the model; only the forward of llama accepts num_items_in_batch",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "no report of this symptom; one of its cause: Gradients not averaged by GAS when using "
         "DeepSpeed + model_accepts_loss_kwargs=True (Qwen3, Llama3, etc.)",
@@ -68,7 +54,7 @@ SCENARIO = Scenario(
     pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
     decided_by=("transformers",),
     absent=(
-        Absent(
+        api.Absent(
             "transformers<5.2",
             "only 5.2.0 divides both in the Trainer and in accelerate",
             "https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/trainer.py",
@@ -76,38 +62,40 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="silent",
-    settings={"trainer": True, "gradient_accumulation_steps": above(1)},
+    settings={"trainer": True, "gradient_accumulation_steps": api.above(1)},
     known_upstream=False,
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("5.5.4"),
-        "before": expect_clean("5.1.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.5.4"),
+        "before": api.expect_clean("5.1.0"),
+        "control": api.expect_clean(
             about="5.2.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
-        "eight": expect_symptom(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
-        "plain": expect_symptom(about="5.2.0 with a module of your own", params={"model": "plain"}),
+        "eight": api.expect_symptom(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
+        "plain": api.expect_symptom(
+            about="5.2.0 with a module of your own", params={"model": "plain"}
+        ),
     },
 )
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what it applied; at the end, what the Trainer has logged."""
     step = {
-        "tokens": many(COUNT, least=1),
-        "losses": many(NUMBER, least=1),
-        "aside": SIZE,
-        "rows": many(WHOLE, least=1),
+        "tokens": api.many(api.COUNT, least=1),
+        "losses": api.many(api.NUMBER, least=1),
+        "aside": api.SIZE,
+        "rows": api.many(api.WHOLE, least=1),
         **applied.shapes(),
     }
-    logged = {"losses": many(NUMBER, at.params.steps)}
-    return {"step": Kind(step, each(at.params.steps)), "logged": Kind(logged)}
+    logged = {"losses": api.many(api.NUMBER, at.params.steps)}
+    return {"step": api.Kind(step, api.each(at.params.steps)), "logged": api.Kind(logged)}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
     from scenarios.common.hf_trainer import logged
     from scenarios.transformers.trainer_gas_twice import trainer
@@ -119,7 +107,7 @@ def run(ctx: Context) -> None:
     ctx.record("logged", losses=logged(made))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one divided by the number of accumulation steps, and the logged loss
     is right."""
     count, plain = records.params.accumulation, records.params.model == "plain"
@@ -130,14 +118,14 @@ def detect(records: Records) -> Finding | None:
     return judged(records, 1 / count, alarms)
 
 
-def multiplied(records: Records, factor: float) -> bool:
+def multiplied(records: api.Records, factor: float) -> bool:
     """Whether each update is the right one times ``factor``, which is not 1."""
     return factor != 1 and all(applied.times(step, factor) for step in records.of("step"))
 
 
 def judged(
-    records: Records, factor: float, other: Iterable[str], another: str = ""
-) -> Finding | None:
+    records: api.Records, factor: float, other: Iterable[str], another: str = ""
+) -> api.Finding | None:
     """The finding, documented if each update is ``factor`` times the right one, and nothing else is
     wrong; ``other`` says what else is. With ``another`` it is that bug's instead."""
     steps = records.of("step")
@@ -150,11 +138,11 @@ def judged(
             wrong, lines, documented=exactly and not another, another=another if exactly else ""
         )
     if others:
-        return Finding("\n".join(others), ranks=records.ranks, documented=False)
+        return api.Finding("\n".join(others), ranks=records.ranks, documented=False)
     return None
 
 
-def _otherwise_wrong(records: Records) -> Iterator[str]:
+def _otherwise_wrong(records: api.Records) -> Iterator[str]:
     """What is wrong besides the size of an update."""
     steps = records.of("step")
     rows = [row for step in steps for row in step["rows"]]
@@ -167,23 +155,23 @@ def _otherwise_wrong(records: Records) -> Iterator[str]:
         yield from normaliser.miscounted(step, len(steps[0]["rows"]))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Each step of the optimizer came after several micro-batches: as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
     counts = sorted({len(step["micro"]) for step in steps})
     text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
-    return Exercise.of(wanted > 1, "", "no accumulation was requested") & Exercise.of(
+    return api.Exercise.of(wanted > 1, "", "no accumulation was requested") & api.Exercise.of(
         counts == [wanted], text, f"{text}, but {wanted} were requested"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """A check that misses this bug, and whether it fired: the logged loss is from before the
     division."""
     return {"the logged loss is not the mean over all tokens": not logged_as(records, [TOKENS])}
 
 
-def logged_as(records: Records, normalisers: Iterable[str]) -> bool:
+def logged_as(records: api.Records, normalisers: Iterable[str]) -> bool:
     """Whether one of these normalisers gives each loss that the Trainer has logged."""
     steps, logged = records.of("step"), records.one("logged")
     losses = logged["losses"] if logged else []

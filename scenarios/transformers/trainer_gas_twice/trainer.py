@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.api.spec import Context
+from harness import api
 from scenarios.common import applied
 from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 
@@ -49,7 +49,7 @@ def dataset(count: int, seed: int) -> list[Rows]:
     return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
 
 
-def trainer(ctx: Context) -> Any:
+def trainer(ctx: api.Context) -> Any:
     """A Trainer whose steps record the rows, their tokens and their losses."""
     params = ctx.params
     rows = dataset(ROWS * params.steps, ctx.seed)

@@ -17,19 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.api.knobs import knob
-from harness.api.numbers import near
-from harness.api.settings import above, by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
 from scenarios.transformers.heads_gas_ranks import scenario as sibling
@@ -40,14 +28,14 @@ COUNTED = (1, 2, 6, 7, 3, 5, 4, 2)
 
 @dataclass
 class Params(sibling.Params):
-    head: str = knob("llama", choices=("llama", "gpt2"), about="the model that is trained")
-    accumulation: int = knob(
+    head: str = api.knob("llama", choices=("llama", "gpt2"), about="the model that is trained")
+    accumulation: int = api.knob(
         4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
     )
-    unequal: bool = knob(True, about="whether the rows have different numbers of labels")
+    unequal: bool = api.knob(True, about="whether the rows have different numbers of labels")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Fix Gradient Accumulation issue",
         "https://github.com/huggingface/transformers/pull/34191",
@@ -63,20 +51,20 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "trainer": True,
-        "gradient_accumulation_steps": above(1),
-        "code": by_code("micro-batches have different numbers of labels"),
+        "gradient_accumulation_steps": api.above(1),
+        "code": api.by_code("micro-batches have different numbers of labels"),
     },
     files=("transformers/trainer.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("4.46.3"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.46.3"),
+        "control": api.expect_clean(
             about="4.45.2 with equally many labels in each row",
             params={"unequal": False},
             triggers=False,
         ),
-        "one_batch": expect_clean(
+        "one_batch": api.expect_clean(
             about="4.45.2 without accumulation", params={"accumulation": 1}, triggers=False
         ),
     },
@@ -85,7 +73,7 @@ plan = sibling.plan
 picture = applied.ratios
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model; compare each applied gradient with the mean over all tokens."""
     from scenarios.common.hf_trainer import IGNORED
     from scenarios.transformers import _heads as heads
@@ -103,7 +91,7 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the mean of the micro-batches' means."""
     steps = records.of("step")
     wrong = [step for step in steps if not applied.times(step, 1)]
@@ -112,7 +100,7 @@ def detect(records: Records) -> Finding | None:
     of_means = all(_shares(step["micro"], _expected(step)) for step in steps)
     count = records.params.accumulation
     twice = count > 1 and all(applied.times(step, 1 / count) for step in steps)
-    return Finding(
+    return api.Finding(
         "\n".join(map(applied.described, wrong)),
         step=wrong[0]["step"],
         ranks=records.ranks,
@@ -123,28 +111,28 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def _expected(step: Record) -> list[float]:
+def _expected(step: api.Record) -> list[float]:
     """The shares of the micro-batches in a mean of their means: right is 1 each."""
     labels = step["labels"]
     return [math.fsum(labels) / (len(labels) * count) for count in labels]
 
 
 def _shares(found: Sequence[float], expected: Sequence[float]) -> bool:
-    return all(near(a, b, share=5e-3) for a, b in zip(found, expected, strict=True))
+    return all(api.near(a, b, share=5e-3) for a, b in zip(found, expected, strict=True))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The micro-batches of a step had different numbers of labels."""
     uneven = [step for step in records.of("step") if len(set(step["labels"])) > 1]
     counts = ", ".join(map(str, uneven[0]["labels"])) if uneven else ""
-    return Exercise.of(
+    return api.Exercise.of(
         bool(uneven),
         f"{len(uneven)} steps with micro-batches of {counts} labels",
         "the micro-batches of a step had equally many labels",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Each micro-batch was used, so a look at which rows came does not show the bug."""
     unused = any(share <= 0 for step in records.of("step") for share in step["micro"])
     return {"a micro-batch was left out": unused}

@@ -15,36 +15,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import above
-from harness.api.shapes import COUNT, NUMBER, many
-from harness.api.spec import (
-    Companion,
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import TRANSFORMERS_4
 
 
 @dataclass
-class Params(Knobs):
-    accumulation: int = knob(
+class Params(api.Knobs):
+    accumulation: int = api.knob(
         4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
     )
-    steps: int = knob(3, least=1, about="of training")
-    lr: float = knob(0.01, above=0, about="of SGD")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "DPO LoRA loss incorrect with Gradient Accumulation in 4.48.1",
         "https://github.com/huggingface/transformers/issues/35856",
@@ -55,7 +40,7 @@ SCENARIO = Scenario(
     "loss",
     pins={"trl": "0.13.0"},
     companions=(
-        Companion(
+        api.Companion(
             "trl>=0.13,<0.15",
             {"transformers": "4.48.1"},
             "the fault is in how the two packages fit, so buggy and fixed differ in trl alone",
@@ -64,14 +49,14 @@ SCENARIO = Scenario(
     ),
     harm="ruins training",
     visibility="visible in the loss",
-    settings={"trainer": True, "gradient_accumulation_steps": above(1)},
+    settings={"trainer": True, "gradient_accumulation_steps": api.above(1)},
     files=("trl/trainer/dpo_trainer.py",),
     releases="trl>=0.9",  # older ones have no DPOConfig
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.14.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.14.0"),
+        "control": api.expect_clean(
             about="0.13.0 without accumulation", params={"accumulation": 1}, triggers=False
         ),
     },
@@ -79,16 +64,16 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what it applied; at the end, what the Trainer has logged."""
-    step = {"micro_batches": COUNT, **applied.shapes()}
+    step = {"micro_batches": api.COUNT, **applied.shapes()}
     return {
-        "step": Kind(step, each(at.params.steps)),
-        "logged": Kind({"losses": many(NUMBER, at.params.steps)}),
+        "step": api.Kind(step, api.each(at.params.steps)),
+        "logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)}),
     }
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model on preferences; compare each applied gradient with plain torch's."""
     import torch
 
@@ -108,26 +93,26 @@ def run(ctx: Context) -> None:
     ctx.record("logged", losses=logged(made))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times the number of micro-batches."""
     count = records.params.accumulation
     return applied.judged(records, lambda step: applied.times(step, count))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """Each step of the optimizer came after several micro-batches: as many as were requested."""
     steps, wanted = records.of("step"), records.params.accumulation
     counts = sorted({step["micro_batches"] for step in steps})
     text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
-    return Exercise.of(wanted > 1, "", "no accumulation was requested") & Exercise.of(
+    return api.Exercise.of(wanted > 1, "", "no accumulation was requested") & api.Exercise.of(
         counts == [wanted], text, f"{text}, but {wanted} were requested"
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The direction is right. The logged loss shows the bug with some releases of transformers."""
     logged = records.of("logged")[0]["losses"]
     pairs = zip(logged, records.of("step"), strict=True)
     # The Trainer logs four decimals.
-    fired = any(not near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
+    fired = any(not api.near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
     return applied.same_direction(records) | {"the logged loss is not plain torch's": fired}

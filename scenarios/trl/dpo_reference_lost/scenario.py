@@ -15,35 +15,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.numbers import near
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import exactly, held
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Record,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 
 
 @dataclass
-class Params(Knobs):
-    reference: str = knob(
+class Params(api.Knobs):
+    reference: str = api.knob(
         "none", choices=("none", "given"), about="model that the DPOTrainer gets besides the policy"
     )
-    steps: int = knob(4, least=2, about="of training")
-    lr: float = knob(0.1, above=0, about="of SGD")
+    steps: int = api.knob(4, least=2, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "precompute_ref_log_probs not working correctly?",
         "https://github.com/huggingface/trl/issues/2423",
@@ -55,14 +40,14 @@ SCENARIO = Scenario(
     pins={"trl": "0.12.2"},
     harm="ruins training",
     visibility="visible in the loss",
-    settings={"trainer": True, "code": by_code("precompute_ref_log_probs is on")},
+    settings={"trainer": True, "code": api.by_code("precompute_ref_log_probs is on")},
     files=("trl/trainer/dpo_trainer.py",),
     releases="trl>=0.9",  # older ones have no DPOConfig
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.13.0"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.0"),
+        "control": api.expect_clean(
             about="0.12.2 with a reference model", params={"reference": "given"}, triggers=False
         ),
     },
@@ -70,14 +55,14 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step: what it applied of DPO's gradient; and of that with the policy as reference."""
-    facts = {"micro_batches": exactly(1), **applied.shapes(1)}
-    own = held(applied.shapes(1))
-    return {"step": Kind({**facts, "own": own}, each(at.params.steps))}
+    facts = {"micro_batches": api.exactly(1), **applied.shapes(1)}
+    own = api.held(applied.shapes(1))
+    return {"step": api.Kind({**facts, "own": own}, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model on preferences; compare each step with both references."""
     import torch
 
@@ -100,33 +85,33 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
     return applied.judged(
         records, _own, then="each step is right for a reference that is the policy itself"
     )
 
 
-def _own(step: Record) -> bool:
+def _own(step: api.Record) -> bool:
     """Whether the step is right for a reference that is the policy itself: its loss is log 2."""
     own = step["own"]
-    return applied.times(own, 1) and near(own["reference_loss"], math.log(2), within=1e-6)
+    return applied.times(own, 1) and api.near(own["reference_loss"], math.log(2), within=1e-6)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """No reference model was given, and the policy left the one that it started from."""
-    last: Record = records.of("step")[-1]
+    last: api.Record = records.of("step")[-1]
     loss = last["reference_loss"]
-    return Exercise.of(
+    return api.Exercise.of(
         records.params.reference == "none", "", "a reference model was given"
-    ) & Exercise.of(
-        not near(loss, math.log(2), within=1e-3),
+    ) & api.Exercise.of(
+        not api.near(loss, math.log(2), within=1e-3),
         f"the loss of the last step should be {loss:.4f}, no longer log 2",
         "the policy hardly moved",
     )
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The first step is right, as the policy is still the reference."""
     first = records.of("step")[0]
     return {"the first step is not that of plain torch": not applied.times(first, 1)}

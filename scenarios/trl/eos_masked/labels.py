@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.api.numbers import near
-from harness.api.pictures import Grid, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import COUNT, NUMBER, WHOLE, exactly, many
-from harness.api.spec import Exercise, Records, Trials
+from harness import api
 
 IGNORED = -100
 """The label of a token that does not count."""
@@ -23,16 +19,23 @@ TOLERANCE = 1e-4
 """How far (as a fraction) a loss may be from plain torch's: fp32 rounding moves it by 1e-6."""
 
 
-def plan(rows: Sequence[Sequence[int]], eos: int, pad: int, batch: int, epochs: int) -> Plan:
+def plan(rows: Sequence[Sequence[int]], eos: int, pad: int, batch: int, epochs: int) -> api.Plan:
     """The dataset, and some epochs of it in batches."""
-    dataset = {"rows": exactly([*map(list, rows)]), "eos": exactly(eos), "pad": exactly(pad)}
-    step = {
-        "ids": many(many(COUNT, least=1), batch),
-        "labels": many(many(WHOLE, least=1), batch),
-        "loss": NUMBER,
-        "reference_loss": NUMBER,
+    dataset = {
+        "rows": api.exactly([*map(list, rows)]),
+        "eos": api.exactly(eos),
+        "pad": api.exactly(pad),
     }
-    return {"dataset": Kind(dataset), "step": Kind(step, each(len(rows) * epochs // batch))}
+    step = {
+        "ids": api.many(api.many(api.COUNT, least=1), batch),
+        "labels": api.many(api.many(api.WHOLE, least=1), batch),
+        "loss": api.NUMBER,
+        "reference_loss": api.NUMBER,
+    }
+    return {
+        "dataset": api.Kind(dataset),
+        "step": api.Kind(step, api.each(len(rows) * epochs // batch)),
+    }
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Example:
         return self.wrong == [end] and self.labels[end] == IGNORED
 
 
-def examples(records: Records) -> list[Example]:
+def examples(records: api.Records) -> list[Example]:
     """All rows that a model got, in order."""
     dataset, found = records.of("dataset")[0], []
     rows = {tuple(row): number for number, row in enumerate(dataset["rows"])}
@@ -77,7 +80,7 @@ def examples(records: Records) -> list[Example]:
     return found
 
 
-def otherwise_wrong(records: Records) -> Iterator[str]:
+def otherwise_wrong(records: api.Records) -> Iterator[str]:
     """Rows that are not the dataset's, and a loss that is not that of the labels."""
     rows = len(records.of("dataset")[0]["rows"])
     got = [one.row for one in examples(records)]
@@ -86,26 +89,26 @@ def otherwise_wrong(records: Records) -> Iterator[str]:
             yield f"epoch {epoch + 1} did not have each of the {rows} rows once"
     for step in records.of("step"):
         loss, plain = step["loss"], step["reference_loss"]
-        if not near(loss, plain, share=TOLERANCE):
+        if not api.near(loss, plain, share=TOLERANCE):
             yield f"the loss of step {step['step']} is {loss:.5g}, but plain torch has {plain:.5g}"
 
 
-def ended(records: Records) -> Exercise:
+def ended(records: api.Records) -> api.Exercise:
     """Each example ended with the EOS, and some were padded."""
     got, eos = examples(records), records.of("dataset")[0]["eos"]
     with_end = sum(one.ids[-1] == eos for one in got)
     padded = sum(len(one.ids) < len(one.labels) for one in got)
     text = f"{with_end} of {len(got)} examples ended with the EOS token, {padded} were padded"
-    return Exercise.of(with_end == len(got) and padded > 0, text)
+    return api.Exercise.of(with_end == len(got) and padded > 0, text)
 
 
-def padding_trained(records: Records) -> dict[str, bool]:
+def padding_trained(records: api.Records) -> dict[str, bool]:
     """What most people check in a collator's labels."""
     beyond = [label for one in examples(records) for label in one.labels[len(one.ids) :]]
     return {"padding is trained": any(label != IGNORED for label in beyond)}
 
 
-def trained(trials: Trials) -> Iterator[Picture]:
+def trained(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of the labels of the first step."""
     fields = []
     for variant, records in trials.items():
@@ -116,7 +119,7 @@ def trained(trials: Trials) -> Iterator[Picture]:
                 kind = "padding" if position > last else "EOS" if position == last else "word"
                 masked = label == IGNORED and position <= last
                 fields.append((variant, position, number, f"{kind}, masked" if masked else kind))
-    yield Grid(
+    yield api.Grid(
         "Which tokens of the first batch are trained",
         "with the bug the end of each example is masked, as the padding is",
         fields,

@@ -15,20 +15,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Plan
-from harness.api.settings import by_code
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Lane,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import usual_checks
 from scenarios.trl.eos_masked import labels
 
@@ -39,14 +26,16 @@ BATCH = 4
 
 
 @dataclass
-class Params(Knobs):
-    pad: str = knob("eos", choices=("eos", "own"), about="the tokenizer's padding token")
-    rows: int = knob(8, least=4, most=16, multiple=BATCH, about="examples, each of another length")
-    epochs: int = knob(4, least=1, about="of training")
-    lr: float = knob(0.01, above=0, about="of AdamW, at the start")
+class Params(api.Knobs):
+    pad: str = api.knob("eos", choices=("eos", "own"), about="the tokenizer's padding token")
+    rows: int = api.knob(
+        8, least=4, most=16, multiple=BATCH, about="examples, each of another length"
+    )
+    epochs: int = api.knob(4, least=1, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of AdamW, at the start")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Learning to generate EOS tokens",
         "https://github.com/huggingface/trl/issues/1623",
@@ -59,14 +48,14 @@ SCENARIO = Scenario(
     pins={"trl": "0.16.0"},
     harm="ruins training",
     visibility="silent",
-    settings={"trainer": True, "code": by_code("the tokenizer's pad_token is its eos_token")},
+    settings={"trainer": True, "code": api.by_code("the tokenizer's pad_token is its eos_token")},
     files=("trl/trainer/sft_trainer.py",),
     releases="trl>=0.9",  # older ones have no SFTConfig
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.16.1"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.16.1"),
+        "control": api.expect_clean(
             about="0.16.0 with a padding token of its own", params={"pad": "own"}, triggers=False
         ),
     },
@@ -87,12 +76,12 @@ def _pad(params: Params) -> int:
     return EOS if params.pad == "eos" else OWN
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """The dataset; then, for each step, what the model got, and its loss."""
     return labels.plan(_rows(at.params), EOS, _pad(at.params), BATCH, at.params.epochs)
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Fine-tune a tiny model on texts; record the labels that it got."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -110,7 +99,7 @@ def run(ctx: Context) -> None:
         watch(ctx.record, model)
         config = SFTConfig(
             output_dir=str(ctx.folder / "out"),
-            use_cpu=ctx.lane is Lane.CPU,
+            use_cpu=ctx.lane is api.Lane.CPU,
             seed=ctx.seed,
             report_to=[],
             per_device_train_batch_size=BATCH,
@@ -135,7 +124,7 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each example's last label, its EOS, is masked. All others are its tokens, each epoch has
     every example once, and the loss is that of these labels."""
     got = labels.examples(records)
@@ -147,10 +136,10 @@ def detect(records: Records) -> Finding | None:
     ]
     odd += labels.otherwise_wrong(records)
     if odd:
-        return Finding("\n".join(odd[:3]), documented=False)
+        return api.Finding("\n".join(odd[:3]), documented=False)
     if not wrong:
         return None
-    return Finding(
+    return api.Finding(
         f"{len(wrong)} of {len(got)} end-of-sequence labels are masked out of the loss",
         step=wrong[0].step,
         ranks=records.ranks,
@@ -160,14 +149,14 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The padding token was the EOS token, and examples that end with it were padded."""
     dataset = records.of("dataset")[0]
     text = f"the padding token was {dataset['pad']}, the EOS token {dataset['eos']}"
-    return Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
+    return api.Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls, and is plain torch's for these labels; and no padding is trained."""
     losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
     return losses | labels.padding_trained(records)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from trl import GRPOConfig, GRPOTrainer
 
-from harness.api.spec import Context, Lane
+from harness import api
 from scenarios.common import applied, texts
 from scenarios.common.hf_trainer import VOCABULARY, llama
 
@@ -28,7 +28,9 @@ EPSILON = 0.2
 Weights = Mapping[str, Tensor]
 
 
-def trainer(ctx: Context, loss_type: str, generation: int, accumulation: int, steps: int) -> Any:
+def trainer(
+    ctx: api.Context, loss_type: str, generation: int, accumulation: int, steps: int
+) -> Any:
     """A GRPOTrainer with SGD at a constant rate, without clipping and KL, watched step by step."""
     torch.manual_seed(ctx.seed)
     tokenizer, policy = texts.tokenizer(VOCABULARY), llama().to(ctx.device)
@@ -37,7 +39,7 @@ def trainer(ctx: Context, loss_type: str, generation: int, accumulation: int, st
     watch = Watch(ctx, policy, optimizer, ctx.params.lr)
     config = GRPOConfig(
         output_dir=str(ctx.folder / "out"),
-        use_cpu=ctx.lane is Lane.CPU,
+        use_cpu=ctx.lane is api.Lane.CPU,
         seed=ctx.seed,
         report_to=[],
         per_device_train_batch_size=BATCH,
@@ -77,7 +79,7 @@ class Watch:
     the completions that the model got."""
 
     def __init__(
-        self, ctx: Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
+        self, ctx: api.Context, policy: nn.Module, optimizer: torch.optim.Optimizer, lr: float
     ) -> None:
         self.ctx, self.policy, self.lr, self.step = ctx, policy, lr, 0
         self.plain = copy.deepcopy(policy)  # before the hooks, which would be copied, too

@@ -16,38 +16,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import TRANSFORMERS_4
 
 
 @dataclass
-class Params(Knobs):
-    generation: int = knob(
+class Params(api.Knobs):
+    generation: int = api.knob(
         4, choices=(1, 2, 4), about="steps_per_generation: micro-batches of a generation"
     )
-    accumulation: int = knob(
+    accumulation: int = api.knob(
         2, choices=(1, 2, 4), about="gradient_accumulation_steps: micro-batches of an update"
     )
-    loss_type: str = knob("dapo", choices=("dapo", "grpo"), about="of GRPO")
-    steps: int = knob(4, least=1, about="of training")
-    lr: float = knob(0.01, above=0, about="of SGD")
+    loss_type: str = api.knob("dapo", choices=("dapo", "grpo"), about="of GRPO")
+    steps: int = api.knob(4, least=1, about="of training")
+    lr: float = api.knob(0.01, above=0, about="of SGD")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "DAPO loss is not normalized by gradient_accumulation_steps",
         "https://github.com/huggingface/trl/issues/5619",
@@ -64,24 +51,24 @@ SCENARIO = Scenario(
     visibility="silent",
     settings={
         "trainer": True,
-        "code": by_code("steps_per_generation is not gradient_accumulation_steps"),
+        "code": api.by_code("steps_per_generation is not gradient_accumulation_steps"),
     },
     files=("trl/trainer/grpo_trainer.py",),
     releases="trl>=0.22",  # older ones have no loss type dapo
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("1.9.1"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.9.1"),
+        "control": api.expect_clean(
             about="1.9.0 with one generation for each update",
             params={"generation": 2},
             triggers=False,
         ),
-        "often": expect_symptom(
+        "often": api.expect_symptom(
             about="1.9.0 with two generations for each update: the gradients are doubled",
             params={"generation": 2, "accumulation": 4},
         ),
-        "grpo": expect_clean(
+        "grpo": api.expect_clean(
             about="1.9.0 with the loss type grpo", params={"loss_type": "grpo"}, triggers=False
         ),
     },
@@ -89,13 +76,13 @@ SCENARIO = Scenario(
 picture = applied.ratios
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Each step, with what it applied."""
-    step = {"micro_batches": COUNT, **applied.shapes()}
-    return {"step": Kind(step, each(at.params.steps))}
+    step = {"micro_batches": api.COUNT, **applied.shapes()}
+    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Train a tiny model on its own completions; compare each applied gradient with torch's."""
     from scenarios.trl.grpo_window_tokens import groups
 
@@ -106,21 +93,21 @@ def run(ctx: Context) -> None:
         made.train()
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
     factor = records.params.accumulation / records.params.generation
     return applied.judged(records, lambda step: applied.times(step, factor))
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """The loss was dapo's, and each update had another number of micro-batches than a
     generation."""
     p = records.params
     counts = sorted({step["micro_batches"] for step in records.of("step")})
     text = f"each update had {counts} micro-batches, and each generation {p.generation}"
-    return Exercise.of(p.loss_type == "dapo", "", f"the loss type was {p.loss_type}") & Exercise.of(
-        counts == [p.accumulation] and p.accumulation != p.generation, text
-    )
+    return api.Exercise.of(
+        p.loss_type == "dapo", "", f"the loss type was {p.loss_type}"
+    ) & api.Exercise.of(counts == [p.accumulation] and p.accumulation != p.generation, text)
 
 
 insufficient_checks = applied.same_direction

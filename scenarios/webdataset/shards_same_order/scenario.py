@@ -18,44 +18,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.api.knobs import Knobs, knob
-from harness.api.pictures import Bars, Picture
-from harness.api.plan import Kind, Plan, each
-from harness.api.settings import by_code
-from harness.api.shapes import COUNT, FLAG
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    Trials,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 SAMPLES = 3
 """Samples in a shard."""
 
 
 @dataclass
-class Params(Knobs):
-    shards: int = knob(12, least=8, about="that are shuffled; with 8, one order in 40,320")
-    epochs: int = knob(4, least=2, about="passes over the shards")
-    workers: str = knob(
+class Params(api.Knobs):
+    shards: int = api.knob(12, least=8, about="that are shuffled; with 8, one order in 40,320")
+    epochs: int = api.knob(4, least=2, about="passes over the shards")
+    workers: str = api.knob(
         "none",
         choices=("none", "new", "persistent"),
         about="of a DataLoader: none, one new one in each epoch, or one for all epochs",
     )
-    shuffle: str = knob(
+    shuffle: str = api.knob(
         "shardshuffle",
         choices=("shardshuffle", "detshuffle"),
         about="shardshuffle alone, or with detshuffle=True",
     )
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=(
         "Preserve shard-level randomness across dataset iterations",
         "https://github.com/webdataset/webdataset/pull/502",
@@ -68,33 +53,33 @@ SCENARIO = Scenario(
     pins={"webdataset": "1.0.2"},
     harm="ruins training",
     visibility="silent",
-    settings={"code": by_code("a WebDataset shuffles its shards, and is read several times")},
+    settings={"code": api.by_code("a WebDataset shuffles its shards, and is read several times")},
     files=("webdataset/compat.py",),
     ranks=1,
     variants={
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("0.2.100"),
-        "control": expect_clean(
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.2.100"),
+        "control": api.expect_clean(
             about="1.0.2 with detshuffle=True", params={"shuffle": "detshuffle"}, triggers=False
         ),
-        "new_workers": expect_symptom(
+        "new_workers": api.expect_symptom(
             about="1.0.2, a new worker in each epoch", params={"workers": "new"}
         ),
-        "persistent": expect_symptom(
+        "persistent": api.expect_symptom(
             about="1.0.2, a worker for all epochs", params={"workers": "persistent"}
         ),
     },
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """Of each epoch: the first one with this order of shards, whether it is that of the names, and
     how many samples came in how many shards."""
-    facts = {"like": COUNT, "by_name": FLAG, "shards": COUNT, "samples": COUNT}
-    return {"epoch": Kind(facts, each(at.params.epochs))}
+    facts = {"like": api.COUNT, "by_name": api.FLAG, "shards": api.COUNT, "samples": api.COUNT}
+    return {"epoch": api.Kind(facts, api.each(at.params.epochs))}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """Read some epochs of a dataset, and note the order of the shards.
 
     The orders themselves are not recorded: that of a release without the bug depends on the time.
@@ -146,14 +131,14 @@ def _loader(dataset: Any, workers: str) -> Any:
     return DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=persistent)
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """All epochs have the same order of shards, and it is not that of their names."""
     p, epochs = records.params, records.of("epoch")
     complete = all((e["shards"], e["samples"]) == (p.shards, p.shards * SAMPLES) for e in epochs)
     orders = len({one["like"] for one in epochs})
     if orders == len(epochs) and complete:
         return None
-    return Finding(
+    return api.Finding(
         f"{len(epochs)} epochs have {orders} different order(s) of {p.shards} shards",
         step=2,
         ranks=records.ranks,
@@ -164,17 +149,17 @@ def detect(records: Records) -> Finding | None:
     )
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """shardshuffle without detshuffle shuffled the shards, in several epochs."""
     epochs, shuffle = records.of("epoch"), records.params.shuffle
     shuffled = not any(one["by_name"] for one in epochs)
     text = f"{len(epochs)} epochs with {shuffle}"
-    return Exercise.of(shuffled and len(epochs) > 1, "", f"not shuffled: {text}") & Exercise.of(
-        shuffle == "shardshuffle", text
-    )
+    return api.Exercise.of(
+        shuffled and len(epochs) > 1, "", f"not shuffled: {text}"
+    ) & api.Exercise.of(shuffle == "shardshuffle", text)
 
 
-def insufficient_checks(records: Records) -> dict[str, bool]:
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Each epoch is shuffled and complete."""
     epochs, total = records.of("epoch"), records.params.shards * SAMPLES
     return {
@@ -183,9 +168,9 @@ def insufficient_checks(records: Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: Trials) -> Iterator[Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how many orders the epochs have."""
-    yield Bars(
+    yield api.Bars(
         "Different orders of the shards",
         "with the bug all epochs have one order; otherwise each has its own",
         [
