@@ -2,8 +2,9 @@
 
 Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
 scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
-``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; see CONTRIBUTING.md. A
-module that cannot be used affects its own scenario and no other.
+``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; an ``oracle`` supplies
+those that it does not define. See CONTRIBUTING.md. A module that cannot be used affects its own
+scenario and no other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from harness.system.errors import HarnessError, UserError
 from harness.system.text import complaint
 
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
+ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
+"""What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
 MODULE = "scenario"
@@ -105,13 +108,22 @@ def load(name: str) -> ModuleType:
         raise UserError(unknown("scenario", name, names()))
     if name not in _broken:
         try:
-            module = importlib.import_module(places()[name])
+            module = _with_oracle(importlib.import_module(places()[name]))
             if not (why := _unfit(name, module)):
                 return module
             mark_broken(name, why)
         except (Exception, SystemExit) as error:  # a module may do anything when it is imported
             mark_broken(name, f"{_line_of(error)}: {complaint(error)}".removeprefix(": "))
     raise BrokenScenario(_broken[name])
+
+
+def _with_oracle(module: ModuleType) -> ModuleType:
+    """The module, with what its oracle supplies."""
+    oracle = getattr(module, "oracle", None)
+    for part in ORACLE:
+        if not hasattr(module, part) and hasattr(oracle, part):
+            setattr(module, part, getattr(oracle, part))
+    return module
 
 
 def _unfit(name: str, module: ModuleType) -> str:

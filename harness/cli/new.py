@@ -33,6 +33,9 @@ from harness.upstream.pins import Stack
 MOST_FILES = 40
 """Files that differ between two releases: more are not listed."""
 
+SCENARIO = "api.Scenario"
+"""The call with a scenario's metadata, in the text of its module."""
+
 TEMPLATE = '''\
 """UNFINISHED: the wrong behaviour in one sentence.
 
@@ -43,27 +46,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.api.knobs import Knobs, knob
-from harness.api.plan import Kind, Plan, each
-from harness.api.shapes import NUMBER
-from harness.api.spec import (
-    Context,
-    Exercise,
-    Finding,
-    Position,
-    Records,
-    Scenario,
-    expect_clean,
-    expect_symptom,
-)
+from harness import api
 
 
 @dataclass
-class Params(Knobs):
-    steps: int = knob(3, least=1, about="of training")
+class Params(api.Knobs):
+    steps: int = api.knob(3, least=1, about="of training")
 
 
-SCENARIO = Scenario(
+SCENARIO = api.Scenario(
     report=("UNFINISHED: links or citations of the report",),
     fix="UNFINISHED: a link to the fix",
     symptom="UNFINISHED: what the report says that users see",
@@ -78,12 +69,12 @@ SCENARIO = Scenario(
 )
 
 
-def plan(at: Position) -> Plan:
+def plan(at: api.Position) -> api.Plan:
     """UNFINISHED: the records that a rank is going to write, and the shape of each fact."""
-    return {{"step": Kind({{"sum": NUMBER}}, each(at.params.steps))}}
+    return {{"step": api.Kind({{"sum": api.NUMBER}}, api.each(at.params.steps))}}
 
 
-def run(ctx: Context) -> None:
+def run(ctx: api.Context) -> None:
     """UNFINISHED: drive the real library and record facts. Import torch and upstream in here."""
     import torch
     import torch.distributed as dist
@@ -97,28 +88,28 @@ def run(ctx: Context) -> None:
             ctx.record("step", step, sum=float(value))
 
 
-def detect(records: Records) -> Finding | None:
+def detect(records: api.Records) -> api.Finding | None:
     """UNFINISHED: the documented symptom, or None. It does not know the variant."""
     # Every trial is inconclusive until this function looks for the symptom.
-    return Finding("UNFINISHED: detect() does not look at the records", documented=False)
+    return api.Finding("UNFINISHED: detect() does not look at the records", documented=False)
 
 
-def exercised(records: Records) -> Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """UNFINISHED: how the trigger occurred, or why it did not."""
-    return Exercise(False, "UNFINISHED: exercised() does not look at the records")
+    return api.Exercise(False, "UNFINISHED: exercised() does not look at the records")
 '''
 
 PAIR = """{{
-        "buggy": expect_symptom(),
-        "fixed": expect_clean("{fixed}"),
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("{fixed}"),
         # UNFINISHED: the same release, its trigger off, for example params={{"seeding": "common"}}.
-        "control": expect_clean(about="{buggy}, UNFINISHED", triggers=False),
+        "control": api.expect_clean(about="{buggy}, UNFINISHED", triggers=False),
     }}"""
 EDIT = """{
         # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
-        "buggy": expect_symptom(about="UNFINISHED: the bug"),
-        "fixed": expect_clean(about="UNFINISHED: without the bug"),
-        "control": expect_clean(about="UNFINISHED: the bug, its trigger off", triggers=False),
+        "buggy": api.expect_symptom(about="UNFINISHED: the bug"),
+        "fixed": api.expect_clean(about="UNFINISHED: without the bug"),
+        "control": api.expect_clean(about="UNFINISHED: the bug, its trigger off", triggers=False),
     }"""
 
 
@@ -268,9 +259,9 @@ def _like(other: str, chosen: Mapping[str, str], fixed: str | None) -> str:
 def _with_field(text: str, name: str, value: str) -> str:
     """A module's text with another value for a field of SCENARIO."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    (call,) = (c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "Scenario")
+    (call,) = (c for c in calls if ast.unparse(c.func) == SCENARIO)
     for field in call.keywords:
         if field.arg == name:
             old = ast.get_source_segment(text, field.value)
             return text.replace(f"{name}={old}", f"{name}={value}", 1)
-    return text.replace("SCENARIO = Scenario(\n", f"SCENARIO = Scenario(\n    {name}={value},\n", 1)
+    return text.replace(f"{SCENARIO}(\n", f"{SCENARIO}(\n    {name}={value},\n", 1)

@@ -152,7 +152,7 @@ def _parameters(module: Any) -> str:
 def _judgement(module: Any, name: str) -> str:
     """What detect and exercised look for, and which other checks miss the bug."""
     lines = [
-        f"- *The symptom:* {_doc(module.detect)}",
+        f"- *The symptom:* {_doc(_documented(module.detect))}",
         f"- *The trigger:* {_doc(module.exercised)}",
     ]
     checks = _insufficient_checks(name)
@@ -164,6 +164,11 @@ def _judgement(module: Any, name: str) -> str:
         ]
         lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
     return "\n".join(lines)
+
+
+def _documented(detect: Any) -> Any:
+    """The function with the docstring of the symptom: an oracle's is that of its scenario."""
+    return getattr(getattr(detect, "__self__", None), "documented", detect)
 
 
 def _doc(function: Any) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness import api
 
@@ -113,6 +114,61 @@ def facts(
         "micro": [round(share, 4) + 0.0 for share in (found.ratio + beside.flatten()).tolist()],
         "reference_loss": plain.loss,
     }
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The oracle of scenarios whose steps apply another gradient than plain torch's mean.
+
+    It needs records ``step`` with ``facts``, one for each step of each rank."""
+
+    documented: Callable[[api.Record, Any], bool]
+    """Whether a step, under the scenario's ``Params``, is wrong as documented. Its docstring is the
+    symptom on the bug's page."""
+    parts: Callable[[api.Position], int | None] = lambda at: None
+    """The number of micro-batches, or of ranks, whose gradients a step should average; None if that
+    is not known before."""
+    facts: api.Facts = field(default_factory=dict)
+    """What the scenario records of a step besides."""
+    replicas: bool = False
+    """Whether all ranks apply the same."""
+    loss: Literal["", "whole", "parts"] = ""
+    """Whether each step has a ``loss``, to be compared with plain torch's: that of all rows, or
+    that of the rank's part of them."""
+    instead: Mapping[str, Callable[[api.Record, Any], bool]] = field(default_factory=dict)
+    """Other bugs of the catalogue, by name, and what holds for every step with them."""
+    checks: Sequence[Callable[[api.Records], dict[str, bool]]] = ()
+    """Checks that miss the bug."""
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """Each step, with what it applied."""
+        return {"step": api.Kind(self.step(at), api.each(at.params.steps))}
+
+    def step(self, at: api.Position) -> api.Facts:
+        """The facts of a step."""
+        facts = {**self.facts, **shapes(self.parts(at))}
+        same = {name: api.alike(shape) for name, shape in facts.items()} if self.replicas else facts
+        return {**same, **({"loss": api.NUMBER} if self.loss else {})}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that steps applied another gradient than plain torch's mean."""
+        p = records.params
+        odd = loss_wrong(records, parts=self.loss == "parts") if self.loss else ()
+        instead = {name: partial(_of, holds, p) for name, holds in self.instead.items()}
+        return judged(records, partial(_of, self.documented, p), odd, instead=instead)
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return {name: fired for check in self.checks for name, fired in check(records).items()}
+
+    @staticmethod
+    def picture(trials: api.Trials) -> Iterator[api.Picture]:
+        """How much of the right gradient each step applied."""
+        yield from ratios(trials)
+
+
+def _of(holds: Callable[[api.Record, Any], bool], params: Any, step: api.Record) -> bool:
+    return holds(step, params)
 
 
 def straight(step: api.Record) -> bool:

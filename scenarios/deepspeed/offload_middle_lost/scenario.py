@@ -71,11 +71,21 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
-    shapes = applied.shapes(at.params.micro_batches)
-    same = {name: api.alike(shape) for name, shape in shapes.items()}
-    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
+def ends_only(step: api.Record, p: Params) -> bool:
+    """Each step applied the gradients of its first and its last micro-batch, each in full, and
+    nothing of those between. The losses are plain torch's."""
+    first, *between, last = step["micro"]
+    full = api.near(first, 1, within=1e-3) and api.near(last, 1, within=1e-3)
+    return full and all(api.near(share, 0, within=1e-3) for share in between)
+
+
+oracle = applied.Applied(
+    ends_only,
+    parts=lambda at: at.params.micro_batches,
+    replicas=True,
+    loss="parts",
+    checks=[usual_checks.loss_ends_higher],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -107,19 +117,6 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step applied the gradients of its first and its last micro-batch, each in full, and
-    nothing of those between. The losses are plain torch's."""
-    return applied.judged(records, _ends_only, applied.loss_wrong(records, parts=True))
-
-
-def _ends_only(step: api.Record) -> bool:
-    """Whether only the first and the last micro-batch count."""
-    first, *between, last = step["micro"]
-    full = api.near(first, 1, within=1e-3) and api.near(last, 1, within=1e-3)
-    return full and all(api.near(share, 0, within=1e-3) for share in between)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """The optimizer was offloaded, and there were micro-batches between the first and the last."""
     p = records.params
@@ -127,11 +124,3 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(p.offload, "", "the optimizer was not offloaded") & api.Exercise.of(
         p.micro_batches > 2, text
     )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
-    return usual_checks.loss_ends_higher(records)
-
-
-picture = applied.ratios

@@ -69,11 +69,20 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
-    shapes = applied.shapes(at.params.micro_batches)
-    same = {name: api.alike(shape) for name, shape in shapes.items()}
-    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
+def last_only(step: api.Record, p: Params) -> bool:
+    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
+    the others. The losses are plain torch's."""
+    *lost, last = step["micro"]
+    return api.near(last, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
+
+
+oracle = applied.Applied(
+    last_only,
+    parts=lambda at: at.params.micro_batches,
+    replicas=True,
+    loss="parts",
+    checks=[usual_checks.loss_ends_higher],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -101,28 +110,8 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
-    the others. The losses are plain torch's."""
-    return applied.judged(records, _last_only, applied.loss_wrong(records, parts=True))
-
-
-def _last_only(step: api.Record) -> bool:
-    """Whether only the last micro-batch counts."""
-    *lost, last = step["micro"]
-    return api.near(last, 1, within=1e-3) and all(api.near(share, 0, within=1e-3) for share in lost)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """ZeRO was at stage 2, and there were micro-batches before the last."""
     p = records.params
     text = f"each step had {p.micro_batches} micro-batches, at ZeRO stage {p.zero_stage}"
     return api.Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text)
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
-    return usual_checks.loss_ends_higher(records)
-
-
-picture = applied.ratios

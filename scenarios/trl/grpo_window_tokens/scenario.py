@@ -76,10 +76,14 @@ SCENARIO = api.Scenario(
 picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with what it applied."""
-    step = {"micro_batches": api.COUNT, **applied.shapes()}
-    return {"step": api.Kind(step, api.each(at.params.steps))}
+def by_window(step: api.Record, p: Params) -> bool:
+    """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
+    return applied.times(step, p.accumulation / p.generation)
+
+
+oracle = applied.Applied(
+    by_window, facts={"micro_batches": api.COUNT}, checks=[applied.same_direction]
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -93,12 +97,6 @@ def run(ctx: api.Context) -> None:
         made.train()
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
-    factor = records.params.accumulation / records.params.generation
-    return applied.judged(records, lambda step: applied.times(step, factor))
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """The loss was dapo's, and each update had another number of micro-batches than a
     generation."""
@@ -108,6 +106,3 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(
         p.loss_type == "dapo", "", f"the loss type was {p.loss_type}"
     ) & api.Exercise.of(counts == [p.accumulation] and p.accumulation != p.generation, text)
-
-
-insufficient_checks = applied.same_direction
