@@ -42,6 +42,7 @@ from harness.system.errors import UserError
 from harness.system.files import ROOT
 from harness.system.installation import PROGRAM
 from harness.system.text import complaint
+from harness.upstream import sources
 
 CONFIGS = str(ROOT / "configs")
 HELP = {"--help", "-h", "--info", "-i"}
@@ -178,6 +179,8 @@ def quoted(argument: str) -> str:
     key, sign, value = argument.partition("=")
     if not key.lstrip("+").startswith("pins.") or not sign:
         return argument
+    if sources.is_one(value):
+        return f"{key}='{value}'"
     return key + sign + re.sub(r"(?<![\w.'\"])(\d+(?:\.\d+)?)(?![\w.'\"])", r"'\1'", value)
 
 

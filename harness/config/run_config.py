@@ -15,9 +15,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from harness import catalog
 from harness.api.spec import BUGGY, FIXED, RELEASED
+from harness.overlays import patch
 from harness.system import machine
 from harness.system.errors import UserError
-from harness.upstream import torches
+from harness.upstream import sources, torches
 from harness.upstream.interpreter import Interpreter
 from harness.upstream.pins import TORCH
 
@@ -82,6 +83,8 @@ class Schema:
     on: OnConfig = field(default_factory=OnConfig)
     scenario: Any = None
     pins: dict[str, str] = field(default_factory=dict)
+    patch: Any = None
+    """A file with a unified diff, or a list of these."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class RunConfig:
     on: OnConfig = field(default_factory=OnConfig)
     installed: Interpreter | None = None
     """The interpreter whose packages are run instead of overlays, as ``check`` does."""
+    patches: tuple[str, ...] = ()
+    """Unified diffs that are applied to the packages of every overlay."""
     together: tuple[str, ...] = ()
     """The scenarios that run on the same installed packages: one server imports for all of them."""
 
@@ -132,9 +137,8 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     default = catalog.scenario(scenario).pins
     refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
     variants = _variants(scenario, config.variant)
-    pins = _with_torch(
-        {name: v for name, v in config.pins.items() if v != AUTO and name in default}, default
-    )
+    chosen = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
+    pins = _with_torch({name: _release(name, v) for name, v in chosen.items()}, default)
     _refuse_unread_pins(scenario, variants, pins)
     _check_nodes(launch, on, scenario, variants)
     return RunConfig(
@@ -150,7 +154,13 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
         jobs=config.jobs,
         strict=config.strict,
         on=on,
+        patches=_patches(config.patch),
     )
+
+
+def _patches(given: Any) -> tuple[str, ...]:
+    files = [] if given is None else [given] if isinstance(given, str) else list(given)
+    return tuple(patch.read(str(file)) for file in files)
 
 
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
@@ -203,6 +213,15 @@ def _check_nodes(
         )
     if on.where == LOCAL and nodes > (has := int(os.environ.get("SLURM_JOB_NUM_NODES", nodes))):
         raise UserError(f"launch.nodes={nodes} is more than the nodes of this allocation, {has}")
+
+
+def _release(name: str, value: str) -> str:
+    """The release that a pin names, or the version of its source."""
+    if not sources.is_one(value):
+        return value
+    if name == TORCH:
+        raise UserError(f"pins.{TORCH}={value}: torch cannot be a checkout; install a build of it")
+    return sources.pinned(name, value, machine.cache_folder())
 
 
 def _with_torch(pins: dict[str, str], default: Iterable[str]) -> dict[str, str]:

@@ -25,13 +25,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from harness.api.spec import Defect
-from harness.overlays import bytecode, contents
+from harness.overlays import bytecode, contents, patch
 from harness.overlays import defect as edit
 from harness.overlays.contents import Made
 from harness.system.errors import Inconclusive, Unsupported
@@ -170,8 +170,8 @@ def _make_if_absent(name: str, stack: Stack, defects: Sequence[Defect], cache: P
 
 
 def _make_now(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:
-    if defects:
-        with borrowed(stack, (), cache) as base:
+    if defects or stack.patches:
+        with borrowed(replace(stack, patches=()), (), cache) as base:
             _make(cache, name, stack, defects, base)
     else:
         _make(cache, name, stack, (), None)
@@ -192,8 +192,8 @@ def _make(
                 bytecode.remember(hashes, _folder(cache, name) / SITE)
         else:
             shutil.copytree(base.site, site, symlinks=True, copy_function=link)
-            text, diff = base.lock, _put_in(defects, stack, site, base)
-            files = _with_edits(base, defects, site)
+            text, (diff, edited) = base.lock, _put_in(defects, stack, site, base)
+            files = _with_edits(base, edited, site)
         manifest = _manifest(name, stack, defects, text, diff, files)
         write_whole(aside / MANIFEST, json.dumps(manifest) + "\n")
         try:
@@ -224,23 +224,32 @@ def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:
         bytecode.compile_all(new, site)
 
 
-def _put_in(defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay) -> str:
+def _put_in(
+    defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
+) -> tuple[str, set[str]]:
+    """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
+    texts, files = [], {d.file for d in defects}
+    for text in stack.patches:
+        diff, patched = patch.apply(text, site, stack.pins)
+        texts.append(diff)
+        files |= patched
     releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
-    for file in {d.file for d in defects if base.has(d.file)}:
+    texts += [edit.apply(d, site, releases[d.upstream]) for d in defects]
+    for file in {file for file in files if base.has(file)}:
         if sha256(base.site / file) != base.hash_of(file):
             raise damaged(base, file)  # otherwise the change would pass for a part of the new one
-    diff = "".join(edit.apply(d, site, releases[d.upstream]) for d in defects)
-    _compile(stack, [site / file for file in sorted({d.file for d in defects})], site)
-    return diff
+    sources = [site / file for file in sorted(files) if file.endswith(".py")]
+    _compile(stack, [source for source in sources if source.is_file()], site)
+    return "".join(texts), files
 
 
-def _with_edits(base: Overlay, defects: Sequence[Defect], site: Path) -> dict[str, Made]:
-    """The files of an overlay with defects: those of its base as built, and the edited ones."""
-    edited = [site / defect.file for defect in defects]
-    fresh = {path for source in edited for path in (source, bytecode.of(source)) if path.is_file()}
-    ours = {str(path.relative_to(site)): sealed_file(path) for path in fresh}
-    compiled = {str(bytecode.of(source).relative_to(site)) for source in edited}
-    return {n: m for n, m in (base.files or {}).items() if n not in compiled} | ours
+def _with_edits(base: Overlay, edited: Iterable[str], site: Path) -> dict[str, Made]:
+    """The files of an overlay with edits: those of its base as built, and the edited ones."""
+    sources = [site / file for file in edited]
+    both = {path for source in sources for path in (source, bytecode.of(source))}
+    ours = {str(p.relative_to(site)): sealed_file(p) for p in both if p.is_file()}
+    gone = {str(path.relative_to(site)) for path in both}
+    return {n: m for n, m in (base.files or {}).items() if n not in gone} | ours
 
 
 def sealed(site: Path) -> dict[str, Made]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,4 +108,5 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
         installed = config.installed.packages
         versions = {name: pins.as_pinned(name, installed[name].version) for name in scenario.pins}
         return pins.Stack(versions, time.strftime("%Y-%m-%d"), *pins.here())
-    return resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    found = resolution.stack(scenario, chosen_pins(config, variant), cache, day=config.date)
+    return replace(found, patches=config.patches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -44,6 +45,8 @@ class Stack:
     """The committed lock of these pins, see ``locks``; empty if they are resolved now."""
     torch: Torch | None = None
     """Of a stack that pins torch."""
+    patches: tuple[str, ...] = ()
+    """The user's unified diffs, which are applied to its packages."""
 
     @property
     def packages(self) -> dict[str, str]:
@@ -51,7 +54,7 @@ class Stack:
         return {name: version for name, version in self.pins.items() if name != TORCH}
 
     def to_json(self) -> dict[str, object]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
     def __str__(self) -> str:
         return describe(self.pins)
@@ -78,6 +81,17 @@ def platform_tag(name: str) -> str:
 def as_pinned(name: str, version: str) -> str:
     """An installed version as it is pinned: torch's without its build, 2.13.0 for 2.13.0+cpu."""
     return Version(version).public if name == TORCH else version
+
+
+def is_source(version: str) -> bool:
+    """Whether this is the version of a commit and not of a release, see ``sources``."""
+    return bool(re.search(r"\+g[0-9a-f]{12}(\.d[0-9a-f]{8})?$", version))
+
+
+def claimed(version: str) -> str:
+    """What a source claims to be: its version without the commit. A release is returned as it
+    is."""
+    return Version(version).public if is_source(version) else version
 
 
 def import_name(package: str) -> str:

@@ -12,8 +12,8 @@ from harness.api.spec import Scenario
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import write_whole, writing
 from harness.system.text import warn_once
-from harness.upstream import index, locks, quirks, uv
-from harness.upstream.pins import Stack, here
+from harness.upstream import index, locks, quirks, sources, uv
+from harness.upstream.pins import Stack, here, is_source
 
 GRACE = timedelta(days=21)
 """A release is resolved for the day this long after its upload: by then its dependencies had
@@ -54,6 +54,8 @@ def released(name: str, version: str, cache: Path) -> str:
     Raises UserError for a version that is not spelt as its release, and Inconclusive if the index
     does not name the day.
     """
+    if is_source(version):
+        return sources.of(name, version, cache).day
     file = release_file(cache, name, version)
     if day := _cached(file):
         return day

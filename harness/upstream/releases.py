@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from packaging.version import InvalidVersion, Version
 
 from harness.system.errors import Fault, Inconclusive, UserError
-from harness.upstream import index, pins, torches
+from harness.system.machine import cache_folder
+from harness.upstream import index, pins, sources, torches
 
 MINOR = "minor"
 ALL = "all"
@@ -35,6 +36,8 @@ def chosen(name: str, expression: str) -> list[str]:
     """
     if (name, expression) == (pins.TORCH, torches.INSTALLED) and (own := torches.installed()):
         return [own]
+    if sources.is_one(expression):
+        return [sources.pinned(name, expression, cache_folder())]
     terms = [term.strip() for term in expression.split(",")]
     try:
         known = published(name)

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from harness.api.spec import Scenario
 from harness.system.errors import Inconclusive
 from harness.system.machine import cache_folder
-from harness.upstream import locks, quirks, release_days, torches, uv
-from harness.upstream.pins import TORCH, Stack, here
+from harness.upstream import locks, quirks, release_days, sources, torches, uv
+from harness.upstream.pins import TORCH, Stack, here, is_source
 
 BASE = (
     "torch",
@@ -74,6 +74,7 @@ def lock(stack: Stack) -> str:
         return stack.lock
     own, *others = quirks.by_python(stack)
     found = locks.versions(_resolved_soon(own, quirks.bounds(stack.pins)))
+    found |= {name: version for name, version in own.packages.items() if is_source(version)}
     found |= {name: version for part in others for name, version in part.pins.items()}
     return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
 
@@ -92,7 +93,7 @@ def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
 
 
 def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
-    wanted = [*(f"{name}=={version}" for name, version in stack.packages.items()), *bounds]
+    wanted = [*(_requirement(*pin) for pin in stack.packages.items()), *bounds]
     if not wanted:
         return ""
     with _overrides(bounds) as overrides:
@@ -120,6 +121,13 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
 def _of_any_day(pins: Mapping[str, str]) -> list[str]:
     # A pin is exact, so its own day does not matter: a companion may be newer than the subject.
     return [word for name in pins for word in ("--exclude-newer-package", f"{name}=2100-01-01")]
+
+
+def _requirement(name: str, version: str) -> str:
+    """A release, or the wheel of a source, as uv names it."""
+    if not is_source(version):
+        return f"{name}=={version}"
+    return f"{name} @ {Path(sources.of(name, version, cache_folder()).wheel).as_uri()}"
 
 
 class _overrides:
@@ -171,6 +179,6 @@ def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None
             *uv.target(stack),
             *uv.build_options(),
         ],
-        stdin=locks.lines(versions),
+        stdin="".join(f"{_requirement(*pin)}\n" for pin in sorted(versions.items())),
         pins=stack.pins,
     )

@@ -23,13 +23,19 @@ _running: dict[subprocess.Popen[str], int] = {}
 _finding = threading.Lock()
 
 
-def run(arguments: Sequence[str], pins: Mapping[str, str], stdin: str = "") -> str:
+def run(
+    arguments: Sequence[str],
+    pins: Mapping[str, str],
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """The output of uv. ``pins`` are for the error message; raises a HarnessError if uv fails."""
     path = os.pathsep.join(filter(None, [str(_BUILD_SHIMS), os.environ.get("PYTHONPATH")]))
-    environment = dict(os.environ, DS_BUILD_OPS="0", PYTHONPATH=path)
+    # DeepSpeed compiles nothing, and adds no commit to its version.
+    variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
     with subprocess.Popen(
         [binary(), *arguments],
-        env=environment,
+        env={**os.environ, **variables, **(environment or {})},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

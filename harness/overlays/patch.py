@@ -1,0 +1,91 @@
+"""Patches: a user's unified diffs, applied to the packages of an overlay."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchedFile, PatchSet
+
+from harness.overlays import defect
+from harness.system.errors import Inconclusive, UserError
+from harness.upstream.pins import describe, import_name
+
+NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "csrc"}
+"""Folders at the top of a repository whose files are not in its package."""
+
+
+def read(file: str) -> str:
+    """The text of a patch file. Raises UserError if it is missing or is no unified diff."""
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+        if PatchSet(text):
+            return text
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"patch={file}: cannot be read: {error}") from None
+    except UnidiffParseError as error:
+        raise UserError(f"patch={file}: is not a whole unified diff: {error}") from None
+    raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
+
+
+def apply(text: str, site: Path, pins: Mapping[str, str]) -> tuple[str, set[str]]:
+    """Apply a patch to the packages under ``site``.
+
+    Returns the change as a unified diff, and the files that it changed. Each file is replaced, so
+    that other hard links to it keep the original text. Raises Inconclusive, naming the first hunk
+    that does not apply, and UserError if no changed file belongs to these packages.
+    """
+    folders = {import_name(name).partition(".")[0] for name in pins}
+    files = {path: changed for changed in PatchSet(text) for path in _installed(changed, folders)}
+    if not files:
+        names = ", ".join(f.path for f in PatchSet(text)[:2])
+        raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
+    texts = [_apply_one(path, changed, site, pins) for path, changed in files.items()]
+    return "".join(texts), set(files)
+
+
+def _installed(changed: PatchedFile, folders: set[str]) -> Iterator[str]:
+    """The path of a changed file under site-packages, if it is in one of these folders there."""
+    parts = PurePosixPath(changed.path).parts
+    if parts[0] not in NOT_INSTALLED:
+        for at, part in enumerate(parts[:-1]):
+            if part in folders:
+                yield "/".join(parts[at:])
+                return
+
+
+def _apply_one(path: str, changed: PatchedFile, site: Path, pins: Mapping[str, str]) -> str:
+    """Apply the changes of one file; returns them as a unified diff."""
+    file = site / path
+    if file.is_file() == changed.is_added_file:
+        has = "already has" if changed.is_added_file else "has no"
+        raise Inconclusive(f"the patch does not fit: {describe(pins)} {has} {path}")
+    before = "" if changed.is_added_file else file.read_text(encoding="utf-8")
+    changed.source_file = "/dev/null" if changed.is_added_file else f"a/{path}"
+    changed.target_file = "/dev/null" if changed.is_removed_file else f"b/{path}"
+    changed.patch_info = None  # names the file by its path in the repository
+    _git_apply(str(changed), path, site, pins)
+    after = "" if changed.is_removed_file else file.read_text(encoding="utf-8")
+    return defect.diff(path, before, after, new="patched")
+
+
+def _git_apply(text: str, path: str, site: Path, pins: Mapping[str, str]) -> None:
+    # Without the ceiling, git would look for a repository around the cache.
+    ceiling = dict(os.environ, GIT_CEILING_DIRECTORIES=str(site.parent))
+    done = subprocess.run(
+        ["git", "apply", "-p1", "--whitespace=nowarn", "-"],
+        input=text,
+        cwd=site,
+        env=ceiling,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        failed = re.search(rf"{re.escape(path)}:(\d+)", done.stderr)
+        where = f"the hunk at line {failed[1]} of {path}" if failed else f"the change of {path}"
+        raise Inconclusive(f"the patch does not fit: {where} does not apply to {describe(pins)}")
