@@ -187,6 +187,21 @@ def upstreams() -> list[str]:
     return sorted({pin for name in sound() for pin in scenario(name).pins})
 
 
+def subjects() -> list[str]:
+    """Every package that has a bug here, sorted."""
+    return sorted({subject(name) for name in sound()})
+
+
+def subject(name: str) -> str:
+    """The package whose bug this is: the first pin, or torch where nothing is pinned."""
+    return next(iter(load(name).SCENARIO.pins), "torch")
+
+
+def of_package(package: str) -> list[str]:
+    """The scenarios whose bug is in a package, sorted; empty if there is none."""
+    return [name for name in sound() if subject(name) == package]
+
+
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:
     """One line that names what was not found, a guess, and the choices."""
     choices = list(choices)

@@ -5,26 +5,40 @@
 First every n-th release is tested, so that a bug that was fixed and came back is found. Then each
 interval whose ends differ is halved until its ends are neighbours. If the status of a release is
 not certain, its neighbours are tested instead.
+
+    python -m harness bisect scenario=sampler_shards pins.accelerate=../accelerate@v0.24.1..v0.25.0
+
+finds the commit instead: of those between two, first both ends are tested, then the middle.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from harness import catalog
+from harness.api.spec import RELEASED
 from harness.cli import Arguments, pages
 from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
+from harness.config import command_line
+from harness.config.run_config import RunConfig
 from harness.ranges import affected
+from harness.ranges import commits as fixes
+from harness.ranges.commits import Change
 from harness.ranges.streak import FAULTS, Streak
 from harness.sweep.cell import Cell, Status
+from harness.sweep.cells import not_run
+from harness.sweep.commits import Commits
 from harness.sweep.executor import find_all
-from harness.system.errors import ExitCode, Fault, UserError
-from harness.system.installation import refuse_without_checkout
+from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
+from harness.system.installation import refuse_without_checkout, refuse_without_torch
+from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
+from harness.upstream import sources
 
 StatusOf = Callable[[int], Status]
 """The status of the release with this index."""
@@ -135,16 +149,20 @@ def bisect(
     """
     if record:
         refuse_without_checkout("--record")
-    sweep, console = sweep_of("bisect", words), terminal()
+    sweep, console = _commits(words) or sweep_of("bisect", words), terminal()
     if len(sweep.axes) != 1 or len(sweep.configs) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
-    apart = math.isqrt(len(releases) - 1) + 1 if apart is None else apart
+    commits = sweep.configs if isinstance(sweep.configs, Commits) else None
+    usual = len(releases) if commits else math.isqrt(len(releases) - 1) + 1
+    apart = usual if apart is None else apart
     if apart < 1:
         raise UserError("--apart must be at least 1")
+    first = f"every {apart}th is" if apart < len(releases) else "both ends are"
     console.print(
-        f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} releases; "
-        f"{'all are' if apart == 1 else f'first every {apart}th is'} tested",
+        f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} "
+        f"{'commits' if commits else 'releases'}; {'all are' if apart == 1 else f'first {first}'} "
+        "tested",
         style="bold",
     )
     cells: dict[int, Cell] = {}
@@ -153,12 +171,63 @@ def bisect(
         search = Search(len(releases), tester.status_of, apart)
         tester.find(search.first)
         found = search.run()
-    _report(console, name, releases, cells, found)
+    _report(console, sweep, cells, found)
+    changes = _changes(sweep, commits, cells, found) if commits else []
+    for change in changes:
+        _print_change(console, change)
     if record:
-        affected.record(cells.values())
+        if commits:
+            fixes.record(sweep.scenario, changes)
+        else:
+            affected.record(cells.values())
         pages.write([sweep.scenario])
     certain = any(cell.status.certain for cell in cells.values())
     return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
+
+
+def _commits(words: Sequence[str]) -> Sweep | None:
+    """The sweep over the commits that a pin names; None if no pin does."""
+    pins = [word.removeprefix("pins.").partition("=") for word in words if word.startswith("pins.")]
+    named = [(name, value) for name, _, value in pins if sources.is_history(value)]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise UserError("bisect goes through the commits of one package")
+    refuse_without_torch("bisect")
+    ((name, value),) = named
+    others = [word for word in words if word != f"pins.{name}={value}"]
+    base = command_line.compose([*others, f"variant={RELEASED}"])
+    if name not in (known := catalog.scenario(base.scenario).pins):
+        raise UserError(catalog.unknown("pin of this scenario", name, known))
+    configs = Commits(base, name, sources.history(name, value, cache_folder()))
+    short = [commit[: sources.SHORT] for commit in configs.history.commits]
+    return Sweep(base.scenario, {name: short}, configs)
+
+
+def _changes(
+    sweep: Sweep, commits: Commits, cells: Mapping[int, Cell], found: Found
+) -> list[Change]:
+    """The commits of the flips, with what they changed of the files with the bug."""
+    history, watched = commits.history, catalog.scenario(sweep.scenario).watched
+    changes = []
+    for flip in found.flips:
+        commit = history.commits[flip.after]
+        files = [f for f in history.changed(commit) if any(f.endswith(w) for w in watched)]
+        skipped = history.commits[flip.before + 1 : flip.after]
+        title, day = history.title(commit), history.day(commit)
+        status = cells[flip.after].status
+        changes.append(
+            Change(commits.package, commit, status, title, day, tuple(files), tuple(skipped))
+        )
+    return changes
+
+
+def _print_change(console: Console, change: Change) -> None:
+    console.print(str(change), style=STYLES[change.status])
+    for line in (change.pull or change.link, *(f"changes {file}" for file in change.files)):
+        console.print(f"  {line}")
+    if change.skipped:
+        console.print(f"  or one of {count(len(change.skipped), 'commit')} before it, not certain")
 
 
 @dataclass
@@ -178,15 +247,33 @@ class _Tester:
         if self.console.is_terminal:
             named = releases[indices[0]] if len(indices) == 1 else f"{len(indices)} releases"
             self.progress.say(f"testing {name} {named}")
-        configs = [self.sweep.configs[index] for index in indices]
-        for at, cell in find_all(configs, again=self.again, say=self.progress.tally):
-            self.cells[indices[at]] = cell
-            line = f"  {name} {releases[indices[at]]}: {describe(cell)}"
+        for index, cell in self._found(indices):
+            self.cells[index] = cell
+            line = f"  {name} {releases[index]}: {describe(cell)}"
             self.console.print(line, style=STYLES[cell.status])
             if hint := self.streak.hint(cell):
                 if FAULTS.search(cell.reason):
                     raise Fault(hint)
                 self.console.print(f"  {hint}")
+
+    def _found(self, indices: Sequence[int]) -> Iterator[tuple[int, Cell]]:
+        """The cells of some releases; of a commit that does not build, an inconclusive one."""
+        configs = {}
+        for index in indices:
+            try:
+                configs[index] = self.sweep.configs[index]
+            except Inconclusive as error:
+                yield index, not_run(self._base, error)
+        chosen = list(configs)
+        if chosen:
+            every = list(configs.values())
+            for at, cell in find_all(every, again=self.again, say=self.progress.tally):
+                yield chosen[at], cell
+
+    @property
+    def _base(self) -> RunConfig:
+        configs = self.sweep.configs
+        return configs.base if isinstance(configs, Commits) else configs[0]
 
     def status_of(self, index: int) -> Status:
         if index not in self.cells:
@@ -194,13 +281,13 @@ class _Tester:
         return self.cells[index].status
 
 
-def _report(
-    console: Console, name: str, releases: Sequence[str], cells: dict[int, Cell], found: Found
-) -> None:
+def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: Found) -> None:
+    ((name, releases),) = sweep.axes.items()
+    what = "commit" if isinstance(sweep.configs, Commits) else "release"
     console.print()
     certain = sorted(index for index, cell in cells.items() if cell.status.certain)
     if not certain:
-        console.print("no release has a certain status")
+        console.print(f"no {what} has a certain status")
     starts = [certain[0], *(flip.after for flip in found.flips)] if certain else []
     ends = [*(flip.before for flip in found.flips), certain[-1]] if certain else []
     for start, end in zip(starts, ends, strict=True):
@@ -219,12 +306,10 @@ def _report(
             f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({where})"
         )
-    console.print(
-        f"tried {len(cells)} of {count(len(releases), 'release')}: {_how(cells.values())}"
-    )
+    console.print(f"tried {len(cells)} of {count(len(releases), what)}: {_how(cells.values())}")
     if found.gap:
         console.print(
-            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} "
+            f"up to {count(found.gap, what)} in a row between equal ones {_were(found.gap)} "
             "not tested: a bug that came and went there is not found (--apart 1 tests all)"
         )
 

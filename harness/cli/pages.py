@@ -24,7 +24,8 @@ from harness.publish import probe_table as _probe_table
 from harness.publish import ranges_page as _ranges_page
 from harness.publish import story_pages as _story_pages
 from harness.publish import trust_table as _trust_table
-from harness.ranges import affected, remedies
+from harness.ranges import affected, commits, remedies
+from harness.ranges.commits import Change
 from harness.runs import evidence
 from harness.runs.report import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
@@ -121,12 +122,21 @@ def _facts(name: str, scenario: Scenario) -> str:
             f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
             for each in scenario.absent
         ),
+        "commits": "<br>".join(
+            f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
+            for c in commits.of(name)
+        ),
         "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
     return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
+
+
+def _with_pull(change: Change) -> str:
+    """The title of a commit, with a link to the pull request that it names."""
+    return re.sub(r"#(\d+)", f"[#\\1]({change.pull})", change.title, count=1)
 
 
 def _linked(text: str) -> str:

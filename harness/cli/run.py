@@ -3,12 +3,16 @@
     python -m harness run scenario=bf16_clip
     python -m harness run scenario=bf16_clip scenario.lr=0.5 variant=all launch=gpu seed=3
     python -m harness run scenario=all
+    python -m harness run scenario=accelerate pins.accelerate=../accelerate   # a checkout, or @REF
+    python -m harness run scenario=sampler_shards patch=fix.diff              # does it fix the bug?
 
-The arguments are Hydra's: overrides, --multirun, --cfg job, --help.
+scenario=PACKAGE is all bugs of a package. The exit code is 1 if a bug is back that the newest
+release does not have. The arguments are Hydra's: overrides, --multirun, --cfg job, --help.
 """
 
 from __future__ import annotations
 
+from harness.check import branch
 from harness.config import command_line
 from harness.config.run_config import SLURM, RunConfig
 from harness.sweep.executor import run_selected
@@ -16,6 +20,8 @@ from harness.system.errors import ExitCode
 
 
 def main(arguments: list[str]) -> int:
+    if branch.wanted(arguments):
+        return branch.judge(arguments)
     codes: list[int] = []
     for_slurm: list[RunConfig] = []
 

@@ -137,15 +137,18 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
 
 
 def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
-    """The RunConfigs of a composed configuration: one, or one for each scenario."""
-    if scenario != ALL:
+    """The RunConfigs of a composed configuration: one, or one for each scenario of all or of a
+    package."""
+    of_package = catalog.of_package(scenario)
+    if scenario != ALL and not of_package:
         return [read(config, scenario, overrides)]
-    variant = config.variant
-    fitting = [n for n in catalog.sound() if _has_variant(catalog.load(n).SCENARIO, variant)]
+    variant, names = config.variant, of_package or catalog.sound()
+    fitting = [n for n in names if _has_variant(catalog.load(n).SCENARIO, variant)]
     if not fitting:
         raise UserError(f"no scenario has the variant {variant}")
     chosen = _several(fitting, config, scenario, overrides)
-    return [*chosen, *(_unread(chosen[0], name) for name in catalog.broken())]
+    broken = () if of_package else catalog.broken()
+    return [*chosen, *(_unread(chosen[0], name) for name in broken)]
 
 
 def _several(
@@ -199,7 +202,7 @@ def _register(arguments: Sequence[str]) -> None:
         except Exception as error:  # from Params: a default out of bounds, for example
             catalog.mark_broken(name, complaint(error))
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
-    for name in (*catalog.broken(), ALL):
+    for name in (*catalog.broken(), *catalog.subjects(), ALL):
         _registered.pop(name, None)
         store.store(group="scenario", name=name, node=nothing, package="_global_")
     for name in catalog.broken():

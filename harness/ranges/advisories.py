@@ -13,7 +13,8 @@ from typing import Any
 from harness import catalog
 from harness.api.settings import in_words
 from harness.api.spec import BUGGY, RELEASED, Scenario
-from harness.ranges import affected, remedies
+from harness.ranges import affected, commits, remedies
+from harness.ranges.commits import Change
 from harness.ranges.periods import Period, alive, periods, tested
 from harness.sweep.cell import Cell, Status
 from harness.system.errors import Inconclusive
@@ -76,7 +77,10 @@ def record(name: str) -> Record:
                     "name": scenario.subject,
                     "purl": f"pkg:pypi/{scenario.subject}",
                 },
-                "ranges": [{"type": "ECOSYSTEM", "events": _events(each)} for each in found],
+                "ranges": [
+                    *({"type": "ECOSYSTEM", "events": _events(each)} for each in found),
+                    *map(_commits, commits.spans(name)),
+                ],
                 "versions": [v for v, s in tested(name).items() if s is Status.AFFECTED],
             }
         ],
@@ -112,6 +116,13 @@ def _events(period: Period) -> list[dict[str, str]]:
     if period.alive:
         return [begin]
     return [begin, {"fixed": period.after} if period.after else {"last_affected": period.last}]
+
+
+def _commits(span: tuple[Change, Change | None]) -> Record:
+    """The commits between which a repository has the bug."""
+    begin, end = span
+    events = [{"introduced": begin.commit}, *([{"fixed": end.commit}] if end else [])]
+    return {"type": "GIT", "repo": begin.repository, "events": events}
 
 
 def _references(scenario: Scenario) -> Iterator[dict[str, str]]:

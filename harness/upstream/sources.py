@@ -111,32 +111,46 @@ def among(pins: Mapping[str, str], cache: Path) -> list[Source]:
     return [of(name, version, cache) for name, version in pins.items() if is_source(version)]
 
 
-def commits(name: str, value: str, first: str, last: str, cache: Path) -> list[str]:
-    """The commits of a repository from ``first`` to ``last``, both included, oldest first; of a
-    merge only the side of the main branch."""
-    repository, _ = _repository(name, value, cache)
+@dataclass(frozen=True)
+class History:
+    """The commits of a package between two of them."""
+
+    repository: Path
+    commits: tuple[str, ...]
+    """Oldest first, both ends included; of a merge only the side of the main branch."""
+
+    def day(self, commit: str) -> str:
+        """The day (ISO) of a commit."""
+        return _git(self.repository, "show", "-s", "--format=%cs", commit).strip()
+
+    def title(self, commit: str) -> str:
+        """The first line of a commit's message."""
+        return _git(self.repository, "show", "-s", "--format=%s", commit).strip()
+
+    def changed(self, commit: str) -> list[str]:
+        """The paths, in the repository, that a commit changed."""
+        words = ("--no-commit-id", "--name-only", "-r", "-m", "--first-parent", "-z")
+        listed = _git(self.repository, "diff-tree", *words, commit)
+        return [path for path in listed.split("\0") if path]
+
+
+def is_history(value: str) -> bool:
+    """Whether a pin's value names commits between two: ``../accelerate@v0.24.1..v0.25.0``."""
+    return is_one(value) and ".." in value.rpartition("@")[2] and "@" in value
+
+
+def history(name: str, value: str, cache: Path) -> History:
+    """The commits that ``FOLDER@FIRST..LAST`` names. If FIRST is on a release branch, they begin
+    where that left the branch of LAST. Raises UserError if there is no commit between them."""
+    where, _, span = value.rpartition("@")
+    first, _, last = span.partition("..")
+    repository, _ = _repository(name, f"{where}@{last}", cache)
     start, end = _commit(name, repository, first), _commit(name, repository, last)
+    start = _git(repository, "merge-base", start, end).strip()
     found = _git(repository, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()
     if not found:
         raise UserError(f"no commit of {name} is between {first} and {last}: name the older first")
-    base = _git(repository, "merge-base", start, end).strip()
-    return [base, *found]
-
-
-def changed_files(value: str, commit: str) -> list[str]:
-    """The paths, in the repository, that a commit changed."""
-    listed = _git(
-        Path(value),
-        "diff-tree",
-        "--no-commit-id",
-        "--name-only",
-        "-r",
-        "-m",
-        "--first-parent",
-        "-z",
-        commit,
-    )
-    return [path for path in listed.split("\0") if path]
+    return History(repository, (start, *found))
 
 
 def _repository(name: str, value: str, cache: Path) -> tuple[Path, str]:

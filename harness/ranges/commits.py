@@ -1,0 +1,109 @@
+"""The commits that brought a bug and that mended it: found by bisect, recorded beside the ranges.
+
+``commits.json`` in a scenario's folder has them; ``python -m harness bisect ... --record`` writes
+it. Never edit it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from harness import catalog
+from harness.sweep.cell import Status
+from harness.system.files import write_whole, writing
+
+FILE = "commits.json"
+
+REPOSITORIES = {
+    "accelerate": "huggingface/accelerate",
+    "datasets": "huggingface/datasets",
+    "deepspeed": "deepspeedai/DeepSpeed",
+    "megatron-core": "NVIDIA/Megatron-LM",
+    "peft": "huggingface/peft",
+    "pytorch-lightning": "Lightning-AI/pytorch-lightning",
+    "torch": "pytorch/pytorch",
+    "torchdata": "meta-pytorch/data",
+    "transformers": "huggingface/transformers",
+    "trl": "huggingface/trl",
+    "webdataset": "webdataset/webdataset",
+}
+"""Where the repository of a package is on GitHub."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A commit after which a bug's status is another one than before."""
+
+    package: str
+    commit: str
+    status: Status
+    """The status since this commit."""
+    title: str
+    day: str
+    files: tuple[str, ...]
+    """The files with the bug that it changed, by their paths in the repository."""
+    skipped: tuple[str, ...] = ()
+    """Commits just before it whose status is not certain: each of them may be the one."""
+
+    @property
+    def repository(self) -> str:
+        return f"https://github.com/{REPOSITORIES[self.package]}"
+
+    @property
+    def link(self) -> str:
+        return f"{self.repository}/commit/{self.commit}"
+
+    @property
+    def pull(self) -> str:
+        """The pull request that the title names; empty if it names none."""
+        found = re.search(r"\(#(\d+)\)", self.title)
+        return f"{self.repository}/pull/{found[1]}" if found else ""
+
+    @property
+    def did(self) -> str:
+        """What the commit did to the bug, as a verb."""
+        return "brought it" if self.status is Status.AFFECTED else "mended it"
+
+    def __str__(self) -> str:
+        return f"{self.commit[:12]} of {self.day} {self.did}: {self.title}"
+
+
+def of(scenario: str) -> list[Change]:
+    """The recorded commits of a scenario, oldest first; empty where there is no file."""
+    file = catalog.folder(scenario) / FILE
+    if not file.is_file():
+        return []
+    return [
+        Change(
+            **{
+                **kept,
+                "status": Status(kept["status"]),
+                "files": tuple(kept["files"]),
+                "skipped": tuple(kept["skipped"]),
+            }
+        )
+        for kept in json.loads(file.read_text(encoding="utf-8"))
+    ]
+
+
+def record(scenario: str, found: Sequence[Change]) -> None:
+    """Add commits to a scenario's file."""
+    known = {change.commit: change for change in (*of(scenario), *found)}
+    ordered = sorted(known.values(), key=lambda change: change.day)
+    file = catalog.folder(scenario) / FILE
+    with writing(file, "checkout"):
+        write_whole(file, json.dumps([asdict(change) for change in ordered], indent=1) + "\n")
+
+
+def spans(scenario: str) -> list[tuple[Change, Change | None]]:
+    """Each commit that brought the bug, with the one that mended it; None if none did."""
+    found: list[tuple[Change, Change | None]] = []
+    for change in of(scenario):
+        if change.status is Status.AFFECTED:
+            found.append((change, None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], change)
+    return found
