@@ -170,6 +170,8 @@ def bisect(
         tester = _Tester(sweep, cells, console, progress, again)
         search = Search(len(releases), tester.status_of, apart)
         tester.find(search.first)
+        if commits:
+            _refuse_uncertain_ends(name, releases, cells)
         found = search.run()
     _report(console, sweep, cells, found)
     changes = _changes(sweep, commits, cells, found) if commits else []
@@ -202,6 +204,12 @@ def _commits(words: Sequence[str]) -> Sweep | None:
     configs = Commits(base, name, sources.history(name, value, cache_folder()))
     short = [commit[: sources.SHORT] for commit in configs.history.commits]
     return Sweep(base.scenario, {name: short}, configs)
+
+
+def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int, Cell]) -> None:
+    for end in (0, len(commits) - 1):
+        if not cells[end].status.certain:
+            raise Inconclusive(f"{name} {commits[end]} has no certain status: name another end")
 
 
 def _changes(

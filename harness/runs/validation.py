@@ -20,7 +20,7 @@ from harness.runs import run_schema
 from harness.runs.recorder import FIRST, HARNESS_KINDS, LAST, ON_GPU, complete_plan
 from harness.runs.records import BEGIN, BrokenRecords, read_records
 from harness.system.errors import HarnessError, Inconclusive
-from harness.upstream.pins import as_pinned, claimed
+from harness.upstream.pins import is_pinned
 
 
 def validated(run: Mapping[str, Any], folder: Path, variant: str, exits: list[Exit]) -> Records:
@@ -216,7 +216,7 @@ def _check_modules(rank: int, upstream: Record, site: Path, pins: Mapping[str, s
         if module is None or site not in Path(module["file"]).parents:
             where = module["file"] if module else "nowhere"
             raise Inconclusive(f"rank {rank} loaded {name} from {where}, not from its overlay")
-        if as_pinned(name, module["version"]) != claimed(version):
+        if not is_pinned(name, module["version"], version):
             raise Inconclusive(f"rank {rank} ran {name} {module['version']}, not {version}")
 
 

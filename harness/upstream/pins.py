@@ -88,10 +88,11 @@ def is_source(version: str) -> bool:
     return bool(re.search(r"\+g[0-9a-f]{12}(\.d[0-9a-f]{8})?$", version))
 
 
-def claimed(version: str) -> str:
-    """What a source claims to be: its version without the commit. A release is returned as it
-    is."""
-    return Version(version).public if is_source(version) else version
+def is_pinned(name: str, installed: str, version: str) -> bool:
+    """Whether an installed version is the pinned one; a source is installed without its commit."""
+    if is_source(version):
+        return Version(installed).public == Version(version).public
+    return as_pinned(name, installed) == version
 
 
 def import_name(package: str) -> str:

@@ -199,17 +199,35 @@ def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
     """Write the files of a commit; of the part of the repository in which the folder is."""
     prefix = _git(repository, "rev-parse", "--show-prefix").strip()
     tree = f"{commit}:{prefix}" if prefix else commit
-    with (
-        subprocess.Popen(
-            ["git", "-C", str(repository), "archive", "--format=tar", tree],
-            stdout=subprocess.PIPE,
-            env=_environment(),
-        ) as process,
-        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
-    ):
-        archive.extractall(copy, filter="data")
-    if process.returncode:
-        raise Inconclusive(f"git could not write the files of {commit[:SHORT]}")
+    without = [f":(exclude,literal){path}" for path in _not_there(repository, tree)]
+    command = ["git", "-C", str(repository), "archive", "--format=tar", tree, "--", ".", *without]
+    with tempfile.TemporaryFile() as file:
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.PIPE, env=_environment(), check=False
+        )
+        if done.returncode:
+            why = " ".join(done.stderr.decode(errors="replace").splitlines()[:1])
+            raise Inconclusive(f"git cannot write the files of {commit[:SHORT]}: {why}")
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            archive.extractall(copy, filter="data")
+
+
+def _not_there(repository: Path, tree: str) -> list[str]:
+    """Files of a tree whose content a partial clone lacks. Raises Inconclusive for code."""
+    listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", tree)
+    files = {}
+    for line in filter(None, listed.split("\0")):
+        about, _, path = line.partition("\t")
+        _, kind, name = about.split()
+        if kind == "blob":
+            files[path] = name
+    checked = _run(repository, ("cat-file", "--batch-check"), "\n".join(files.values())).stdout
+    missing = {line.split()[0] for line in checked.splitlines() if line.endswith(" missing")}
+    found = [path for path, name in files.items() if name in missing]
+    if code := [path for path in found if path.endswith((".py", ".toml", ".cfg"))]:
+        raise Inconclusive(f"the clone {repository} lacks {code[0]}: fetch all of it")
+    return found
 
 
 def _copy_files(repository: Path, copy: Path) -> None:
@@ -316,9 +334,12 @@ def _git(repository: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def _run(repository: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    repository: Path, arguments: Sequence[str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["git", "-C", str(repository), *arguments],
+        input=text,
         capture_output=True,
         text=True,
         env=_environment(),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
-from harness.upstream.pins import Stack, here
+from harness.upstream.pins import Stack, here, is_source
 from harness.upstream.quirks import SOURCE_ONLY
 
 _BUILD_SHIMS = Path(__file__).with_name("build_shims")
@@ -73,12 +73,13 @@ def give_up(threads: Container[int] | None = None) -> None:
             process.kill()
 
 
-def wheels_only() -> list[str]:
-    """Options that build nothing from source except SOURCE_ONLY.
+def wheels_only(pins: Mapping[str, str]) -> list[str]:
+    """Options that build nothing from source except SOURCE_ONLY; a checkout has been built.
 
     Building numpy because a Python has no wheel of it would take an hour and then fail.
     """
-    sources = [word for name in SOURCE_ONLY for word in ("--no-binary", name)]
+    built = {name for name, version in pins.items() if is_source(version)}
+    sources = [word for name in SOURCE_ONLY if name not in built for word in ("--no-binary", name)]
     return ["--only-binary", ":all:", *sources]
 
 
