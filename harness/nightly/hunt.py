@@ -34,7 +34,7 @@ from harness.system.files import write_whole, writing
 from harness.system.machine import cache_folder
 from harness.upstream import index, pins, release_days
 
-CODE = ("harness.probe.questions", "harness.probe.rank", "harness.probe.agent")
+CODE = ("harness.probe.questions", "harness.probe.rank.script", "harness.probe.rank.forks")
 """The modules that results depend on, with all that they import."""
 
 Say = Callable[[str], object]

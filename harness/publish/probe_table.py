@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness import catalog
 from harness.probe import signatures
-from harness.probe.ratios import MISTAKES
+from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Shown, Signature
 from harness.system.files import ROOT
 from harness.system.text import markdown, markdown_table

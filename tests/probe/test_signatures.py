@@ -10,11 +10,10 @@ import pytest
 
 from harness import catalog
 from harness.probe import loops, signatures
-from harness.probe.comparison import Compared
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.relations import MISTAKES, Broken, meaning, term
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.probe.questions import Answers
-from harness.probe.ratios import MISTAKES, meaning, term
-from harness.probe.relations import Broken
 from harness.probe.signatures import Recorded, Shown, Signature
 from harness.publish import probe_table as _probe_table
 from harness.system.files import ROOT

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from harness.api.numbers import finite
-from harness.probe import numbers
+from harness.probe import vectors
 from harness.probe.layouts import Layout
-from harness.probe.numbers import Spread
-from harness.probe.runs import Run, Step
+from harness.probe.runner import Run, Step
+from harness.probe.vectors import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""
@@ -63,7 +64,7 @@ class Reference:
         if key not in self._spreads:
             right = self._named(self.steps, step, what)
             others = [self._named(run, step, what) for run in self.rounded if step < len(run)]
-            found = numbers.spread(others, right)
+            found = vectors.spread(others, right)
             if what in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
                 found = {n: max(s, eps[n] * largest[n]) for n, s in found.items()}
@@ -73,12 +74,12 @@ class Reference:
     def _named(self, steps: Sequence[Step], step: int, what: str) -> Any:
         """What a step has of each parameter; of updates, only where they are certain."""
         named = steps[step][what] or {}
-        return numbers.masked(named, self.certain(step)) if what == "update" else named
+        return vectors.masked(named, self.certain(step)) if what == "update" else named
 
     def certain(self, step: int) -> dict[str, Any]:
         """Which values had gradients above rounding in all steps until this one."""
         if step not in self._certain:
-            kept = numbers.certain(self.steps[step]["grad"], self.spread(step, "grad"))
+            kept = vectors.certain(self.steps[step]["grad"], self.spread(step, "grad"))
             for name, before in (self.certain(step - 1) if step else {}).items():
                 kept[name] = kept[name] & before if name in kept else before
             self._certain[step] = kept
@@ -145,3 +146,89 @@ class Moment:
 
     def spread(self, what: str) -> Spread:
         return self.reference.spread(self.number, what)
+
+
+OF_VALUES = ("before", "grad", "update")
+"""What a step has for each value of a parameter."""
+
+Piece = tuple[int, Array]
+"""The number of its first value in the parameter, and its values."""
+
+
+def joined(ranks: Sequence[Step], right: Step) -> list[Step]:
+    """A step of all ranks. Those that have a piece of a parameter get the whole of it, if all
+    pieces are there; where several ranks have the same one, each keeps its own."""
+    names = {name for one in ranks for name in one.get("starts", ())}
+    found = [dict(one) for one in ranks]
+    for what in OF_VALUES if names else ():
+        for one in found:
+            one[what] = dict(one.get(what, {}))
+        for name in names & set(right.get(what, ())):
+            owners = [one for one in found if name in one[what]]
+            pieces = [(one["starts"].get(name, 0), one[what][name].ravel()) for one in owners]
+            for one, own in zip(owners, pieces, strict=True):
+                whole = _whole([*pieces, own], right[what][name])
+                one[what][name] = one[what][name] if whole is None else whole
+    return found
+
+
+def _whole(pieces: Sequence[Piece], like: Array) -> Array | None:
+    """The pieces in one, of which later ones count; None if values are missing."""
+    import numpy
+
+    whole, there = numpy.zeros(like.size, like.dtype), numpy.zeros(like.size, bool)
+    for start, values in pieces:
+        whole[start : start + values.size] = values
+        there[start : start + values.size] = True
+    return whole.reshape(like.shape) if there.all() else None
+
+
+def as_in(right: Step, steps: Sequence[Step]) -> list[Step]:
+    """A rank's steps with the names that the reference has for the same parameters."""
+    if not steps:
+        return []
+    here, there = set(steps[0]["update"]), set(right["update"])
+    named = _numbered(steps[0].get("stage"), here, there) or _renaming(here, there)
+    return [_renamed(step, named) for step in steps] if named else list(steps)
+
+
+def _numbered(stage: int | None, here: set[str], there: set[str]) -> Callable[[str], str] | None:
+    """What puts the number of a rank's first stage before the names of its parameters, if the
+    reference has all of them like that."""
+
+    def named(name: str) -> str:
+        return f"{stage}.{name}" if f"{stage}.{name}" in there else name
+
+    found = {named(name) for name in here}
+    return named if stage is not None and found != here and found <= there else None
+
+
+def _renaming(here: set[str], there: set[str]) -> Callable[[str], str] | None:
+    """What makes the names that are here those that are there: a prefix less, or one more."""
+    if not here or here & there:
+        return None
+    first = min(here)
+    for other in there:
+        for named in (
+            partial(_without, first.removesuffix(other)),
+            partial(_with, other.removesuffix(first)),
+        ):
+            if {named(name) for name in here} <= there:
+                return named
+    return None
+
+
+def _without(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix) if prefix.endswith(".") else name
+
+
+def _with(prefix: str, name: str) -> str:
+    return prefix + name if prefix.endswith(".") else name
+
+
+def _renamed(step: Step, named: Callable[[str], str]) -> Step:
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {named(name): value for name, value in values.items()}
+
+    found = {what: of(step[what]) for what in BY_NAME if step.get(what)}
+    return {**step, **found, "parts": [of(part) for part in step["parts"]]}

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from harness.launch import supervisor
 
-RANK = Path(__file__).with_name("rank.py")
+RANK = Path(__file__).with_name("script.py")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
 of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
 script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` is
-the CPU: who asks it takes the device that it names.
+the CPU: who asks it takes the device that it names. Some packages also need the harness's shims.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
-from harness.probe.replacement import replace_everywhere
+from harness.api.spec import Lane
+from harness.overlays import shims
 
 CUDA, CPU = "cuda", "cpu"
 PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
@@ -66,7 +68,7 @@ class Idle:
         return lambda *_, **__: 0.0
 
 
-def install() -> None:
+def install_cuda() -> None:
     """Put the replacements in place, for the rest of the process."""
     import torch
     import torch.distributed as dist
@@ -297,3 +299,32 @@ def _without(function: Any, *names: str) -> Any:
 def needed(source: str) -> bool:
     """Whether a script may ask for what a CPU does not have; ``.to(rank)`` is a GPU, too."""
     return any(word in source for word in (CUDA, "nccl", "accelerator", "pin_memory", ".to("))
+
+
+def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
+    """Put ``wrap(function)`` in the place of a function, under its own name."""
+    wrapped, name = wrap(function), function.__name__
+    for module in list(sys.modules.values()):
+        space: dict[str, Any] = getattr(module, "__dict__", {})
+        if space.get(name) is function:
+            space[name] = wrapped
+
+
+SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
+
+installed_shims: list[str] = []
+"""The shims of this process."""
+
+
+def install_shims(packages: list[str], lane: str) -> None:
+    """Install the shims that the installed releases of these packages need."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    shims.install(points)
+    installed_shims.extend(points)

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.launch import supervisor
-from harness.probe import constants, on_cpu, packing
-from harness.probe.assignment import Assignment
-from harness.probe.watch import Watch
+from harness.probe.rank import constants, exchange, on_cpu
+from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.watch import Watch
 
 PEER_GRACE = 20
 """Seconds that a rank which has taken its steps waits for the others to take theirs."""
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     _set_up_process(folder)
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     if assignment.on_cpu:
-        on_cpu.install()
+        on_cpu.install_cuda()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
     _run(assignment)
@@ -82,7 +82,7 @@ def _run_changed(assignment: Assignment) -> None:
 def _leave(folder: Path, watch: Watch) -> None:
     """Write down what was recorded and end, when all ranks have got here: no teardown is needed."""
     file = folder / f"rank{os.environ['RANK']}.pickle"
-    file.with_suffix(".part").write_bytes(packing.dumped(watch.records()))
+    file.with_suffix(".part").write_bytes(exchange.dumped(watch.records()))
     file.with_suffix(".part").rename(file)
     deadline = time.monotonic() + PEER_GRACE
     while time.monotonic() < deadline:

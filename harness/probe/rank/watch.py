@@ -15,15 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from harness.api.numbers import near
-from harness.probe import on_cpu, own_loss, packing, reported, shims
-from harness.probe.assignment import Assignment
-from harness.probe.numbers import Share
-from harness.probe.replacement import replace_everywhere
-from harness.probe.samples import bound, digest, draw_one_order, rows
-from harness.probe.schedules import Schedules
-from harness.probe.stages import Known, number_of, rehearses
-from harness.probe.tensors import Engine, Optimized, engine_of, full, local, moved, reshard
-from harness.probe.unlike import schedules_unlike_by_design, unlike_by_design
+from harness.probe.rank import exchange, losses, on_cpu
+from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.on_cpu import replace_everywhere
+from harness.probe.rank.parameters import (
+    Engine,
+    Known,
+    Optimized,
+    engine_of,
+    full,
+    local,
+    moved,
+    number_of,
+    rehearses,
+    reshard,
+)
+from harness.probe.rank.samples import bound, digest, draw_one_order, rows
+from harness.probe.rank.schedules import Schedules
+from harness.probe.rank.unlike import schedules_unlike_by_design, unlike_by_design
+from harness.probe.vectors import Share
 from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
@@ -52,7 +62,7 @@ class Watch:
         self.engine: Engine | None = None
         self.seen: list[list[str]] = []
         """The rows of each step; over an epoch, also those of the steps that are not recorded."""
-        self.reported = reported.Reported()
+        self.reported = losses.Reported()
         self.schedules = Schedules()
         self.noise: Any = None
         if assignment.perturb is not None:
@@ -135,8 +145,8 @@ class Watch:
             self._depth -= 1
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = True
-        if own_loss.LABELS in named and self.noise is None and self.now["own"] is None:
-            own_loss.follow(output, named, self._own)
+        if losses.LABELS in named and self.noise is None and self.now["own"] is None:
+            losses.follow(output, named, self._own)
         if self.noise is None or next(module.children(), None) is not None:
             return output
         return self._nudged(output)
@@ -192,7 +202,7 @@ class Watch:
         count = sum(parameter.numel() for parameter in self.root.parameters())
         self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
         file = self.assignment.shift
-        self._shift = packing.loaded(Path(file).read_bytes()) if file else {}
+        self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
 
     def _know(self, module: Any) -> None:
         """Know the parameters of the model or of a further stage, and move those of a new one."""
@@ -406,7 +416,11 @@ class Watch:
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
             unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
-            self.now |= {"unlike": unlike, "shims": list(shims.installed), "stage": self.stage}
+            self.now |= {
+                "unlike": unlike,
+                "shims": list(on_cpu.installed_shims),
+                "stage": self.stage,
+            }
         self.steps.append(self.now)
         self.schedules.step()
         self._begin()

@@ -6,10 +6,12 @@ import ast
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,23 +22,22 @@ from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
 from harness.launch.server_pool import Pool
 from harness.launch.servers import OverlayServer, Wanted
-from harness.probe import on_cpu, packing
-from harness.probe.assignment import Assignment
-from harness.probe.failures import log_of, why
 from harness.probe.layouts import Layout, Settings
-from harness.probe.shims import SHIMMED
+from harness.probe.rank import exchange, on_cpu
+from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.on_cpu import SHIMMED
 from harness.probe.target import Target
 from harness.system.files import ROOT, write_whole, writing
 from harness.system.machine import cores
 
-AGENT = "harness.probe.agent"
+AGENT = "harness.probe.rank.forks"
 MOST_AT_ONCE = 4
 """Layouts that run side by side: each rank has its own copy of the model."""
 
 MOST_FILES = 50
 """Files beside a script that are searched for what it asks of CUDA."""
 
-EARLY = (AGENT, "harness.probe.watch", "torch.distributed.fsdp", "torch.utils.data")
+EARLY = (AGENT, "harness.probe.rank.watch", "torch.distributed.fsdp", "torch.utils.data")
 """What ranks import whatever the script is."""
 
 LATE = {
@@ -169,7 +170,7 @@ class Runner:
         settings, shift = self.settings, ""
         if layout.shift:
             shift = str(folder / "shift.pickle")
-            Path(shift).write_bytes(packing.dumped(dict(layout.shift)))
+            Path(shift).write_bytes(exchange.dumped(dict(layout.shift)))
         own = folder / "files"
         if layout.saves or layout.resumed:
             own = self.folder / f"checkpoint_{layout.world}"
@@ -238,7 +239,9 @@ class Runner:
             beside |= {path.stem for path in source.parent.iterdir()}
         words = " ".join([script, *self.target.arguments])
         named = [package for word, package in SHIMMED.items() if word in words]
-        lines = [f"from harness.probe import shims\nshims.install({named!r}, '{self.lane}')"]
+        lines = [
+            f"from harness.probe.rank import on_cpu\non_cpu.install_shims({named!r}, '{self.lane}')"
+        ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
         text = "\n".join(lines) + "\n"
@@ -250,7 +253,7 @@ class Runner:
 
     def _read(self, layout: Layout, folder: Path, ended: Exit) -> Run:
         """What the ranks of a launch have recorded."""
-        failure, log = why(ended, self.timeout, folder, self.target.file), ""
+        failure, log = why_failed(ended, self.timeout, folder, self.target.file), ""
         ranks, records = [], []
         if failure:
             for lock in self.extensions.rglob("lock"):  # of a compiler that was ended
@@ -258,7 +261,7 @@ class Runner:
             log = log_of(folder, ended)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
-            records = [packing.loaded(file.read_bytes()) for file in files]
+            records = [exchange.loaded(file.read_bytes()) for file in files]
             ranks = [one["steps"] for one in records]
             if not min(map(len, ranks)):
                 failure, log = "took no step of an optimizer of torch", log_of(folder, ended)
@@ -294,3 +297,42 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
             continue
         if node in tree.body or packages <= TRAINING:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"
+
+
+FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+"""A line of a stack, of which the innermost comes first."""
+
+
+def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -> str:
+    """Why a launch in ``folder`` gives no answer; empty if it may give one."""
+    if ended.timed_out:
+        text = f"did not end within {timeout:.0f} s, and was ended"
+        return "; ".join(filter(None, (text, where_failed(folder, script))))
+    if ended.failure:
+        return f"rank {ended.failure['rank']}: {ended.failure['message']}"
+    return f"ended with exit code {ended.code}" if ended.code else ""
+
+
+def where_failed(folder: Path, script: Path | None) -> str:
+    """What the first rank that says so was doing when it was ended: the innermost line of the
+    script's folder, otherwise of any file."""
+    beside = str(script.resolve().parent) if script else ""
+    for file in sorted(folder.glob("stack_rank_*.txt")):
+        lines = FRAME.findall(file.read_text(errors="replace"))
+        if any("cpp_extension" in path for path, *_ in lines):
+            return "it was building a C++ extension: build it before, or give it more --timeout"
+        own = [line for line in lines if beside and line[0].startswith(beside)]
+        for path, number, function in (own or lines)[:1]:
+            rank = file.stem.removeprefix("stack_rank_")
+            return f"rank {rank} was in {function} ({Path(path).name}, line {number})"
+    return ""
+
+
+def log_of(folder: Path, ended: Exit) -> str:
+    """The end of the log of the rank that failed, or of the agent if no rank did."""
+    rank = (ended.failure or {}).get("rank", 0)
+    for file in (folder / "logs" / f"rank_{rank}" / "stderr.log", folder / "torchrun.log"):
+        with suppress(OSError):
+            if text := file.read_text(errors="replace").strip():
+                return text[-3000:]
+    return ""

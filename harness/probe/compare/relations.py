@@ -1,7 +1,8 @@
 """The relations that hold between a right loop's layouts, each defined once.
 
 ``RELATIONS`` has them in the order of cause and effect: the first that is broken at the first step
-where any is broken is what a report names, as the others follow from it.
+where any is broken is what a report names, as the others follow from it. ``MISTAKES`` has the
+ratios to the reference that mistakes leave.
 """
 
 from __future__ import annotations
@@ -11,11 +12,112 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.api.numbers import near
-from harness.probe import numbers
-from harness.probe.numbers import Named, Share
-from harness.probe.parts import made_of
-from harness.probe.ratios import meaning, times
-from harness.probe.reference import Moment
+from harness.probe import vectors
+from harness.probe.compare.reference import Moment
+from harness.probe.vectors import Array, Named, Share, flat, length
+
+NEAR = 2e-3
+"""How far (as a fraction) a ratio may be from that of a mistake."""
+
+
+MISTAKES = {
+    "0": ("nothing at all", lambda world, k: 0.0),
+    "-1": ("the sign is turned", lambda world, k: -1.0),
+    "k": ("never divided by the accumulation steps", lambda world, k: float(k)),
+    "1/k": ("divided by the accumulation steps twice", lambda world, k: 1 / k),
+    "ranks": ("summed over the ranks, not averaged", lambda world, k: float(world)),
+    "1/ranks": ("divided by the number of ranks twice", lambda world, k: 1 / world),
+    "ranks*k": (
+        "divided neither by the ranks nor by the accumulation steps",
+        lambda world, k: float(world * k),
+    ),
+    "1/(ranks*k)": (
+        "divided by both the ranks and the accumulation steps once too often",
+        lambda world, k: 1 / (world * k),
+    ),
+}
+"""By the ratio in terms of ranks and micro-batches, what it means, and its value."""
+
+
+def term(ratio: float, world: int, k: int) -> str:
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
+    close = (
+        name
+        for name, value in values.items()
+        if value != 1 and near(ratio, value, within=NEAR * max(abs(value), SMALL))
+    )
+    return next(close, "")
+
+
+def meaning(ratio: float, world: int, k: int) -> str:
+    """The mistake with this ratio; empty if there is none that we know."""
+    found = term(ratio, world, k)
+    return MISTAKES[found][0] if found else ""
+
+
+SMALL = 0.02
+"""Below this ratio the tolerance is absolute: 0 has none of its own."""
+
+
+def times(ratio: float, world: int, k: int) -> str:
+    """A ratio in words, with its meaning."""
+    words = meaning(ratio, world, k)
+    shown = f"{ratio:.4g}"
+    if shown == "1" and ratio != 1:  # how far it is from 1 is what matters
+        shown = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
+    return f"{shown} times" + (f" ({words})" if words else "")
+
+
+FIT = 0.01
+"""The part of a gradient that the micro-batches may leave unexplained."""
+
+LEVEL = 1e-3
+"""How far (as a fraction) weights may differ and count as equal."""
+
+
+def made_of(at: Moment, rank: int) -> str:
+    """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
+    all have their usual weights."""
+    import numpy
+
+    parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
+    right = at.right["grad"]
+    names = {n: t for n, t in right.items() if all(n in part for _, _, part in parts)}
+    if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
+        return ""
+    basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
+    got, want = (_weights(basis, each, names) for each in (at.here[rank]["grad"], right))
+    if got is None or want is None or not float(want.mean()):
+        return ""
+    if _level(got) and _level(want):
+        return ""  # a factor, which the ratio says
+    mean = float(want.mean())
+    shown = ", ".join(f"{float(x) / mean:.3g}" for x in got)
+    wanted = ", ".join(f"{float(x) / mean:.3g}" for x in want)
+    text = f"the micro-batches (by rank) have the weights {shown}; in the reference {wanted}"
+    gone = [
+        f"{m + 1} of rank {r}"
+        for (r, m, _), weight in zip(parts, got, strict=True)
+        if abs(float(weight)) < LEVEL * abs(mean)
+    ]
+    if gone:
+        return f"{text}: micro-batch {', '.join(gone)} is lost"
+    return f"{text}: a mean of means" if _level(got) else text
+
+
+def _weights(basis: Array, gradient: Named, names: Named) -> Array | None:
+    """The micro-batches' weights in a gradient; None if it is made of something else."""
+    import numpy
+
+    wanted = flat(gradient, names, names)
+    found: Array = numpy.linalg.lstsq(basis, wanted, rcond=None)[0]
+    return found if length(basis @ found - wanted) <= FIT * length(wanted) else None
+
+
+def _level(weights: Array) -> bool:
+    return bool(weights.std() <= LEVEL * abs(weights.mean()))
+
 
 RATE_SHARE = 1e-6
 """How far (as a fraction) a learning rate may be from the reference's."""
@@ -45,7 +147,7 @@ def weights(at: Moment) -> Broken | None:
         return None
     right, rounding = at.right["before"], at.spread("before")
     off = {
-        rank: numbers.astray(one["before"], at.owned(rank, right), rounding)
+        rank: vectors.astray(one["before"], at.owned(rank, right), rounding)
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
@@ -63,7 +165,7 @@ def _began_again(at: Moment) -> bool:
     """Whether every rank has the weights with which the reference began."""
     start, rounding = at.reference.steps[0]["before"], at.reference.spread(0, "before")
     return not any(
-        numbers.astray(one["before"], at.owned(rank, start), rounding)
+        vectors.astray(one["before"], at.owned(rank, start), rounding)
         for rank, one in enumerate(at.here)
     )
 
@@ -74,7 +176,7 @@ def optimizer(at: Moment) -> Broken | None:
     if not (at.first and at.layout.resumed and right):
         return None
     rounding = at.spread("state")
-    off = numbers.astray(at.here[0]["state"], right, rounding)
+    off = vectors.astray(at.here[0]["state"], right, rounding)
     if not off:
         return None
     lost = [name for name in right if name not in at.here[0]["state"]]
@@ -135,10 +237,10 @@ def loss(at: Moment) -> Broken | None:
     right = at.reference.loss(at.number)
     losses = [sum(one["losses"]) for one in at.here if one["losses"]]
     found = sum(losses) / max(len(losses), 1)  # of a pipeline, the last stage has one
-    if near(found, right, within=numbers.SAFE * at.reference.loss_spread(at.number)):
+    if near(found, right, within=vectors.SAFE * at.reference.loss_spread(at.number)):
         return None
     ratio = found / right if right else float("nan")
-    text = f"{found:.6g}; the reference has {right:.6g}: {_times(at, ratio)}"
+    text = f"{found:.6g}; the reference has {right:.6g}: {_ratio(at, ratio)}"
     return Broken("loss", text, ratio, meaning(ratio, at.layout.times, at.layout.k))
 
 
@@ -155,7 +257,7 @@ def clipped(at: Moment) -> Broken | None:
 def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
     right, rounding = at.right[what], at.spread(what)
     off = {
-        rank: numbers.astray(one[what], at.owned(rank, right), rounding)
+        rank: vectors.astray(one[what], at.owned(rank, right), rounding)
         for rank, one in enumerate(at.here)
     }
     off = {rank: names for rank, names in off.items() if names}
@@ -163,7 +265,7 @@ def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
         return None
     rank, names = next(iter(off.items()))
     got, right = at.here[rank][what], at.owned(rank, right)
-    found = numbers.share(got, right)
+    found = vectors.share(got, right)
     clips = len(at.here[rank]["clips"]), len(at.right["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
     details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
@@ -188,7 +290,7 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
     off = list(off)
     if len(off) == len(right) or whole.aside < 1e-3:
         return ""
-    each = [f"{n} {_described(at, numbers.share(got, right, [n]))}" for n in off[:SHOWN]]
+    each = [f"{n} {_described(at, vectors.share(got, right, [n]))}" for n in off[:SHOWN]]
     more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
     return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
 
@@ -199,14 +301,14 @@ def _unlike_ranks(at: Moment, what: str) -> str:
         return ""
     right, rounding = at.right[what], at.spread(what)
     first, *others = (one[what] for one in at.here)
-    if not any(numbers.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
+    if not any(vectors.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
                for other in others):  # fmt: skip
         return ""
     total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
-    mean = numbers.share({n: t / at.layout.world for n, t in total.items()}, right)
+    mean = vectors.share({n: t / at.layout.world for n, t in total.items()}, right)
     text = "the ranks have unlike gradients"
     if mean.is_factor:
-        text += f"; their mean is {_times(at, mean.ratio)} the reference's: they are not averaged"
+        text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
     return text
 
 
@@ -231,10 +333,10 @@ def rate(at: Moment) -> Broken | None:
 def update(at: Moment) -> Broken | None:
     """Every rank's weights go as far as the reference's, where that is more than rounding."""
     keep = at.reference.certain(at.number)
-    right, rounding = numbers.masked(at.right["update"], keep), at.spread("update")
+    right, rounding = vectors.masked(at.right["update"], keep), at.spread("update")
     off = {
-        rank: numbers.astray(
-            numbers.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
+        rank: vectors.astray(
+            vectors.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
         )
         for rank, one in enumerate(at.here)
     }
@@ -242,7 +344,7 @@ def update(at: Moment) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    found = numbers.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
+    found = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
     text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
     explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
     return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
@@ -262,11 +364,11 @@ def broken(at: Moment) -> list[Broken]:
 
 def _described(at: Moment, found: Share) -> str:
     if found.is_factor:
-        return _times(at, found.ratio)
+        return _ratio(at, found.ratio)
     return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
 
 
-def _times(at: Moment, ratio: float) -> str:
+def _ratio(at: Moment, ratio: float) -> str:
     return times(ratio, at.layout.times, at.layout.k)
 
 

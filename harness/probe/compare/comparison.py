@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
-from harness.probe import names, numbers
+from harness.probe import vectors
+from harness.probe.compare.reference import Moment, Reference, as_in, joined
+from harness.probe.compare.relations import Broken, broken, several
 from harness.probe.layouts import Layout
-from harness.probe.pieces import joined
-from harness.probe.reference import Moment, Reference
-from harness.probe.relations import Broken, broken, several
-from harness.probe.runs import Run, Step
+from harness.probe.runner import Run, Step
 from harness.system.errors import Inconclusive
 
 NEEDS_RANKS = re.compile(
@@ -61,7 +60,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     found.no_answer = _no_steps(run, reference)
     if found.no_answer:
         return found
-    ranks = [names.as_in(reference.steps[first], steps) for steps in run.ranks]
+    ranks = [as_in(reference.steps[first], steps) for steps in run.ranks]
     for step in range(min(run.steps, len(reference.steps) - first)):
         right = reference.steps[first + step]
         whole = joined([steps[step] for steps in ranks], right)
@@ -153,12 +152,12 @@ def _measure(at: Moment, worst: dict[str, float]) -> None:
     """Note the largest distances: how near to an alarm a right loop comes."""
     keep = at.reference.certain(at.number)
     for rank, one in enumerate(at.here):
-        update = numbers.masked(at.owned(rank, one["update"]), keep)
-        right = at.owned(rank, numbers.masked(at.right["update"], keep))
+        update = vectors.masked(at.owned(rank, one["update"]), keep)
+        right = at.owned(rank, vectors.masked(at.right["update"], keep))
         gradient = at.owned(rank, at.right["grad"])
         found = {
-            "gradient": numbers.worst(one["grad"], gradient, at.spread("grad")),
-            "update": numbers.worst(update, right, at.spread("update")),
+            "gradient": vectors.worst(one["grad"], gradient, at.spread("grad")),
+            "update": vectors.worst(update, right, at.spread("update")),
         }
         for what, times in found.items():
             worst[what] = max(worst.get(what, 0.0), times)
@@ -173,7 +172,7 @@ def refuse_unusable(reference: Run) -> None:
         if reference.layout.world == 1 and NEEDS_RANKS.search(reference.failure):
             why += "\nif the script needs several ranks, add --reference-ranks 2"
         raise Inconclusive("\n    | ".join([why, *lines]))
-    sizes = [numbers.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
+    sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
     if not finite(sizes[0]):
         raise Inconclusive(
             f"the reference, {name}, gives no answer: its first gradients are not finite. Are all "

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.api.numbers import named
-from harness.probe import evaluation, schedule_lengths
-from harness.probe.comparison import LOG_LINES, Compared
+from harness.probe.compare import whole_run
+from harness.probe.compare.comparison import LOG_LINES, Compared
+from harness.probe.compare.relations import times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
-from harness.probe.ratios import times
 from harness.system.errors import ExitCode
 from harness.system.terminal import count
 
 if TYPE_CHECKING:
-    from harness.probe.known import Known
+    from harness.probe.signatures import Known
 
 WIDTH = 26
 
@@ -41,7 +41,7 @@ FAULTS = {
 }
 """What a broken relation means."""
 
-SEPARATE = (evaluation.RELATION, schedule_lengths.RELATION, "learning rate", "optimizer", "samples")
+SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
 
 
