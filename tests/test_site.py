@@ -26,12 +26,12 @@ from harness.api.spec import Verdict
 from harness.cli.site import SITE
 from harness.nightly.history import writing
 from harness.nightly.history_rows import Kind
-from harness.publish import statuses
+from harness.publish import inputs
+from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
 from harness.publish.inputs import collect
 from harness.publish.timelines import strip
 from harness.ranges import advisories
-from harness.ranges.alive_bugs import alive_bugs
 from harness.runs.results import RunResult
 from harness.system import output
 from harness.system.files import ROOT
@@ -128,7 +128,7 @@ def test_every_bug_and_every_tested_upstream_has_a_page(site: Path, bare: Path) 
     for folder in (site, bare):
         assert {path.stem for path in (folder / "bugs").iterdir()} == set(catalog.names())
     assert {path.stem for path in (site / "upstreams").iterdir()} == {"transformers"}
-    tested = set(statuses.recorded().packages())
+    tested = set(inputs.recorded_statuses().packages())
     assert {path.stem for path in (bare / "upstreams").iterdir()} == tested
 
 
@@ -217,7 +217,7 @@ def test_the_site_has_the_advisories(bare: Path) -> None:
 
 
 def test_a_release_between_two_that_agree_has_their_status() -> None:
-    known = partial(statuses.recorded().known, "rope_zero_init", "transformers")
+    known = partial(inputs.recorded_statuses().known, "rope_zero_init", "transformers")
     tested, between = known("4.38.2"), known("5.15.9")
     assert (tested.status, tested.tested) == (NO, True)
     assert (between.status, between.tested) == (YES, False)

@@ -19,11 +19,7 @@ from harness import catalog
 from harness.api.knobs import knobs, meaning
 from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
-from harness.publish import alive_page as _alive_page
-from harness.publish import probe_table as _probe_table
-from harness.publish import ranges_page as _ranges_page
-from harness.publish import story_pages as _story_pages
-from harness.publish import trust_table as _trust_table
+from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, remedies
 from harness.runs import evidence
 from harness.runs.report import alarm, releases
@@ -37,6 +33,10 @@ PAGE = "README.md"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
+WHOLE = {"alive.md": alive.page, "ranges.md": docs_tables.ranges_page}
+"""Pages beside docs/bugs.md that are written as a whole."""
+TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
+"""Pages with a generated part, and what writes that."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
 NOTE = (
@@ -69,17 +69,21 @@ def write(names: Iterable[str]) -> None:
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
-            for whole in (_alive_page, _ranges_page):
-                write_whole(BUGS.with_name(whole.NAME), whole.text())
-            folder = BUGS.with_name(_story_pages.FOLDER)
-            folder.mkdir(exist_ok=True)
-            for file, text in _story_pages.texts():
-                write_whole(folder / file, text)
-            for part in (_probe_table, _trust_table):
-                whole_page = BUGS.with_name(part.NAME)
-                if whole_page.is_file():
-                    text = part.with_table(whole_page.read_text(encoding="utf-8"))
-                    write_whole(whole_page, text)
+            _write_docs()
+
+
+def _write_docs() -> None:
+    """The pages beside docs/bugs.md that are made of all scenarios."""
+    for name, whole in WHOLE.items():
+        write_whole(BUGS.with_name(name), whole())
+    folder = BUGS.with_name(stories.FOLDER)
+    folder.mkdir(exist_ok=True)
+    for name, text in stories.texts():
+        write_whole(folder / name, text)
+    for name, with_part in TABLES.items():
+        file = BUGS.with_name(name)
+        if file.is_file():
+            write_whole(file, with_part(file.read_text(encoding="utf-8")))
 
 
 def page(name: str) -> str:

@@ -18,13 +18,12 @@ from harness import catalog
 from harness.api.spec import HARMS, VISIBILITIES, Lane
 from harness.nightly import changes
 from harness.publish import timelines
+from harness.publish.alive import by_harm
 from harness.publish.bugs import Bug
-from harness.publish.inputs import Material, NightlyResults
-from harness.publish.statuses import Statuses
+from harness.publish.inputs import Material, NightlyResults, Statuses
+from harness.publish.stories import stories, subject
 from harness.ranges import advisories
-from harness.ranges.alive_bugs import by_harm
 from harness.ranges.lookup import Lookup
-from harness.ranges.stories import stories, subject
 from harness.system.output import Files
 
 HERE = Path(__file__).parent

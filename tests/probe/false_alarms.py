@@ -24,9 +24,9 @@ from pathlib import Path
 
 from harness.launch.server_pool import Pool
 from harness.nightly.hunt import newest
+from harness.nightly.stacks import crossed
 from harness.overlays import overlay
 from harness.probe.compare import plausibility
-from harness.probe.crossing import crossed
 from harness.probe.prober import Loop, Prober
 from harness.probe.rank import losses
 from harness.probe.signatures import SUSPECT
