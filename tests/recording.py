@@ -18,8 +18,8 @@ from harness import catalog
 from harness.launch.exits import EXIT_FILE
 from harness.runs import evidence
 from harness.runs.grade import grade, grade_trial, run_of
-from harness.runs.records import RUN_FILE, VERDICT_FILE
 from harness.runs.results import RunResult, TrialResult
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 
 
 class Unpacked(Mapping[str, Path]):

@@ -25,7 +25,7 @@ from harness.check.output import for_github, summary
 from harness.overlays import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
-from harness.upstream.interpreter import Distribution, Interpreter
+from harness.upstream.pins import Distribution, Interpreter
 from tests import stacks
 from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent

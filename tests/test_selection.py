@@ -11,7 +11,7 @@ from harness.config import command_line
 from harness.nightly import selection
 from harness.nightly.history import recorded_about
 from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 from harness.upstream.index import Release
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
@@ -113,7 +113,7 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
         def today(cls) -> datetime.date:  # type: ignore[override]
             return datetime.date(2026, 11, 21)
 
-    monkeypatch.setattr(release_days, "date", Then)
+    monkeypatch.setattr(releases, "date", Then)
     monkeypatch.setattr(pins, "here", lambda: ("3.11", "linux-x86_64"))
 
 

@@ -15,7 +15,6 @@ from harness.check import (
     interpreter,
     lock_files,
     project_files,
-    project_folder,
     requirements,
     resolver,
     source,
@@ -24,7 +23,7 @@ from harness.check.installed import EDITABLE, Installed, chosen, described, orig
 from harness.check.requirements import Requirements
 from harness.check.source import STDIN, Source
 from harness.system.errors import UserError
-from harness.upstream.interpreter import Distribution, Interpreter
+from harness.upstream.pins import Distribution, Interpreter
 
 __all__ = ["Environment", "Installed", "of_files", "of_interpreter", "of_this_interpreter"]
 
@@ -93,7 +92,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     version.
     """
     wanted = _wanted(names)
-    found = [project_folder.in_folder(file) for file in dict.fromkeys(files)]
+    found = [project_files.in_folder(file) for file in dict.fromkeys(files)]
     sources = [source.read(file) for file, _ in found]
     notes = [note for _, note in found if note]
     where = " and ".join(one.name for one in sources)

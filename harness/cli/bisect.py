@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from harness.cli import Arguments, pages
-from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
+from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
 from harness.ranges import affected
-from harness.ranges.streak import FAULTS, Streak
 from harness.sweep.cell import Cell, Status
 from harness.sweep.executor import find_all
 from harness.system.errors import ExitCode, Fault, UserError

@@ -9,8 +9,8 @@ from pathlib import Path
 from harness.cli import Arguments
 from harness.launch.exits import read_json
 from harness.runs.grade import grade
-from harness.runs.records import RUN_FILE
-from harness.runs.report import print_header, print_trial
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import print_header, print_trial
 from harness.system.errors import UserError
 from harness.system.terminal import terminal
 

@@ -22,7 +22,7 @@ from harness.cli import Arguments
 from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, remedies
 from harness.runs import evidence
-from harness.runs.report import alarm, releases
+from harness.runs.verdict_text import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.terminal import count, terminal

@@ -18,8 +18,7 @@ from harness.api.spec import BUGGY, FIXED, RELEASED
 from harness.system import machine
 from harness.system.errors import UserError
 from harness.upstream import torches
-from harness.upstream.interpreter import Interpreter
-from harness.upstream.pins import TORCH
+from harness.upstream.pins import TORCH, Interpreter
 
 LANES = ("auto", "cpu", "gpu")
 ALL = "all"

@@ -33,7 +33,8 @@ from harness.system.errors import ExitCode, HarnessError
 from harness.system.files import write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.text import markdown, markdown_table
-from harness.upstream import index, pins, release_days
+from harness.upstream import index, pins
+from harness.upstream.releases import settled
 
 CODE = ("harness.probe.questions", "harness.probe.rank.script", "harness.probe.rank.forks")
 """The modules that results depend on, with all that they import."""
@@ -163,7 +164,7 @@ class Hunter:
             if time.monotonic() > self.deadline:
                 return None
             self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
-            then = release_days.settled(days[version], pins.here()[0])
+            then = settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
             probed = Probed((), one.loop, self.result(one.loop, found, then, passing=True))
             if probed.unclear and not probed.of(relation):

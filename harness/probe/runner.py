@@ -20,8 +20,7 @@ from typing import Any
 from harness.api.spec import Lane
 from harness.launch.exits import Exit
 from harness.launch.launch import RankSettings, rank_environment, supervise
-from harness.launch.server_pool import Pool
-from harness.launch.servers import OverlayServer, Wanted
+from harness.launch.server_pool import OverlayServer, Pool, Wanted
 from harness.probe.layouts import Layout, Settings
 from harness.probe.rank import exchange, on_cpu
 from harness.probe.rank.exchange import Assignment

@@ -21,8 +21,8 @@ from harness.publish.shown_runs import Evidence, Shown
 from harness.ranges import remedies
 from harness.ranges.advisories import file_name
 from harness.ranges.periods import Period, alive_in, periods
-from harness.runs.report import first_seen
 from harness.runs.results import TrialResult
+from harness.runs.verdict_text import first_seen
 from harness.sweep.cell import Status
 
 

@@ -11,8 +11,8 @@ from harness import catalog
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Shown, Signature
-from harness.ranges import leave_one_out
-from harness.ranges.leave_one_out import RIGHT, UNKNOWN, WRONG
+from harness.ranges import lookup
+from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
 from harness.system.text import markdown, markdown_table
@@ -162,12 +162,12 @@ def with_inferred(text: str) -> str:
     if INFERRED_END not in rest:
         raise Inconclusive("docs/trust.md has no marks for its table")
     after = rest.partition(INFERRED_END)[2]
-    found = {name: leave_one_out.counts(name) for name in catalog.sound()}
+    found = {name: lookup.judged_counts(name) for name in catalog.sound()}
     whole: Counter[str] = sum(found.values(), Counter())
     wrong = [
         f"{name} {' with '.join(map(str, point))}"
         for name in catalog.sound()
-        for point, how in leave_one_out.judged(name)
+        for point, how in lookup.judged(name)
         if how == WRONG
     ]
     words = (

@@ -16,9 +16,9 @@ from harness.api.spec import BUGGY, FIXED, Records, Verdict
 from harness.launch.exits import read_json
 from harness.runs import evidence
 from harness.runs.grade import graded
-from harness.runs.records import RUN_FILE
-from harness.runs.report import releases
 from harness.runs.results import RunResult
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import releases
 from harness.system.errors import HarnessError, UserError
 from harness.system.text import complaint
 
