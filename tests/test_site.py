@@ -33,7 +33,7 @@ from harness.publish.inputs import collect
 from harness.publish.timelines import strip
 from harness.ranges import advisories
 from harness.runs.results import RunResult
-from harness.system import output
+from harness.system import output_folder
 from harness.system.files import ROOT
 from harness.system.installation import install
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
@@ -296,7 +296,7 @@ def test_the_old_site_stays_if_the_new_one_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, failing, full)
+    monkeypatch.setattr(output_folder, failing, full)
     assert main(["site", "--out", str(small)]) == 3
     assert "no room on the disk" in complaint(capsys)
     assert content(small) == before
@@ -307,7 +307,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    output.put(out, {"index.html": "old"}, SITE)
+    output_folder.put(out, {"index.html": "old"}, SITE)
     rename, targets = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -318,7 +318,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        output.put(out, {"index.html": "new"}, SITE)
+        output_folder.put(out, {"index.html": "new"}, SITE)
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 

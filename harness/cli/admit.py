@@ -26,7 +26,7 @@ from harness.config import command_line
 from harness.config.run_config import SLURM, RunConfig
 from harness.launch.server_pool import Pool
 from harness.ranges import affected, remedies
-from harness.runs import evidence
+from harness.runs import kept_runs
 from harness.runs.grade import grade, grade_trial, run_of
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run import run
@@ -149,7 +149,7 @@ def recorded_run(name: str, scenario: Scenario) -> str:
         if not kept:
             raise Missing("no evidence: python -m harness evidence RUN NAME")
         return count(len(kept), "run")
-    with evidence.recorded(name) as run:
+    with kept_runs.recorded(name) as run:
         if run is None:
             raise Missing("no recorded run: python -m tests.record RUN")
         try:

@@ -223,8 +223,9 @@ def _report(
     )
     if found.gap:
         console.print(
-            f"up to {count(found.gap, 'release')} in a row between equal ones {_were(found.gap)} "
-            "not tested: a bug that came and went there is not found (--apart 1 tests all)"
+            f"up to {count(found.gap, 'release')} in a row between equal ones "
+            f"{'was' if found.gap == 1 else 'were'} not tested: "
+            "a bug that came and went there is not found (--apart 1 tests all)"
         )
 
 
@@ -234,7 +235,3 @@ def _how(cells: Collection[Cell]) -> str:
     run = sum(cell.started for cell in cells) - stored
     counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
     return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"

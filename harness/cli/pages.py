@@ -21,7 +21,7 @@ from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
 from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, remedies
-from harness.runs import evidence
+from harness.runs import kept_runs
 from harness.runs.verdict_text import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
@@ -175,7 +175,7 @@ def _doc(function: Any) -> str:
 
 
 def _insufficient_checks(name: str) -> Mapping[str, bool]:
-    found = (evidence.insufficient_checks(content) for _, content in evidence.kept(name))
+    found = (kept_runs.insufficient_checks(content) for _, content in kept_runs.kept(name))
     return next(filter(None, found), {})
 
 
@@ -188,7 +188,7 @@ def _by_hand(name: str) -> str:
 
 
 def _evidence(name: str) -> Iterator[str]:
-    kept = evidence.kept(name)
+    kept = kept_runs.kept(name)
     if kept:
         yield "## Runs on GPUs"
     for stem, run in kept:
@@ -242,8 +242,7 @@ def with_table(text: str) -> str:
 
 def _row(name: str, old: str) -> list[str] | None:
     """A scenario's row. A broken scenario keeps its row of the ``old`` table, if any."""
-    upstream = catalog.folder(name).parent.name
-    link = f"[`{name}`](../scenarios/{upstream}/{name}/README.md)"
+    link = docs_tables.link(name)
     if name in catalog.broken():
         kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
         cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []

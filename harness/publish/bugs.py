@@ -13,11 +13,10 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import BUGGY, RELEASED, Scenario
 from harness.nightly.history_rows import ReleaseResult
-from harness.publish import charts, shown_runs, timelines
+from harness.publish import charts, inputs, timelines
 from harness.publish.alive import AliveBug, finding
 from harness.publish.charts import Chart
-from harness.publish.inputs import Material
-from harness.publish.shown_runs import Evidence, Shown
+from harness.publish.inputs import Evidence, Material, Shown
 from harness.ranges import remedies
 from harness.ranges.advisories import file_name
 from harness.ranges.periods import Period, alive_in, periods
@@ -146,8 +145,8 @@ class Bug:
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The run that the pictures show, and the kept ones."""
-        own = [shown_runs.of_run(self.shown)] if self.shown else []
-        return [*own, *shown_runs.kept_evidence(self.name)]
+        own = [inputs.of_run(self.shown)] if self.shown else []
+        return [*own, *inputs.kept_evidence(self.name)]
 
     @cached_property
     def insufficient_checks(self) -> Mapping[str, bool]:

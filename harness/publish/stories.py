@@ -86,10 +86,15 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def _page(story: Story) -> str:
     bugs = [
-        [f"{number}", f"[`{name}`]({_link(name)})", _title(name), _when(name)]
+        [
+            str(number),
+            f"[`{name}`]({_link(name)})",
+            markdown(catalog.scenario(name).title),
+            "<br>".join(map(str, periods(name))),
+        ]
         for number, name in enumerate(story.scenarios, 1)
     ]
-    numbers = [str(number) for number, _ in enumerate(story.scenarios, 1)]
+    numbers = [number for number, *_ in bugs]
     parts = [
         f"# {story.title}",
         NOTE,
@@ -107,14 +112,6 @@ def _page(story: Story) -> str:
 
 def _link(name: str) -> str:
     return f"../../scenarios/{catalog.folder(name).parent.name}/{name}/README.md"
-
-
-def _title(name: str) -> str:
-    return markdown(catalog.scenario(name).title)
-
-
-def _when(name: str) -> str:
-    return "<br>".join(map(str, periods(name)))
 
 
 def _row(story: Story, span: Span) -> list[str]:

@@ -22,9 +22,9 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import Context, Lane
-from harness.launch import imports, supervisor
+from harness.launch import supervisor
 from harness.launch.exits import Identity, read_json
-from harness.overlays import bytecode, loaded_files, overlay
+from harness.overlays import bytecode, loaded_files, overlay, shims
 from harness.overlays.overlay import INSTALLED
 from harness.runs.recorder import Recorder
 from harness.runs.run_folder import RUN_FILE, position_of, records_file
@@ -61,7 +61,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     context.seconds["torch"] = time.monotonic() - STARTED
     recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
-        uses = imports.upstream(trial["shims"], trial["modules"].values())
+        uses = shims.import_upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)

@@ -24,7 +24,7 @@ from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.stories import stories, subject
 from harness.ranges import advisories
 from harness.ranges.lookup import Lookup
-from harness.system.output import Files
+from harness.system.output_folder import Files
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
