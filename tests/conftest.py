@@ -19,7 +19,7 @@ from harness.sweep import cells
 from harness.sweep.cell import Status
 from harness.system import machine
 from harness.system.errors import Inconclusive
-from harness.upstream import index, release_days, uv
+from harness.upstream import index, releases, uv
 from tests.made_up import KNOWN, Upstream, cell, published
 from tests.recording import RECORDED, Recording
 
@@ -85,7 +85,7 @@ def upstream(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     made = Upstream(tmp_path / "made_up")
     monkeypatch.setattr(cells, "run", made)
     monkeypatch.setattr(index, "releases", published(*KNOWN))
-    monkeypatch.setattr(release_days, "released", lambda *_: "2024-03-01")
+    monkeypatch.setattr(releases, "released", lambda *_: "2024-03-01")
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(machine, "gpus", lambda: ())
     return made

@@ -12,8 +12,8 @@ from harness import catalog
 from harness.api.spec import RELEASED, Finding, Lane, Outcome, Verdict
 from harness.config.run_config import RunConfig
 from harness.launch.exits import Exit, Identity, write_exit, write_json
-from harness.runs.records import RUN_FILE
 from harness.runs.results import RunResult, TrialResult
+from harness.runs.run_folder import RUN_FILE
 from harness.sweep.cell import Cell, Status
 from harness.upstream.index import Release
 

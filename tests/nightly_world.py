@@ -100,5 +100,5 @@ def world(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> World
     monkeypatch.setattr(cells, "make_overlay", lambda *_, **__: False)
     monkeypatch.setattr(suite, "run", made.run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
-    monkeypatch.setattr("harness.sweep.local.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.sweep.suite.prepared", lambda *_: None)
     return made

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from harness.cli.site import SITE
 from harness.publish.inputs import collect
-from harness.publish.pages import pages
+from harness.publish.site_pages import pages
 from harness.system.files import ROOT
-from harness.system.output import put
+from harness.system.output_folder import put
 from tests.chromium import executable
 from tests.recording import all_recorded
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from harness import catalog
 from harness.launch.exits import EXIT_FILE
-from harness.runs.evidence import RECORDED
 from harness.runs.grade import grade
-from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.runs.kept_runs import RECORDED
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 from tests.recording import read, write
 
 SITE = "/overlays/{}/site-packages"

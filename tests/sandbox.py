@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from harness.launch.exits import EXIT_FILE
-from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 240

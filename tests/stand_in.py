@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.api.spec import Lane
 from harness.launch.forkserver import BEFORE_UPSTREAM
 from harness.launch.launch import RankSettings, rank_environment
-from harness.launch.servers import Wanted
+from harness.launch.server_pool import Wanted
 from harness.overlays import bytecode
 from harness.system.files import sha256
 

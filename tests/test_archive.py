@@ -19,7 +19,7 @@ from harness.overlays.archive import Refused
 from harness.overlays.overlay import Overlay, borrowed
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import sha256
-from harness.upstream import pins, release_days, resolution
+from harness.upstream import pins, releases, resolution
 from harness.upstream.pins import Stack
 
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
@@ -49,7 +49,7 @@ def lent(tmp_path: Path) -> Lent:
     """Two overlays in another cache, by their keys."""
     cache, found = tmp_path / "elsewhere", {}
     (cache / "releases").mkdir(parents=True)
-    release_days.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
+    releases.release_file(cache, "up", "1.0").write_text('{"released": "2024-01-01"}')
     for stack in (STACK, LATER):
         with borrowed(stack, (), cache) as each:
             found[each.key] = (stack, each)
@@ -91,7 +91,7 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
             for file, made in here.files.items():
                 assert sha256(here.site / file) == made.sha256
             assert (here.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
-    day = json.loads(release_days.release_file(cache, "up", "1.0").read_text())
+    day = json.loads(releases.release_file(cache, "up", "1.0").read_text())
     assert day["released"] == "2024-01-01"
     assert {p.name for p in cache.iterdir()} == {
         "contents",

@@ -20,7 +20,7 @@ from harness.cli import bundle
 from harness.overlays import archive, overlay
 from harness.overlays.defect import DefectError
 from harness.overlays.overlay import Overlay
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 
 USE = """\
 set -eu
@@ -60,7 +60,7 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
         yield Overlay(f"{release}-{len(defects)}", tmp_path, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
-    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0

@@ -21,9 +21,8 @@ from harness.catalog.code import sources
 from harness.cli import matrix
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.ranges import streak
 from harness.runs.results import RunResult
-from harness.sweep import cell_store, cells, executor
+from harness.sweep import cells, executor
 from harness.sweep.cell import Cell, Status
 from harness.system import machine
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
@@ -52,7 +51,7 @@ def test_the_imports_of_the_next_cells_are_done_ahead(
 ) -> None:
     prepared: list[str] = []
     note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.sweep.local.prepared", note)
+    monkeypatch.setattr("harness.sweep.suite.prepared", note)
     made = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
     monkeypatch.setattr(cells, "make_overlay", made)
     assert main([*SWEEP, "jobs=1"]) == 0
@@ -78,7 +77,7 @@ def test_a_stored_cell_is_not_used_for_other_inputs(
     for number, change in enumerate(["", *overrides, "code", "torch", "python"], 1):
         with monkeypatch.context() as patch:
             if change == "code":
-                patch.setattr(cell_store, "code", lambda scenario: "another")
+                patch.setattr(cells, "code", lambda scenario: "another")
             elif change in ("torch", "python"):
                 patch.setattr(machine, "facts", lambda name=change: {**here, name: "another"})
 
@@ -90,9 +89,9 @@ def test_the_digest_of_the_code_sees_the_scenario_and_what_it_imports() -> None:
     paths = sources(catalog.places()["rope_zero_init"], "harness.runs.grade")
     files = {f"{path.parent.name}/{path.name}" for path in paths}
     own = {"rope_zero_init/scenario.py", "transformers/_rope_models.py"}
-    assert own | {"runs/grade.py", "runs/records.py"} <= files
+    assert own | {"runs/grade.py", "runs/run_folder.py"} <= files
     assert "bf16_clip/scenario.py" not in files
-    assert cell_store.code("rope_zero_init") != cell_store.code("bf16_clip")
+    assert cells.code("rope_zero_init") != cells.code("bf16_clip")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_a_full_disk_ends_a_sweep_with_one_line(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cell_store, "write_whole", full)
+    monkeypatch.setattr(cells, "write_whole", full)
     assert main([*SWEEP]) == 3
     err = capsys.readouterr().err
     assert err.startswith(f"harness: no room on the disk for {cache / 'cells'}")
@@ -388,7 +387,7 @@ def test_without_a_network_a_bisection_stops_and_a_matrix_continues_with_stored_
 
 
 def test_different_failures_crashes_and_statuses_give_no_hint() -> None:
-    counter, unclear = streak.Streak(), cell("4.36.2", Status.INCONCLUSIVE)
+    counter, unclear = matrix.Streak(), cell("4.36.2", Status.INCONCLUSIVE)
     reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
     failed = [replace(unclear, reason=reason) for reason in reasons]
     crashed = replace(unclear, run="runs/one")

@@ -19,13 +19,13 @@ from harness.api.settings import Setting
 from harness.api.spec import HARMS
 from harness.check import live
 from harness.check.bug_status import BugStatus, Checked, recorded
+from harness.check.check_report import for_github, summary
 from harness.check.environment import Environment, of_files, of_this_interpreter
 from harness.check.installed import Installed, described
-from harness.check.output import for_github, summary
 from harness.overlays import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
-from harness.upstream.interpreter import Distribution, Interpreter
+from harness.upstream.pins import Distribution, Interpreter
 from tests import stacks
 from tests.made_up import NO, YES, Upstream
 from tests.overlays import lent

@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
-from harness.sweep import batch, cell_store, cluster, executor, slurm, suite
+from harness.sweep import batch, cells, cluster, executor, slurm, suite
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.cell import Status
 from harness.sweep.slurm import End, Shape, Waiting
@@ -337,7 +337,7 @@ def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
 ) -> None:
     lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
     together(monkeypatch, lose)
-    monkeypatch.setattr(cell_store, "store", lambda *_: None)
+    monkeypatch.setattr(cells, "store", lambda *_: None)
     assert main([*SWEEP]) == 3
     out = capsys.readouterr().out
     assert "5 cells: 5 inconclusive" in out
@@ -464,7 +464,7 @@ def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
 ) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, and nodes have
     composed = command_line.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
-    assert (cluster._shape(composed), cell_store.lane_of(composed)) == (shape, lane)
+    assert (cluster._shape(composed), cells.lane_of(composed)) == (shape, lane)
 
 
 # Settings.

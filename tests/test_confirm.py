@@ -12,7 +12,7 @@ import pytest
 
 from harness import catalog
 from harness.__main__ import main
-from harness.nightly import confirmations, older_code, steps
+from harness.nightly import confirmations, steps
 from harness.nightly.confirmations import Confirmation, Recorded
 from harness.nightly.history import reading
 from harness.ranges import affected
@@ -84,7 +84,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as affected, and 0.13.1 as not affected."""
     cells = [cell("0.13.0", YES), cell("0.13.1", NO)]
     monkeypatch.setattr(affected, "of", lambda name: cells if name == SCENARIO else [])
-    monkeypatch.setattr(older_code, "commit_of", lambda _: "abcdef0123")
+    monkeypatch.setattr(confirmations, "commit_of", lambda _: "abcdef0123")
 
 
 @pytest.mark.usefixtures("_recorded")
@@ -93,7 +93,7 @@ def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, then: Status, whose: str
 ) -> None:
     old = replace(cell("0.13.0", YES), status=then)
-    monkeypatch.setattr(older_code, "found_at", lambda *_: old)
+    monkeypatch.setattr(confirmations, "found_at", lambda *_: old)
     assert main(["confirm", f"scenario={SCENARIO}", "launch=cpu"]) == ExitCode.NOT_AS_EXPECTED
     assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
     out = " ".join(capsys.readouterr().out.split())
@@ -105,7 +105,7 @@ def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
 def test_watch_reports_a_difference_and_keeps_the_day(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(older_code, "found_at", lambda *_: cell("0.13.0", YES))
+    monkeypatch.setattr(confirmations, "found_at", lambda *_: cell("0.13.0", YES))
     words = ["watch", f"scenario={SCENARIO}", "launch=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
     with reading(Path("history.sqlite")) as history:
@@ -136,11 +136,11 @@ def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
         git("commit", "-qm", "x")
         return git("rev-parse", "HEAD")
 
-    monkeypatch.setattr(older_code, "ROOT", tmp_path)
+    monkeypatch.setattr(confirmations, "ROOT", tmp_path)
     monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
     git("init", "-q")
     one, other = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
     commit([one | {"reason": "older"}])
     recorded = commit([one])
     commit([one, other])
-    assert older_code.commit_of(cell("0.13.0", YES)) == recorded
+    assert confirmations.commit_of(cell("0.13.0", YES)) == recorded

@@ -12,8 +12,8 @@ import pytest
 from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Outcome, Variant
-from harness.cli import _demands
-from harness.cli._demands import DEMANDS, Missing, checked
+from harness.cli import admit
+from harness.cli.admit import DEMANDS, Missing, checked
 from harness.system.files import ROOT
 
 NAME = "sampler_shards"
@@ -27,7 +27,7 @@ def test_a_scenario_meets_every_demand(name: str) -> None:
 def test_contributing_lists_the_demands() -> None:
     text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
     for demand in DEMANDS:
-        assert _demands.text(demand) in text
+        assert admit.text(demand) in text
 
 
 CONTROL = Variant("the trigger off", Outcome.CLEAN, triggers=False)
@@ -38,22 +38,18 @@ FIXED = Variant("", Outcome.CLEAN)
 @pytest.mark.parametrize(
     ("demand", "changes", "missing"),
     [
-        (_demands.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
-        (_demands.story, {"report": ("",)}, "report is not written yet"),
-        (_demands.story, {"title": "x" * 200}, "the title has 200 characters"),
-        (_demands.harm, {"harm": "UNFINISHED"}, "choose one of HARMS"),
-        (_demands.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
-        (_demands.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
-        (_demands.files, {"files": ()}, "names a file"),
-        (
-            _demands.lock_files,
-            {"pins": {"accelerate": "0.29.2"}},
-            "accelerate-0.29.2.txt is missing",
-        ),
+        (admit.story, {"remedy": "UNFINISHED: what to do"}, "remedy is not written yet"),
+        (admit.story, {"report": ("",)}, "report is not written yet"),
+        (admit.story, {"title": "x" * 200}, "the title has 200 characters"),
+        (admit.harm, {"harm": "UNFINISHED"}, "choose one of HARMS"),
+        (admit.variants, {"variants": {"buggy": BUGGY}}, "fixed must expect clean"),
+        (admit.variants, {"variants": {"buggy": BUGGY, "fixed": FIXED}}, "there is no control"),
+        (admit.files, {"files": ()}, "names a file"),
+        (admit.lock_files, {"pins": {"accelerate": "0.29.2"}}, "accelerate-0.29.2.txt is missing"),
     ],
 )
 def test_what_the_metadata_lacks_is_named(
-    demand: _demands.Demand, changes: Mapping[str, Any], missing: str
+    demand: admit.Demand, changes: Mapping[str, Any], missing: str
 ) -> None:
     demand(NAME, catalog.scenario(NAME))
     with pytest.raises(Missing, match=missing):
@@ -63,16 +59,14 @@ def test_what_the_metadata_lacks_is_named(
 @pytest.mark.parametrize(
     ("demand", "missing"),
     [
-        (_demands.lock_files, "is missing: python -m harness lock bf16_clip"),
-        (_demands.statuses, "no release was tested"),
-        (_demands.recorded_run, "no recorded run"),
-        (_demands.mutations, "no mutations.py"),
-        (_demands.page, "README.md is out of date"),
+        (admit.lock_files, "is missing: python -m harness lock bf16_clip"),
+        (admit.statuses, "no release was tested"),
+        (admit.recorded_run, "no recorded run"),
+        (admit.mutations, "no mutations.py"),
+        (admit.page, "README.md is out of date"),
     ],
 )
-def test_what_the_folder_lacks_is_named(
-    demand: _demands.Demand, missing: str, folders: Path
-) -> None:
+def test_what_the_folder_lacks_is_named(demand: admit.Demand, missing: str, folders: Path) -> None:
     with pytest.raises(Missing, match=missing):
         demand("bf16_clip", catalog.scenario("bf16_clip"))
 
@@ -90,13 +84,13 @@ def test_a_bug_needs_a_short_script_and_an_unknown_one_a_text(folders: Path) -> 
     known = catalog.scenario(NAME)
     unknown = replace(known, known_upstream=False)
     with pytest.raises(Missing, match=r"there is no report\.py"):
-        _demands.report(NAME, known)
+        admit.report(NAME, known)
     script = catalog.folder(NAME) / "report.py"
     script.write_text("print()\n" * 40)
-    assert _demands.report(NAME, known) == "40 lines"
+    assert admit.report(NAME, known) == "40 lines"
     with pytest.raises(Missing, match=r"there is no report\.md"):
-        _demands.report(NAME, unknown)
+        admit.report(NAME, unknown)
     script.with_name("report.md").touch()
     script.write_text("print()\n" * 41)
     with pytest.raises(Missing, match="has 41 lines, more than 40"):
-        _demands.report(NAME, unknown)
+        admit.report(NAME, unknown)

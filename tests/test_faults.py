@@ -24,7 +24,7 @@ from harness import catalog
 from harness.__main__ import INTERRUPTED, main
 from harness.launch.exits import EXIT_FILE
 from harness.overlays import overlay, overlay_cache
-from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 from harness.system import machine
 from harness.system.errors import ExitCode
 from harness.system.files import sha256

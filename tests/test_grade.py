@@ -11,11 +11,11 @@ import pytest
 from harness import catalog
 from harness.api.spec import Finding, Outcome, Verdict
 from harness.launch.exits import read_json
-from harness.runs import run_schema
+from harness.runs import run_folder
 from harness.runs.grade import grade, judge
 from harness.runs.recorder import HARNESS_KINDS
-from harness.runs.records import RUN_FILE
 from harness.runs.results import TrialResult
+from harness.runs.run_folder import RUN_FILE
 from harness.system.errors import Inconclusive
 from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
@@ -37,7 +37,7 @@ def test_a_recorded_run_has_the_variants_of_today(scenario: str) -> None:
     run = read_json(STORED[scenario] / RUN_FILE)
     assert set(run["trials"]) == set(catalog.scenario(scenario).variants)
     for variant, content in run["trials"].items():
-        today = json.loads(json.dumps(run_schema.trial(scenario, variant, run)))
+        today = json.loads(json.dumps(run_folder.trial_content(scenario, variant, run)))
         for name in ("expect", "triggers", "ranks", "launches", "params", "pins", "modules"):
             assert content[name] == today[name], f"{variant}: {name}"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.launch.server_pool import Pool
-from harness.nightly import hunt, hunt_report
+from harness.nightly import hunt
 from harness.nightly.hunt import Finding, Hunted, Hunter, Probed, first_with, related
-from harness.nightly.hunted import STACKS, Choice, Stack, flags
+from harness.nightly.stacks import STACKS, Choice, Stack, flags
 from harness.probe import loops
 from harness.probe.prober import Loop
 from harness.probe.signatures import Recorded, Shown
@@ -88,7 +88,7 @@ def test_what_breaks_is_reduced_to_the_settings_that_matter(
     assert found.shown == [SUMMED]
     assert not found.known
     assert set(hunted.unclear.values()) == {"bf16 is missing"}
-    assert hunt_report.exit_code([hunted]) == 1
+    assert hunt.exit_code([hunted]) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_settings_after_the_deadline_are_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
     hunted = Replayed(Pool(), lambda _: None, deadline=0.0).hunt(STACK, "2026-11-22")
     assert (hunted.probed, hunted.left) == (0, len(STACK.rows()))
-    assert hunt_report.exit_code([hunted]) == 3
+    assert hunt.exit_code([hunted]) == 3
 
 
 @pytest.mark.parametrize(("known", "code"), [(["heads_gas_ranks"], 0), ([], 1)])
 def test_only_what_the_catalogue_does_not_know_is_an_alarm(known: list[str], code: int) -> None:
     found = Finding("stack", {"package": "1.0"}, [SUMMED], "ddp.py", 1, "package 1.0", known)
     hunted = [Hunted("stack", {"package": "1.0"}, 3, findings=[found])]
-    assert hunt_report.exit_code(hunted) == code
-    assert "ranks: gradient 2 times (ranks)" in hunt_report.markdown_page("2026-11-22", hunted)
-    assert any("1 settings" in line for line in hunt_report.text(hunted[0]))
+    assert hunt.exit_code(hunted) == code
+    assert "ranks: gradient 2 times (ranks)" in hunt.markdown_page("2026-11-22", hunted)
+    assert any("1 settings" in line for line in hunt.text(hunted[0]))
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=[stack.name for stack in STACKS])

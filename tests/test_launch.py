@@ -20,8 +20,7 @@ import pytest
 
 import harness.launch.launch as launching
 from harness.launch.exits import EXIT_FILE, Identity
-from harness.launch.server_pool import Pool
-from harness.launch.servers import OverlayServer
+from harness.launch.server_pool import OverlayServer, Pool
 from harness.system.errors import Inconclusive
 from tests.sandbox import PATIENCE
 from tests.stand_in import settings, wanted

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.overlays import bytecode, loaded, overlay
+from harness.overlays import bytecode, loaded_files, overlay
 from harness.system.files import sha256
 
 ROOT = Path(__file__).parent.parent
@@ -24,8 +24,8 @@ for name in names:
     __import__(name)
 before = set(sys.modules)
 from pathlib import Path
-from harness.overlays import loaded
-found = loaded.files(Path(site))
+from harness.overlays import loaded_files
+found = loaded_files.files(Path(site))
 print(json.dumps(found))
 """
 
@@ -104,8 +104,8 @@ def test_a_loaded_file_that_was_deleted_is_listed(
     module = ModuleType("ghost")
     module.__file__ = str(made / "ghost.py")
     monkeypatch.setitem(sys.modules, "ghost", module)
-    found = loaded.files(made)
-    assert found == {"ghost.py": loaded.GONE}
+    found = loaded_files.files(made)
+    assert found == {"ghost.py": loaded_files.GONE}
     assert overlay.changed(made, found) == ["ghost.py"]
 
 
@@ -117,10 +117,12 @@ def test_a_library_that_is_only_mapped_is_listed(
     maps = tmp_path / "maps"
     line = f"7f0000000000-7f0000001000 r-xp 00000000 fe:00 42    {made}/up.libs/lib one.so"
     maps.write_text(f"7f-8f rw-p 0 00:00 0 [heap]\n{line}\n{line} (deleted)\n")
-    monkeypatch.setattr(loaded, "MAPS", maps)
-    assert loaded.files(made) == {"up.libs/lib one.so": sha256(made / "up.libs" / "lib one.so")}
-    monkeypatch.setattr(loaded, "MAPS", tmp_path / "no such")
-    assert loaded.files(made) == {}
+    monkeypatch.setattr(loaded_files, "MAPS", maps)
+    assert loaded_files.files(made) == {
+        "up.libs/lib one.so": sha256(made / "up.libs" / "lib one.so")
+    }
+    monkeypatch.setattr(loaded_files, "MAPS", tmp_path / "no such")
+    assert loaded_files.files(made) == {}
 
 
 class Strange(ModuleType):
@@ -146,7 +148,7 @@ def test_odd_modules_are_not_touched(made: Path, monkeypatch: pytest.MonkeyPatch
     for number, module in enumerate([Strange("lazy"), Slotted(), None, nameless, odd_spec]):
         monkeypatch.setitem(sys.modules, f"odd_{number}", module)  # type: ignore[arg-type]
     before = set(sys.modules)
-    assert loaded.files(made) == {}
+    assert loaded_files.files(made) == {}
     assert set(sys.modules) == before
 
 

@@ -11,7 +11,7 @@ from harness import catalog
 from harness.__main__ import main
 from harness.cli import lock
 from harness.system.errors import Inconclusive, Unsupported
-from harness.upstream import locks, pins, release_days, resolution
+from harness.upstream import locks, pins, releases, resolution
 from harness.upstream.pins import Stack
 
 BF16_CLIP = catalog.scenario("bf16_clip")
@@ -82,7 +82,7 @@ def resolves(monkeypatch: pytest.MonkeyPatch, first: dict[str, str]) -> list[tup
         return locks.lines(stack.pins)
 
     monkeypatch.setattr(resolution, "lock", resolve)
-    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
     return calls
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Lane, Outcome, Variant
-from harness.launch.lanes import choose_lane
+from harness.runs.job import choose_lane
 from harness.system import machine
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.machine import Gpu, visible

@@ -140,7 +140,7 @@ def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
 
     monkeypatch.setattr(suite, "run", run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
-    monkeypatch.setattr("harness.sweep.local.prepared", lambda *_: None)
+    monkeypatch.setattr("harness.sweep.suite.prepared", lambda *_: None)
     return ran
 
 

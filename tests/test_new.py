@@ -19,7 +19,7 @@ from harness.api.spec import Records, Verdict
 from harness.cli import new, pages
 from harness.system.errors import UserError
 from harness.system.files import ROOT
-from harness.upstream import release_days
+from harness.upstream import releases
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,7 +29,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of scenarios. Every release exists, and any two differ in one file."""
     monkeypatch.setattr(scenarios, "__path__", [*scenarios.__path__, str(tmp_path / "scenarios")])
     monkeypatch.setattr(pages, "BUGS", tmp_path / "bugs.md")
-    monkeypatch.setattr(release_days, "released", lambda *_: "2026-01-01")
+    monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
     monkeypatch.setattr(new, "changed_files", lambda *_: iter(["made/up.py"]))
     (tmp_path / "scenarios").mkdir()
     monkeypatch.setattr(new, "parent_folder", lambda: tmp_path / "scenarios")
@@ -99,7 +99,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     def refuse(name: str, *_: object) -> None:
         raise UserError(f"no package '{name}' in the index")
 
-    monkeypatch.setattr(release_days, "released", refuse)
+    monkeypatch.setattr(releases, "released", refuse)
     assert main(["new", *words]) == 2
     error = capsys.readouterr().err
     assert message in error

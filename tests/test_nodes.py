@@ -26,9 +26,10 @@ import harness.launch.launch as launching
 from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Lane, Outcome
-from harness.launch import lanes, nodes
+from harness.launch import nodes
 from harness.launch.exits import EXIT_FILE, Identity
 from harness.launch.processes import end_all, members
+from harness.runs import job
 from harness.system import machine
 from harness.system.errors import ExitCode, Inconclusive, Unsupported
 from tests import slurm_cluster
@@ -175,10 +176,10 @@ def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     two = (machine.Gpu("0", "GPU-a", "H100"), machine.Gpu("1", "GPU-b", "H100"))
     monkeypatch.setattr(machine, "gpus", lambda: two)
     four_ranks = catalog.scenario("tied_embedding_order")
-    assert lanes.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
-    assert lanes.choose_lane(four_ranks, 4, "auto") is Lane.CPU
+    assert job.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
+    assert job.choose_lane(four_ranks, 4, "auto") is Lane.CPU
     with pytest.raises(Unsupported, match="needs 4 GPUs, and this machine has 2"):
-        lanes.choose_lane(four_ranks, 4, "gpu")
+        job.choose_lane(four_ranks, 4, "gpu")
 
 
 @pytest.mark.parametrize(

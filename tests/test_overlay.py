@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from harness.api.spec import Defect
-from harness.overlays import bytecode, contents, overlay, overlay_cache, stage
+from harness.overlays import bytecode, contents, overlay, overlay_cache
 from harness.overlays.overlay import DamagedOverlay, Overlay, borrowed
 from harness.system.errors import Inconclusive
 from harness.system.files import locked, sha256
@@ -499,11 +499,11 @@ def test_a_copy_on_a_nodes_disk_is_used_and_the_last_ones_stay(
     cache: Path, maker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"
-    monkeypatch.setattr(stage, "KEPT", 2)
+    monkeypatch.setattr(overlay_cache, "KEPT", 2)
     days = ("2024-05-01", "2024-05-02", "2024-05-03")
     stacks = [replace(STACK, date=day) for day in days]
     for stack in [*stacks, stacks[-1]]:
-        with stage.borrowed(stack, (), cache, disk) as used:
+        with overlay_cache.borrowed_copy(stack, (), cache, disk) as used:
             assert used.site.is_relative_to(disk)
             assert used.files == borrow_once(cache, stack).files
             time.sleep(0.01)

@@ -11,9 +11,9 @@ from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import HARMS
 from harness.cli import pages
-from harness.publish import alive_page as _alive_page
-from harness.publish import ranges_page as _ranges_page
-from harness.ranges.alive_bugs import alive_bugs
+from harness.publish import alive as _alive_page
+from harness.publish import docs_tables
+from harness.publish.alive import alive_bugs
 from harness.ranges.periods import alive
 
 
@@ -30,20 +30,20 @@ def test_every_bug_is_in_the_table() -> None:
 
 
 def test_the_page_of_living_bugs_is_up_to_date() -> None:
-    page = pages.BUGS.with_name(_alive_page.NAME)
-    assert page.read_text() == _alive_page.text(), "python -m harness pages"
+    page = pages.BUGS.with_name("alive.md")
+    assert page.read_text() == _alive_page.page(), "python -m harness pages"
 
 
 def test_the_page_of_ranges_is_up_to_date_and_has_both_ends_of_a_known_one() -> None:
-    page = pages.BUGS.with_name(_ranges_page.NAME)
-    assert page.read_text() == _ranges_page.text(), "python -m harness pages"
+    page = pages.BUGS.with_name("ranges.md")
+    assert page.read_text() == docs_tables.ranges_page(), "python -m harness pages"
     assert re.search(
         r"`fsdp2_upcast_lost`.*\| 1\.12\.0 \| 1\.13\.0 \| 1\.14\.0 \|", page.read_text()
     )
 
 
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
-    text = _alive_page.text()
+    text = _alive_page.page()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert order == [bug.name for bug in alive_bugs()]
     assert set(order) == {name for name in catalog.sound() if alive(name)}
@@ -67,7 +67,7 @@ def test_the_page_of_living_bugs_stays_while_a_scenario_is_broken(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / "bugs.md").write_text(f"{pages.TABLE}\n{pages.TABLE_END}\n")
-    alive_file = own / _alive_page.NAME
+    alive_file = own / "alive.md"
     alive_file.write_text("all of them")
     monkeypatch.setattr(catalog, "broken", lambda: {"rope_zero_init": "it is broken"})
     pages.write([])

@@ -15,7 +15,7 @@ import pytest
 from harness import catalog
 from harness.api.spec import Companion
 from harness.system.errors import Fault, Inconclusive, Unsupported, UserError
-from harness.upstream import index, pins, release_days, resolution, uv
+from harness.upstream import index, pins, releases, resolution, uv
 from harness.upstream.pins import Stack
 from tests.made_up import published
 
@@ -205,14 +205,14 @@ TODAY = date.today()
 def test_another_release_has_its_own_day(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, python: str, released: str, day: str
 ) -> None:
-    monkeypatch.setattr(release_days, "released", lambda *_: released)
+    monkeypatch.setattr(releases, "released", lambda *_: released)
     assert resolution.stack(BF16_CLIP, PINS, tmp_path, python=python).date == day
 
 
 def test_the_day_of_a_release_is_requested_once(fake_uv: Uv, tmp_path: Path) -> None:
     fake_uv.output = "upload-time = 2024-11-09T01:00:00Z\nupload-time = 2024-11-08T16:31:30Z\n"
     for _ in range(2):
-        assert release_days.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+        assert releases.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
     assert len(fake_uv.calls) == 1
     assert fake_uv.stdin == "deepspeed==0.15.4\n"
 
@@ -224,9 +224,9 @@ def test_a_release_that_is_spelt_differently_is_a_mistake(fake_uv: Uv, tmp_path:
     )
     message = r"^pins\.deepspeed=0\.16: write it .* spelt, pins\.deepspeed=0\.16\.0"
     with pytest.raises(UserError, match=message):
-        release_days.released("deepspeed", "0.16", tmp_path)
+        releases.released("deepspeed", "0.16", tmp_path)
     assert not (tmp_path / "releases").exists()
-    assert release_days.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
+    assert releases.released("deepspeed", "0.16.0", tmp_path) == "2024-11-08"
 
 
 INVALID = ["", "{", "[]", "null", '{"released": 5}', '{"released": "soon"}', "\xff", "[" * 100_000]
@@ -236,12 +236,12 @@ INVALID = ["", "{", "[]", "null", '{"released": 5}', '{"released": "soon"}', "\x
 def test_an_invalid_stored_day_is_reported_and_requested_again(
     fake_uv: Uv, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = release_days.release_file(tmp_path, "deepspeed", "0.15.4")
+    file = releases.release_file(tmp_path, "deepspeed", "0.15.4")
     file.parent.mkdir()
     file.write_text(text, encoding="latin-1")
     fake_uv.output = "upload-time = 2024-11-08T16:31:30Z\n"
     for _ in range(2):
-        assert release_days.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
+        assert releases.released("deepspeed", "0.15.4", tmp_path) == "2024-11-08"
     line = "was damaged or edited: the day is requested from the index again\n"
     assert capsys.readouterr().err == f"harness: {file} {line}"
     assert len(fake_uv.calls) == 1
@@ -249,7 +249,7 @@ def test_an_invalid_stored_day_is_reported_and_requested_again(
 
 def test_the_user_must_set_the_day_if_the_index_has_none(fake_uv: Uv, tmp_path: Path) -> None:
     with pytest.raises(Inconclusive, match="set date="):
-        release_days.released("deepspeed", "0.15.4", tmp_path)
+        releases.released("deepspeed", "0.15.4", tmp_path)
     assert not (tmp_path / "releases").exists()
 
 

@@ -18,21 +18,21 @@ import sys
 sys.path[:0] = [{site!r}, {root!r}]
 import json, os
 from pathlib import Path
-from harness.overlays import loaded, rebase
-listener = rebase.listen()
+from harness.overlays import loaded_files
+listener = loaded_files.listen()
 import up.inner
 try:
     import optional
 except ImportError:
     pass
 site, other = Path({site!r}), Path({other!r})
-report = {{"same": rebase.same(site, other, listener.asked, {files!r})}}
+report = {{"same": loaded_files.same(site, other, listener.asked, {files!r})}}
 if report["same"]:
-    rebase.rebase(site, other)
+    loaded_files.rebase(site, other)
     import up.lazy
     report["files"] = [up.__file__, up.inner.__spec__.origin, up.lazy.__file__]
     report["path"] = list(up.__path__)
-    report["loaded"] = loaded.files(other)
+    report["loaded"] = loaded_files.files(other)
     report["moved"] = str(site) in sys.path
 print(json.dumps(report))
 """

@@ -13,7 +13,7 @@ from harness.api.shapes import NUMBER
 from harness.api.spec import Records
 from harness.launch.exits import Exit, Identity, read_exit, read_json, write_exit
 from harness.runs.recorder import HARNESS_KINDS, Recorder
-from harness.runs.records import RUN_FILE, create_run_folder, last_record, read_records
+from harness.runs.run_folder import RUN_FILE, create_run_folder, last_record, read_records
 from harness.runs.validation import merged
 from harness.system.errors import Inconclusive
 

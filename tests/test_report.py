@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from harness.api.spec import Finding, Outcome, Verdict
-from harness.runs.report import (
+from harness.runs.results import RunResult, TrialResult
+from harness.runs.verdict_text import (
     LOG_LINES,
     last_lines,
     print_failure,
@@ -24,7 +25,6 @@ from harness.runs.report import (
     print_verdict,
     releases,
 )
-from harness.runs.results import RunResult, TrialResult
 from harness.system.terminal import Progress, Terminal, table, terminal
 from tests.another_user import needs_root
 from tests.recording import Recording

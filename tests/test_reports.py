@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 
 from harness import catalog
 from harness.api.spec import BUGGY, FIXED, RELEASED, Lane
-from harness.cli._demands import LONGEST_SCRIPT
+from harness.cli.admit import LONGEST_SCRIPT
 from harness.overlays import shims
 from harness.overlays.overlay import Overlay
 from harness.ranges import affected

@@ -9,9 +9,9 @@ import pytest
 from harness import catalog
 from harness.config import command_line
 from harness.nightly import selection
-from harness.nightly.baseline import about
+from harness.nightly.history import recorded_about
 from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 from harness.upstream.index import Release
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
@@ -113,7 +113,7 @@ def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
         def today(cls) -> datetime.date:  # type: ignore[override]
             return datetime.date(2026, 11, 21)
 
-    monkeypatch.setattr(release_days, "date", Then)
+    monkeypatch.setattr(releases, "date", Then)
     monkeypatch.setattr(pins, "here", lambda: ("3.11", "linux-x86_64"))
 
 
@@ -147,4 +147,4 @@ def test_a_recorded_result_is_about_the_package_that_the_others_are_companions_o
         ({"transformers": "5.23.0", "deepspeed": "0.19.8"}, ["transformers"]),  # a companion
         ({"transformers": "4.38.2", "deepspeed": "0.19.8"}, []),
     ):
-        assert about(rope, {**rope.pins, **pins_}) == packages
+        assert recorded_about(rope, {**rope.pins, **pins_}) == packages

@@ -13,13 +13,13 @@ from harness.__main__ import main
 from harness.api.spec import Defect
 from harness.cli import show
 from harness.overlays import overlay
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 
 FILE = "accelerate/data_loader.py"
 
 
 @pytest.fixture
-def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlays of two releases that are made up; 1.15.0 has no such file."""
     texts = {"0.29.3": "generator = None\n", "0.30.0": "generator = synchronised\n"}
 
@@ -34,10 +34,10 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         yield overlay.Overlay("key", site, "", "")
 
     monkeypatch.setattr(overlay, "borrowed", borrowed)
-    monkeypatch.setattr(release_days, "released", lambda *_: "2024-05-10")
+    monkeypatch.setattr(releases, "released", lambda *_: "2024-05-10")
 
 
-@pytest.mark.usefixtures("releases")
+@pytest.mark.usefixtures("two_releases")
 def test_what_changed_in_the_file_with_the_bug_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "sampler_shards"]) == 0
     out = capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_what_changed_in_the_file_with_the_bug_is_shown(capsys: pytest.CaptureFi
     assert "-generator = None\n+generator = synchronised\n" in out
 
 
-@pytest.mark.usefixtures("releases")
+@pytest.mark.usefixtures("two_releases")
 def test_a_file_that_one_release_lacks_is_all_new(tmp_path: Path) -> None:
     chosen = {"buggy": {"accelerate": "1.15.0"}, "fixed": {"accelerate": "0.30.0"}}
     (text,) = show.changes(catalog.scenario("sampler_shards"), chosen, tmp_path)

@@ -26,14 +26,14 @@ from harness.api.spec import Verdict
 from harness.cli.site import SITE
 from harness.nightly.history import writing
 from harness.nightly.history_rows import Kind
-from harness.publish import statuses
+from harness.publish import inputs
+from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
 from harness.publish.inputs import collect
 from harness.publish.timelines import strip
 from harness.ranges import advisories
-from harness.ranges.alive_bugs import alive_bugs
 from harness.runs.results import RunResult
-from harness.system import output
+from harness.system import output_folder
 from harness.system.files import ROOT
 from harness.system.installation import install
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
@@ -128,7 +128,7 @@ def test_every_bug_and_every_tested_upstream_has_a_page(site: Path, bare: Path) 
     for folder in (site, bare):
         assert {path.stem for path in (folder / "bugs").iterdir()} == set(catalog.names())
     assert {path.stem for path in (site / "upstreams").iterdir()} == {"transformers"}
-    tested = set(statuses.recorded().packages())
+    tested = set(inputs.recorded_statuses().packages())
     assert {path.stem for path in (bare / "upstreams").iterdir()} == tested
 
 
@@ -217,7 +217,7 @@ def test_the_site_has_the_advisories(bare: Path) -> None:
 
 
 def test_a_release_between_two_that_agree_has_their_status() -> None:
-    known = partial(statuses.recorded().known, "rope_zero_init", "transformers")
+    known = partial(inputs.recorded_statuses().known, "rope_zero_init", "transformers")
     tested, between = known("4.38.2"), known("5.15.9")
     assert (tested.status, tested.tested) == (NO, True)
     assert (between.status, between.tested) == (YES, False)
@@ -296,7 +296,7 @@ def test_the_old_site_stays_if_the_new_one_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, failing, full)
+    monkeypatch.setattr(output_folder, failing, full)
     assert main(["site", "--out", str(small)]) == 3
     assert "no room on the disk" in complaint(capsys)
     assert content(small) == before
@@ -307,7 +307,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    output.put(out, {"index.html": "old"}, SITE)
+    output_folder.put(out, {"index.html": "old"}, SITE)
     rename, targets = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -318,7 +318,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        output.put(out, {"index.html": "new"}, SITE)
+        output_folder.put(out, {"index.html": "new"}, SITE)
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.check import environment, interpreter
+from harness.check import environment
 from harness.check.environment import Installed
 from harness.system.errors import Inconclusive, UserError
 
@@ -221,7 +221,7 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
 ) -> None:
     pids = tmp_path / "pids"
     customize(other, STARTS.format(pids=str(pids), seconds=1000))
-    monkeypatch.setattr(interpreter, "LIMIT", 2.0)
+    monkeypatch.setattr(environment, "LIMIT", 2.0)
     started = time.monotonic()
     with pytest.raises(Inconclusive, match="does not answer within 2 s: see its sitecustomize"):
         environment.of_interpreter(other, NAMES)

@@ -17,9 +17,9 @@ from harness.config import command_line
 from harness.config.run_config import RunConfig
 from harness.launch.exits import write_json
 from harness.launch.server_pool import Pool
-from harness.runs.records import RUN_FILE
 from harness.runs.results import RunResult, TrialResult
-from harness.sweep import executor, local, suite
+from harness.runs.run_folder import RUN_FILE
+from harness.sweep import executor, suite
 from harness.system import machine
 from harness.system.errors import Inconclusive
 from harness.system.machine import Gpu, leased
@@ -75,7 +75,7 @@ def pretend(
     pretence = Pretence(verdicts, tmp_path)
     monkeypatch.setattr(suite, "run", pretence)
     prepared = lambda config, pool: pretence.ahead.append(config.scenario)  # noqa: E731
-    monkeypatch.setattr(local, "prepared", prepared)
+    monkeypatch.setattr(suite, "prepared", prepared)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
     monkeypatch.setattr(suite, "locked", lambda config, variant: {})
     set_gpus(monkeypatch, 0)

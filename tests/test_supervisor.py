@@ -17,7 +17,7 @@ import pytest
 
 from harness.launch import supervisor
 from harness.launch.processes import TOKEN, members
-from harness.runs import leftovers
+from harness.runs import run_folder
 from tests.sandbox import PATIENCE, ROOT, within
 
 linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")
@@ -162,19 +162,19 @@ def make(folder: Path, names: str) -> None:
 
 def test_the_next_run_removes_unfinished_files_if_no_other_run_is_alive(tmp_path: Path) -> None:
     make(tmp_path, f"{UNFINISHED} {FINISHED}")
-    with leftovers.shared(tmp_path):
+    with run_folder.shared(tmp_path):
         before = files(tmp_path)
         assert set(FINISHED.split()) <= before
         assert not set(UNFINISHED.split()) & before
         assert not (tmp_path / f".{RUN}.ab12_x9z").exists()
         make(tmp_path, UNFINISHED)
-        with leftovers.shared(tmp_path):
+        with run_folder.shared(tmp_path):
             assert files(tmp_path) == before | set(UNFINISHED.split())
-    with leftovers.shared(tmp_path):
+    with run_folder.shared(tmp_path):
         assert files(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_made_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with leftovers.shared(tmp_path / "file" / "runs"):
+    with run_folder.shared(tmp_path / "file" / "runs"):
         pass

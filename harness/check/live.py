@@ -17,14 +17,14 @@ from harness.config.run_config import SLURM, RunConfig
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay
 from harness.runs.run import run
-from harness.sweep import local
+from harness.sweep import suite
 from harness.sweep.cell import STATUSES, Status
 from harness.sweep.cells import find, make_overlay, room
 from harness.system.errors import HarnessError, Unsupported, UserError
 from harness.system.machine import cache_folder, release_of
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
-from harness.upstream.interpreter import Interpreter
+from harness.upstream.pins import Interpreter
 
 LEAST_AT_ONCE = 2
 """Trials at once, also on two cores: ranks wait for each other, so one trial leaves cores idle."""
@@ -95,7 +95,7 @@ def _side_by_side(
         return _asked(found[index], configs[index], _Runs(own, pool, stop))
 
     make = (lambda _: False) if own else make_overlay
-    with local.started(configs, ask, make, Pool(), jobs, ahead=1) as running:
+    with suite.started_ahead(configs, ask, make, Pool(), jobs, ahead=1) as running:
         return [future.result() for future in running]
 
 

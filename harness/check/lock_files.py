@@ -18,8 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.check import conda
-from harness.check.installed import EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
+from harness.check.installed import ALIASES, EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import Source
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import complaint
@@ -61,7 +60,7 @@ def entries(source: Source) -> list[Listed]:
     Raises UserError for a file that is none, and Inconclusive for one of an unknown version.
     """
     if source.is_json and source.path.name != PIPFILE:
-        return conda.entries(source)
+        return _conda_entries(source)
     document = _document(source)
     try:
         return list(_entries(document, source.name))
@@ -193,3 +192,33 @@ def _applies(markers: Iterable[str]) -> bool:
     """Whether one of these markers holds here, with some choice of extras and groups."""
     chosen = [CHOICE.sub(ALWAYS, marker) for marker in markers]
     return not chosen or any(Marker(marker).evaluate() for marker in chosen)
+
+
+DEVELOP = "<develop>"
+"""The channel that conda names for an editable install."""
+
+
+def _conda_entries(source: Source) -> list[Listed]:
+    """The packages in the output, by the names that pip has for them.
+
+    Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
+    does not say which packages came from git.
+    """
+    try:
+        content = json.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source.name} is not valid JSON: {error}") from None
+    if not (isinstance(content, list) and all(isinstance(one, dict) for one in content)):
+        raise UserError(f"{source.name} is not what 'conda list --json' writes")
+    return [_conda_entry(one, source.name) for one in content]
+
+
+def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:
+    name, version = package.get("name"), package.get("version")
+    if not (isinstance(name, str) and isinstance(version, str) and "channel" in package):
+        raise UserError(
+            f"{file} is not what 'conda list --json' writes; for pip, use the output of pip freeze"
+        )
+    name = canonicalize_name(name)
+    origin = EDITABLE if package["channel"] == DEVELOP else ""
+    return Listed(ALIASES.get(name, name), version, origin)

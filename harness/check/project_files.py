@@ -1,7 +1,8 @@
 """Files in which a project declares what it needs: pyproject.toml, setup.cfg, environment.yml.
 
 Each becomes lines of a requirements file. An extra or a dependency group counts only if it is
-named: ``pyproject.toml[train]``.
+named: ``pyproject.toml[train]``. Of a project's folder, the file is read that says best what it
+installs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -18,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness import catalog
+from harness.check import source
 from harness.check.installed import ALIASES
 from harness.check.source import Source
 from harness.system.errors import UserError
@@ -306,3 +309,45 @@ def _conda_package(entry: str) -> tuple[str, str] | None:
 
 def _key(name: str) -> str:
     return canonicalize_name(name) if name else ""
+
+
+LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
+OTHERS = ("requirements.txt", *KINDS)
+
+
+def in_folder(name: str) -> tuple[str, str]:
+    """The file to read for a name, and a line that says so if the name is that of a folder.
+
+    A lock file comes first, then what names most. Raises UserError for a folder without one.
+    """
+    folder, chosen = Path(name), ""
+    if not folder.is_dir() and name.endswith("]"):  # .[train]
+        before, _, chosen = name.rpartition("[")
+        folder = Path(before)
+    if not folder.is_dir():
+        return name, ""
+    there = [each for each in (*LOCKS, *OTHERS) if (folder / each).is_file()]
+    usable = [each for each in there if _says_something(folder / each)]
+    if chosen:
+        usable = [each for each in usable if each in KINDS]
+    if not usable:
+        raise UserError(
+            f"{name} has none of {', '.join((*LOCKS, *OTHERS))} that names dependencies"
+            + "".join(f"; it has {each.name}" for each in sorted(folder.glob("*requirements*")))
+        )
+    first, *others = usable
+    also = f"; {', '.join(others)} not read" if others else ""
+    suffix = f"[{chosen}" if chosen else ""
+    return f"{folder / first}{suffix}", f"{name}: {first} was read{also}"
+
+
+def _says_something(file: Path) -> bool:
+    """Whether a file names dependencies: a pyproject.toml may only configure tools."""
+    if file.name not in KINDS:
+        return True
+    found: Source = source.read_file(file)
+    try:
+        declared(found)
+    except UserError:
+        return False
+    return True

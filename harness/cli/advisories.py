@@ -14,7 +14,7 @@ from harness import catalog
 from harness.cli import Arguments
 from harness.ranges import advisories
 from harness.system.errors import ExitCode
-from harness.system.output import Output, put
+from harness.system.output_folder import Output, put
 from harness.system.terminal import count, terminal
 
 ADVISORIES = Output(

@@ -23,13 +23,12 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import RELEASED
 from harness.cli import Arguments, pages
-from harness.cli.matrix import STYLES, Sweep, describe, sweep_of
+from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
 from harness.config import command_line
 from harness.config.run_config import RunConfig
 from harness.ranges import affected
 from harness.ranges import commits as fixes
 from harness.ranges.commits import Change
-from harness.ranges.streak import FAULTS, Streak
 from harness.sweep.cell import Cell, Status
 from harness.sweep.cells import not_run
 from harness.sweep.commits import Commits
@@ -317,8 +316,9 @@ def _report(console: Console, sweep: Sweep, cells: dict[int, Cell], found: Found
     console.print(f"tried {len(cells)} of {count(len(releases), what)}: {_how(cells.values())}")
     if found.gap:
         console.print(
-            f"up to {count(found.gap, what)} in a row between equal ones {_were(found.gap)} "
-            "not tested: a bug that came and went there is not found (--apart 1 tests all)"
+            f"up to {count(found.gap, what)} in a row between equal ones "
+            f"{'was' if found.gap == 1 else 'were'} not tested: "
+            "a bug that came and went there is not found (--apart 1 tests all)"
         )
 
 
@@ -328,7 +328,3 @@ def _how(cells: Collection[Cell]) -> str:
     run = sum(cell.started for cell in cells) - stored
     counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
     return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.settings import Setting
+from harness.check import check_report, settings_files
 from harness.check import environment as stacks
-from harness.check import output, settings_files
 from harness.check.accepted import read as read_accepted
 from harness.check.bug_status import (
     BugStatus,
@@ -185,14 +185,14 @@ def _print(
 ) -> None:
     console = terminal()
     if options.format == "json":
-        console.print(output.as_json(environment, found, broken, settings, notes))
+        console.print(check_report.as_json(environment, found, broken, settings, notes))
     elif options.format == "github":
         files = [f for f in options.requirements or () if f != STANDARD_INPUT]
-        for line in output.for_github(found, files[0] if files else None, notes):
+        for line in check_report.for_github(found, files[0] if files else None, notes):
             console.print(as_typed(line))
     else:
         long = options.long or bool(_named(options.overrides))
-        output.print_text(console, environment, found, broken, settings, notes, long=long)
+        check_report.print_text(console, environment, found, broken, settings, notes, long=long)
 
 
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:

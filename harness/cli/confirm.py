@@ -19,7 +19,7 @@ from harness.cli import Arguments, pages
 from harness.cli.watch import configs_of, day_of
 from harness.config.run_config import RunConfig
 from harness.nightly import confirmations
-from harness.nightly.confirming import Done, confirm
+from harness.nightly.confirmations import Done, confirm
 from harness.nightly.steps import today
 from harness.ranges import affected
 from harness.sweep.cells import environment

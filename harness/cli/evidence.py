@@ -17,7 +17,7 @@ from harness import catalog
 from harness.cli import Arguments
 from harness.launch.exits import read_json
 from harness.runs.grade import grade
-from harness.runs.records import RUN_FILE, VERDICT_FILE, read_records
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE, read_records
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import write_all, writing
 from harness.system.text import markdown_table

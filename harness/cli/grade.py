@@ -9,8 +9,8 @@ from pathlib import Path
 from harness.cli import Arguments
 from harness.launch.exits import read_json
 from harness.runs.grade import grade
-from harness.runs.records import RUN_FILE
-from harness.runs.report import print_header, print_trial
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import print_header, print_trial
 from harness.system.errors import UserError
 from harness.system.terminal import terminal
 
@@ -41,8 +41,8 @@ def print_grade(folder: Path, *, as_json: bool) -> int:
     return result.exit_code
 
 
-def _recent(folder: Path, most: int = 5) -> str:
+def _recent(folder: Path) -> str:
     """The choices: the newest run folders near this one."""
     near = folder if folder.is_dir() else folder.parent
-    runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:most]
+    runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:5]
     return f". Choices: {', '.join(str(r.parent) for r in runs)}." if runs else ""

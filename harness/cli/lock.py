@@ -16,7 +16,7 @@ from harness.system.errors import ExitCode, Unsupported
 from harness.system.files import write_all
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-from harness.upstream import locks, pins, release_days, resolution
+from harness.upstream import locks, pins, releases, resolution
 from harness.upstream.pins import Stack
 
 
@@ -55,7 +55,7 @@ def stacks(name: str) -> Iterator[Stack]:
         chosen = pins.complete(scenario, scenario.pins_of(variant))
         if chosen and chosen not in seen:
             seen.append(chosen)
-            day = release_days.day_of(scenario, chosen, pins.here()[0], cache_folder())
+            day = releases.day_of(scenario, chosen, pins.here()[0], cache_folder())
             yield Stack(chosen, day, *pins.here())
 
 
@@ -66,7 +66,7 @@ def resolved(stack: Stack) -> dict[str, dict[str, str]]:
     """
     found = {}
     for python in locks.PYTHONS:
-        for day in dict.fromkeys((stack.date, max(stack.date, release_days.first_day(python)))):
+        for day in dict.fromkeys((stack.date, max(stack.date, releases.first_day(python)))):
             try:
                 lock = resolution.lock(Stack(stack.pins, day, python, locks.PLATFORM))
             except Unsupported:

@@ -20,14 +20,14 @@ from pathlib import Path
 import scenarios
 from harness import catalog
 from harness.cli import Arguments, pages, pin
-from harness.cli._demands import UNFINISHED
+from harness.cli.admit import UNFINISHED
 from harness.overlays import overlay
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.upstream import pins as upstream
-from harness.upstream import release_days
+from harness.upstream import releases
 from harness.upstream.pins import Stack
 
 MOST_FILES = 40
@@ -150,7 +150,7 @@ def new(
     _refuse_name(name)
     subject = next(iter(chosen), None)
     for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
-        release_days.released(package, version, cache_folder())  # raises if there is none
+        releases.released(package, version, cache_folder())  # raises if there is none
     source = _text(chosen, fixed) if like is None else _like(like, chosen, fixed)
     parent = parent_folder() / folder(chosen)
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
@@ -224,8 +224,8 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
     python, platform = upstream.here()
     stacks = []
     for chosen in (before, after):
-        day = release_days.released(subject, chosen[subject], cache)
-        stacks.append(Stack(dict(chosen), release_days.settled(day, python), python, platform))
+        day = releases.released(subject, chosen[subject], cache)
+        stacks.append(Stack(dict(chosen), releases.settled(day, python), python, platform))
     with (
         overlay.borrowed(stacks[0], (), cache) as first,
         overlay.borrowed(stacks[1], (), cache) as second,

@@ -19,15 +19,11 @@ from harness import catalog
 from harness.api.knobs import knobs, meaning
 from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
-from harness.publish import alive_page as _alive_page
-from harness.publish import probe_table as _probe_table
-from harness.publish import ranges_page as _ranges_page
-from harness.publish import story_pages as _story_pages
-from harness.publish import trust_table as _trust_table
+from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, commits, remedies
 from harness.ranges.commits import Change
-from harness.runs import evidence
-from harness.runs.report import alarm, releases
+from harness.runs import kept_runs
+from harness.runs.verdict_text import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.terminal import count, terminal
@@ -38,6 +34,10 @@ PAGE = "README.md"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
+WHOLE = {"alive.md": alive.page, "ranges.md": docs_tables.ranges_page}
+"""Pages beside docs/bugs.md that are written as a whole."""
+TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
+"""Pages with a generated part, and what writes that."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
 NOTE = (
@@ -70,17 +70,21 @@ def write(names: Iterable[str]) -> None:
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
-            for whole in (_alive_page, _ranges_page):
-                write_whole(BUGS.with_name(whole.NAME), whole.text())
-            folder = BUGS.with_name(_story_pages.FOLDER)
-            folder.mkdir(exist_ok=True)
-            for file, text in _story_pages.texts():
-                write_whole(folder / file, text)
-            for part in (_probe_table, _trust_table):
-                whole_page = BUGS.with_name(part.NAME)
-                if whole_page.is_file():
-                    text = part.with_table(whole_page.read_text(encoding="utf-8"))
-                    write_whole(whole_page, text)
+            _write_docs()
+
+
+def _write_docs() -> None:
+    """The pages beside docs/bugs.md that are made of all scenarios."""
+    for name, whole in WHOLE.items():
+        write_whole(BUGS.with_name(name), whole())
+    folder = BUGS.with_name(stories.FOLDER)
+    folder.mkdir(exist_ok=True)
+    for name, text in stories.texts():
+        write_whole(folder / name, text)
+    for name, with_part in TABLES.items():
+        file = BUGS.with_name(name)
+        if file.is_file():
+            write_whole(file, with_part(file.read_text(encoding="utf-8")))
 
 
 def page(name: str) -> str:
@@ -186,7 +190,7 @@ def _doc(function: Any) -> str:
 
 
 def _insufficient_checks(name: str) -> Mapping[str, bool]:
-    found = (evidence.insufficient_checks(content) for _, content in evidence.kept(name))
+    found = (kept_runs.insufficient_checks(content) for _, content in kept_runs.kept(name))
     return next(filter(None, found), {})
 
 
@@ -199,7 +203,7 @@ def _by_hand(name: str) -> str:
 
 
 def _evidence(name: str) -> Iterator[str]:
-    kept = evidence.kept(name)
+    kept = kept_runs.kept(name)
     if kept:
         yield "## Runs on GPUs"
     for stem, run in kept:
@@ -253,8 +257,7 @@ def with_table(text: str) -> str:
 
 def _row(name: str, old: str) -> list[str] | None:
     """A scenario's row. A broken scenario keeps its row of the ``old`` table, if any."""
-    upstream = catalog.folder(name).parent.name
-    link = f"[`{name}`](../scenarios/{upstream}/{name}/README.md)"
+    link = docs_tables.link(name)
     if name in catalog.broken():
         kept = re.search(rf"^\| {re.escape(link)} \| (.*) \|$", old, re.MULTILINE)
         cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []

@@ -36,12 +36,12 @@ from pathlib import Path
 from harness.api.spec import Lane
 from harness.cli import Arguments
 from harness.launch.server_pool import Pool
-from harness.probe import constants
-from harness.probe.known import known
 from harness.probe.layouts import LAYOUTS, Settings
+from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
-from harness.probe.report import as_json, as_junit, exit_code, status, text
-from harness.probe.runs import Runner
+from harness.probe.rank import constants
+from harness.probe.runner import Runner
+from harness.probe.signatures import known
 from harness.probe.target import Target, made, target
 from harness.ranges.lookup import why_affected
 from harness.system.errors import UserError

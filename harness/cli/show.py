@@ -18,7 +18,7 @@ from harness.cli import Arguments, pin
 from harness.overlays import overlay, shims
 from harness.overlays.defect import diff
 from harness.ranges import remedies
-from harness.runs.report import releases
+from harness.runs.verdict_text import releases
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import as_typed
 from harness.system.machine import cache_folder

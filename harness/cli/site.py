@@ -13,9 +13,9 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.publish.inputs import collect
-from harness.publish.pages import pages
+from harness.publish.site_pages import pages
 from harness.system.errors import ExitCode
-from harness.system.output import Output, put, refuse_unless_ours
+from harness.system.output_folder import Output, put, refuse_unless_ours
 from harness.system.terminal import count, terminal
 
 HISTORY = Path("history.sqlite")

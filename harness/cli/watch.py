@@ -29,11 +29,11 @@ from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
-from harness.nightly import hunt_report, report
+from harness.nightly import hunt, report
 from harness.nightly.history import History, writing
 from harness.nightly.history_rows import Kind
 from harness.nightly.hunt import Hunter
-from harness.nightly.hunted import STACKS, Stack
+from harness.nightly.stacks import STACKS, Stack
 from harness.nightly.steps import Summary, read_index, today, watch
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
@@ -131,13 +131,13 @@ def _hunt(options: argparse.Namespace) -> int:
         hunter = Hunter(pool, progress.say, time.monotonic() + options.budget)
         for stack in stacks:
             found.append(hunter.hunt(stack, day))
-            for line in hunt_report.text(found[-1]):
+            for line in hunt.text(found[-1]):
                 console.print(line, highlight=False)
     if options.summary:
-        write_whole(options.summary, hunt_report.markdown_page(day, found))
+        write_whole(options.summary, hunt.markdown_page(day, found))
     if options.json:
-        write_whole(options.json, json.dumps(hunt_report.as_json(day, found), indent=1) + "\n")
-    return hunt_report.exit_code(found)
+        write_whole(options.json, json.dumps(hunt.as_json(day, found), indent=1) + "\n")
+    return hunt.exit_code(found)
 
 
 def _stacks(words: Sequence[str]) -> list[Stack]:

@@ -19,8 +19,7 @@ from harness.overlays import patch
 from harness.system import machine
 from harness.system.errors import UserError
 from harness.upstream import sources, torches
-from harness.upstream.interpreter import Interpreter
-from harness.upstream.pins import TORCH
+from harness.upstream.pins import TORCH, Interpreter
 
 LANES = ("auto", "cpu", "gpu")
 ALL = "all"

@@ -33,9 +33,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.launch import imports, supervisor
+from harness.launch import supervisor
 from harness.launch.processes import set_token
-from harness.overlays import bytecode, loaded, rebase
+from harness.overlays import bytecode, loaded_files, shims
 
 MOST = 1 << 16
 """The longest request, in bytes."""
@@ -63,7 +63,7 @@ class Base:
 
     site: Path
     """The site-packages of the overlay that comes first on its path."""
-    listener: rebase.Listener = field(default_factory=rebase.listen)
+    listener: loaded_files.Listener = field(default_factory=loaded_files.listen)
     seconds: dict[str, float] = field(default_factory=dict)
     """The import times: ``torch`` and ``upstream``."""
 
@@ -100,7 +100,7 @@ def _import_torch(base: Base) -> None:
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
-    imports.freeze()
+    shims.freeze()
 
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
@@ -140,7 +140,7 @@ def _fit_after(step: Callable[[], None]) -> bool:
     elif started:
         effect = f"started threads ({', '.join(started)})"
     else:
-        imports.freeze()
+        shims.freeze()
         return True
     print(f"harness: an import {effect}: each rank has to import by itself", flush=True)
     return False
@@ -192,10 +192,10 @@ def _become_overlay_server(base: Base, handle: int, output: int, request: int) -
     bytecode.keep(site)
     with socket.socket(fileno=handle) as served:
         served.send(str(os.getpid()).encode())
-        if site != base.site and not rebase.same(base.site, site, base.listener.asked, files):
+        if site != base.site and not loaded_files.same(base.site, site, base.listener.asked, files):
             _restart(served, wanted)
         if site != base.site:
-            rebase.rebase(base.site, site)
+            loaded_files.rebase(base.site, site)
         _serve_launches(served, wanted, base)
     os._exit(0)
 
@@ -216,10 +216,10 @@ def _serve_launches(served: socket.socket, wanted: dict[str, Any], base: Base) -
 
 def _import_upstream(wanted: dict[str, Any], base: Base) -> None:
     with base.timed("upstream"):
-        imports.upstream(wanted["shims"], wanted["modules"])
+        shims.import_upstream(wanted["shims"], wanted["modules"])
         for scenario in wanted["scenarios"]:
             importlib.import_module(scenario)
-        loaded.files(_site())  # caches their hashes, which each rank records
+        loaded_files.files(_site())  # caches their hashes, which each rank records
 
 
 @dataclass

@@ -31,7 +31,7 @@ from harness.launch import nodes, supervisor
 from harness.launch.exits import Exit, Identity, write_exit
 from harness.launch.nodes import Step
 from harness.launch.processes import TOKEN, end_all, handling, members, new_token
-from harness.launch.servers import ForkedLaunch, OverlayServer
+from harness.launch.server_pool import ForkedLaunch, OverlayServer
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
 

@@ -1,7 +1,8 @@
 """The history: all nightlies in one SQLite file. The site is made from it.
 
-Each row is written as soon as it is known, in a transaction of its own: a nightly that was killed
-loses no finished result, and the next one continues it.
+Before its first nightly it gets the results that come with the harness. Each row is written as soon
+as it is known, in a transaction of its own: a nightly that was killed loses no finished result, and
+the next one continues it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.nightly import history_schema
+from harness import catalog
+from harness.api.spec import Scenario
 from harness.nightly.history_rows import (
     Change,
     Kind,
@@ -24,11 +26,134 @@ from harness.nightly.history_rows import (
     ScenarioResult,
     newest,
 )
+from harness.ranges import affected
 from harness.runs.results import RunResult
 from harness.sweep.cell import Cell
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import locked, unwritten
+from harness.system.text import LONGEST
+from harness.upstream import pins
 from harness.upstream.index import Release
+
+VERSION = 2
+"""The version of the schema, kept in the file as SQLite's user_version; 2 adds confirmations."""
+
+APPLICATION = 0x4E696768
+"""SQLite's application_id of a history; another program's database has another one."""
+
+SCHEMA = """
+create table night (
+    id integer primary key,
+    kind text not null check (kind in ('recorded', 'night', 'replay')),
+    day text not null,
+    started text not null,
+    ended text,
+    facts text not null
+);
+create table release (
+    package text not null,
+    version text not null,
+    day text not null,
+    yanked integer not null,
+    primary key (package, version)
+);
+create table answer (
+    night integer not null references night,
+    scenario text not null,
+    package text not null,
+    version text not null,
+    cell text not null,
+    primary key (night, scenario, package, version)
+);
+create table verdict (
+    night integer not null references night,
+    scenario text not null,
+    verdict text not null,
+    seconds real not null,
+    result text not null,
+    run text,
+    primary key (night, scenario)
+);
+create table change (
+    night integer not null references night,
+    kind text not null,
+    scenario text not null,
+    package text,
+    version text,
+    before text,
+    after text not null,
+    told text not null
+);
+"""
+
+CONFIRMATION = "confirmation"
+CONFIRMATIONS = f"""
+create table {CONFIRMATION} (
+    night integer not null references night,
+    scenario text not null,
+    pins text not null,
+    primary key (night, scenario, pins)
+);
+"""
+
+
+TABLES = {"night", "release", "answer", "verdict", "change"}
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.executescript(
+        f"begin; {SCHEMA} {CONFIRMATIONS} pragma application_id = {APPLICATION}; "
+        f"pragma user_version = {VERSION}; commit;"
+    )
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Bring a checked file of an older version to this one."""
+    if pragma(db, "user_version") < VERSION:
+        db.executescript(f"begin; {CONFIRMATIONS} pragma user_version = {VERSION}; commit;")
+
+
+def _check(db: sqlite3.Connection, file: Path) -> None:
+    """Raise an error for a file that is not a history, or is damaged."""
+    if not pragma(db, "page_count"):
+        raise not_a_history(file, "it is empty")
+    tables = {name for (name,) in db.execute("select name from sqlite_master")}
+    ours = pragma(db, "application_id") == APPLICATION
+    if not ours and not tables >= TABLES:
+        raise UserError(f"{file} is not a history: name another file with --history")
+    version = pragma(db, "user_version")
+    if version > VERSION:
+        raise UserError(
+            f"{file} has schema {version}; this harness reads up to {VERSION}: use a newer one"
+        )
+    (integrity,) = db.execute("pragma integrity_check(1)").fetchone()
+    if integrity != "ok":
+        raise damaged(file, integrity)
+    if lost := db.execute("pragma foreign_key_check").fetchone():
+        raise damaged(file, f"{lost[0]} {lost[1]} belongs to a nightly that does not exist")
+    if not ours:
+        raise damaged(file, "wrong application_id")
+
+
+def damaged(file: Path, why: object) -> Inconclusive:
+    reason = " ".join(str(why).split())
+    reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} ..."
+    return Inconclusive(f"{file} is damaged ({reason}): restore a copy of it")
+
+
+def not_a_history(file: Path, why: object) -> Inconclusive:
+    return Inconclusive(
+        f"{file} is damaged ({why}) or not a history: restore a copy of it, or name another file "
+        "with --history"
+    )
+
+
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    try:
+        (value,) = db.execute(f"pragma {name}").fetchone()
+    except UnicodeDecodeError:  # SQLite's own message quotes the schema
+        raise sqlite3.DatabaseError("malformed database schema") from None
+    return int(value)
 
 
 class History:
@@ -103,7 +228,7 @@ class History:
 
     def confirmations(self) -> list[tuple[int, str, str]]:
         """The nightly, the scenario and the releases of each result that was run again."""
-        if history_schema.pragma(self._db, "user_version") < history_schema.VERSION:
+        if pragma(self._db, "user_version") < VERSION:
             return []  # version 1 has none
         return list(self._db.execute("select * from confirmation order by night, rowid"))
 
@@ -211,10 +336,10 @@ def writing(file: Path) -> Iterator[History]:
         if not lock:
             raise Inconclusive(f"another command is writing to {file}: wait until it has finished")
         db = held.enter_context(closing(sqlite3.connect(file, isolation_level=None, timeout=60)))
-        if not (history_schema.pragma(db, "page_count") or file.stat().st_size):
-            history_schema.create(db)
-        history_schema.check(db, file)
-        history_schema.upgrade(db)
+        if not (pragma(db, "page_count") or file.stat().st_size):
+            _create(db)
+        _check(db, file)
+        _upgrade(db)
         yield History(db, file)
 
 
@@ -235,7 +360,7 @@ def reading(file: Path) -> Iterator[History]:
         closing(sqlite3.connect(address, uri=True, isolation_level=None, timeout=60)) as db,
     ):
         db.execute("pragma query_only = on")
-        history_schema.check(db, file)
+        _check(db, file)
         yield History(db, file)
 
 
@@ -246,9 +371,45 @@ def _one_line_errors(file: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if "not a database" in str(error):
-            raise history_schema.not_a_history(file, error) from None
+            raise not_a_history(file, error) from None
         if re.search(r"malformed|no such|decode|unsupported|unknown", str(error)):
-            raise history_schema.damaged(file, error) from None
+            raise damaged(file, error) from None
         raise Inconclusive(f"{file}: {error}; its content has not changed") from None
     except (ValueError, KeyError, TypeError) as error:  # rows that no nightly wrote
-        raise history_schema.damaged(file, error) from None
+        raise damaged(file, error) from None
+
+
+def add_recorded(history: History, now: str) -> None:
+    """Add ``affected.json`` of the scenarios without any result, as a nightly of its own kind.
+
+    Results of a nightly that did not finish do not count. ``now`` is the time (ISO, UTC).
+    """
+    finished = {nightly.id for nightly in history.nightlies() if nightly.ended}
+    have = {r.cell.scenario for r in history.results() if r.nightly in finished}
+    found = [result for result in recorded_results() if result.cell.scenario not in have]
+    if found:
+        days = [n.day for n in history.nightlies() if n.kind is Kind.RECORDED]
+        day = max([*days, *(result.cell.date for result in found)])
+        nightly = history.start(Kind.RECORDED, day, now, {})
+        history.add_results(
+            ReleaseResult(nightly.id, result.package, result.version, result.cell)
+            for result in found
+        )
+        history.finish(nightly, now)
+
+
+def recorded_results() -> Iterator[ReleaseResult]:
+    """Every recorded result of a sound scenario, once for each package that it is about."""
+    for scenario in catalog.sound():
+        for cell in affected.of(scenario):
+            for package in recorded_about(catalog.scenario(scenario), cell.pins):
+                yield ReleaseResult(0, package, cell.pins[package], cell)
+
+
+def recorded_about(scenario: Scenario, recorded: Mapping[str, str]) -> Iterable[str]:
+    """The packages that a recorded result is about: all other pins follow from their release."""
+    return [
+        package
+        for package, version in recorded.items()
+        if package in scenario.pins and pins.complete(scenario, {package: version}) == recorded
+    ]

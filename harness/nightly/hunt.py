@@ -21,7 +21,7 @@ from harness import catalog
 from harness.api.spec import BUGGY
 from harness.catalog.code import digest
 from harness.launch.server_pool import Pool
-from harness.nightly.hunted import Stack
+from harness.nightly.stacks import Stack
 from harness.overlays import overlay, overlay_cache
 from harness.probe import loops, signatures
 from harness.probe.prober import Loop, Prober
@@ -29,12 +29,14 @@ from harness.probe.signatures import Recorded, Shown
 from harness.ranges import affected
 from harness.ranges.lookup import lookup
 from harness.sweep.cell import Status
-from harness.system.errors import HarnessError
+from harness.system.errors import ExitCode, HarnessError
 from harness.system.files import write_whole, writing
 from harness.system.machine import cache_folder
-from harness.upstream import index, pins, release_days
+from harness.system.text import markdown, markdown_table
+from harness.upstream import index, pins
+from harness.upstream.releases import settled
 
-CODE = ("harness.probe.questions", "harness.probe.rank", "harness.probe.agent")
+CODE = ("harness.probe.questions", "harness.probe.rank.script", "harness.probe.rank.forks")
 """The modules that results depend on, with all that they import."""
 
 Say = Callable[[str], object]
@@ -162,7 +164,7 @@ class Hunter:
             if time.monotonic() > self.deadline:
                 return None
             self.say(f"{stack.name}: {one.loop.name}, {subject} {version}")
-            then = release_days.settled(days[version], pins.here()[0])
+            then = settled(days[version], pins.here()[0])
             found = newest(stack.packages, then) | {subject: version}
             probed = Probed((), one.loop, self.result(one.loop, found, then, passing=True))
             if probed.unclear and not probed.of(relation):
@@ -336,3 +338,65 @@ def _file(loop: Loop, releases: dict[str, str], day: str) -> Path:
     ]
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:20]
     return cache_folder() / "hunts" / f"{key}.json"
+
+
+def exit_code(found: Sequence[Hunted]) -> int:
+    """1 if something broke that the catalogue does not know, otherwise 3 if a loop gave no answer,
+    or was left out."""
+    findings = [one for hunted in found for one in hunted.findings]
+    if any(not one.known for one in findings):
+        return ExitCode.NOT_AS_EXPECTED
+    unclear = any(hunted.unclear or hunted.left or not hunted.probed for hunted in found)
+    return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
+
+
+def text(hunted: Hunted) -> Iterator[str]:
+    """The lines about a stack."""
+    releases = ", ".join(f"{name} {version}" for name, version in hunted.releases.items())
+    left = f", {hunted.left} left out" if hunted.left else ""
+    yield (
+        f"{hunted.stack} ({releases}): {hunted.probed} settings probed{left} in "
+        f"{hunted.seconds:.0f} s"
+    )
+    for one in hunted.findings:
+        known = f"known: {', '.join(one.known)}" if one.known else "NOT KNOWN"
+        yield f"  {known}; since {one.since}; in {one.seen} settings, the simplest {one.simplest}"
+        yield from (f"    {_shown(each)}" for each in one.shown)
+    for name, why in hunted.unclear.items():
+        yield f"  no answer: {name}: {why}"
+    if hunted.probed and not hunted.findings and not hunted.unclear:
+        yield "  all as the reference"
+
+
+def _shown(one: Shown) -> str:
+    ratio = (
+        f" {one.ratio:.4g} times" + (f" ({one.times})" if one.times else "") if one.ratio else ""
+    )
+    return f"{one.layout or 'note'}: {one.relation}{ratio}"
+
+
+def markdown_page(day: str, found: Sequence[Hunted]) -> str:
+    """The findings of a day as a table, and what was right."""
+    columns = ["releases", "what breaks", "since", "known as", "probed with"]
+    rows = [_row(one) for hunted in found for one in hunted.findings]
+    probed = sum(hunted.probed for hunted in found)
+    silent = [
+        f"{hunted.stack}: `{name}`: {markdown(why)}"
+        for hunted in found
+        for name, why in hunted.unclear.items()
+    ]
+    lines = [f"## The newest releases of {day}", f"{probed} settings were probed."]
+    lines += [markdown_table(columns, rows)] if rows else ["All were as the reference."]
+    lines += ["No answer:\n\n" + "\n".join(f"- {line}" for line in silent)] if silent else []
+    return "\n\n".join(lines) + "\n"
+
+
+def _row(one: Finding) -> list[str]:
+    releases = ", ".join(f"{name} {version}" for name, version in one.releases.items())
+    what = "<br>".join(markdown(_shown(each)) for each in one.shown)
+    known = ", ".join(f"`{name}`" for name in one.known) or "not known"
+    return [releases, what, one.since, known, f"`{one.simplest}`"]
+
+
+def as_json(day: str, found: Sequence[Hunted]) -> dict[str, Any]:
+    return {"day": day, "stacks": [asdict(hunted) for hunted in found]}

@@ -15,7 +15,7 @@ from harness import catalog
 from harness.api.spec import RELEASED, Scenario
 from harness.config.run_config import RunConfig
 from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 from harness.upstream.index import Release
 
 
@@ -129,6 +129,6 @@ def _date(scope: Scenario, release: Release, day: str) -> str | None:
     """The day to resolve for, if the usual one is later than ``day``."""
     python, _ = pins.here()
     chosen = pins.complete(scope, {release.package: release.version})
-    usual = release_days.locked_day(scope, chosen) or release_days.settled(release.day, python)
-    then = max(day, release_days.first_day(python))
+    usual = releases.locked_day(scope, chosen) or releases.settled(release.day, python)
+    then = max(day, releases.first_day(python))
     return then if then < usual else None

@@ -20,7 +20,7 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import Verdict
 from harness.config.run_config import SLURM, RunConfig
-from harness.nightly import baseline, changes, confirmations, confirming, selection
+from harness.nightly import changes, confirmations, history, selection
 from harness.nightly.changes import Releases
 from harness.nightly.confirmations import Recorded
 from harness.nightly.history import History
@@ -153,7 +153,7 @@ def check_the_day(watched: Watch) -> None:
 def start(watched: Watch) -> None:
     """Start the nightly, or continue one that was killed. Recorded results come first."""
     if watched.kind is Kind.NIGHTLY:
-        baseline.add(watched.history, now())
+        history.add_recorded(watched.history, now())
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
     watched.nightly = watched.history.start(watched.kind, watched.day, now(), facts)
@@ -238,7 +238,7 @@ def confirm_recorded(watched: Watch) -> None:
     if watched.kind is Kind.REPLAY or not due:
         return
     with Progress(watched.console) as progress:
-        for done in confirming.confirm(bases, due, progress.tally):
+        for done in confirmations.confirm(bases, due, progress.tally):
             watched.console.print(f"  {done}")
             if done.found is None:
                 watched.failed.append(str(done))
@@ -249,7 +249,7 @@ def confirm_recorded(watched: Watch) -> None:
                 history.set_changes(nightly, [*kept, _unlike_its_record(done)])
 
 
-def _unlike_its_record(done: confirming.Done) -> Change:
+def _unlike_its_record(done: confirmations.Done) -> Change:
     subject = catalog.scenario(done.recorded.scenario).subject
     return Change(
         changes.UNLIKE_ITS_RECORD,

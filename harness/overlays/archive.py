@@ -23,7 +23,7 @@ from harness.overlays import bytecode, contents, overlay
 from harness.overlays.overlay import DamagedOverlay, Overlay
 from harness.system.errors import Inconclusive
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole
-from harness.upstream import pins, release_days
+from harness.upstream import pins, releases
 
 COMPRESSION = (
     {"id": lzma.FILTER_X86},
@@ -55,7 +55,7 @@ def _members(
         yield f"overlays/{key}/{overlay.MANIFEST}", found.folder / overlay.MANIFEST
         files += ((path, found) for path in _packed(found))
         for name, version in stack.pins.items():
-            day = release_days.release_file(cache, name, version)
+            day = releases.release_file(cache, name, version)
             days[day.name] = day
     yield from ((f"releases/{name}", day) for name, day in days.items() if day.is_file())
     for path, found in sorted(files, key=lambda file: _kind(file[0])):

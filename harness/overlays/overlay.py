@@ -38,8 +38,7 @@ from harness.system.errors import Inconclusive, Unsupported
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.upstream import locks, pins, quirks, resolution, uv
-from harness.upstream.interpreter import Interpreter
-from harness.upstream.pins import Stack
+from harness.upstream.pins import Interpreter, Stack
 
 FORMAT = 4
 """Increase it when the same key would make a different folder than before."""

@@ -1,16 +1,22 @@
-"""The overlays in the cache: list them, measure them, delete them."""
+"""Overlays on disks: those in the cache are listed, measured and deleted; nodes get copies.
+
+Many nodes that import from one folder slow it down, so each has a copy on a disk of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from harness.overlays import contents
-from harness.overlays.overlay import lock_file
-from harness.system.files import locked
+from harness.api.spec import Defect
+from harness.overlays import contents, overlay
+from harness.overlays.overlay import Overlay, lock_file
+from harness.system.files import locked, new_folder_beside, writing
+from harness.upstream.pins import Stack
 
 
 def folders(cache: Path) -> list[Path]:
@@ -67,3 +73,35 @@ def delete_unfinished(cache: Path) -> None:
         with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as held:
             if held:
                 shutil.rmtree(aside, ignore_errors=True)
+
+
+KEPT = 8
+"""Copies that stay on the disk for the next tasks."""
+
+
+@contextmanager
+def borrowed_copy(
+    stack: Stack, defects: Sequence[Defect], cache: Path, disk: Path
+) -> Iterator[Overlay]:
+    """An overlay as ``overlay.borrowed``, used from a copy under ``disk``."""
+    name = overlay.key(stack, defects)
+    with overlay.borrowed(stack, defects, cache) as shared:
+        _copy(shared.folder, disk, name)
+    with overlay.borrowed(stack, defects, disk) as local:
+        yield local
+
+
+def _copy(shared: Path, disk: Path, name: str) -> None:
+    """Copy an overlay to the disk, unless it is there; removes those that were not used lately."""
+    target = disk / "overlays" / name
+    with writing(disk, "TMPDIR"), locked(overlay.lock_file(disk, name)):
+        if not target.is_dir():
+            aside = new_folder_beside(target)
+            try:
+                shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
+                aside.rename(target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        os.utime(target)
+        copies = sorted(folders(disk), key=lambda folder: folder.stat().st_mtime)
+        delete(disk, *(old.name for old in copies[:-KEPT]))

@@ -13,7 +13,7 @@ from harness.launch.server_pool import Pool
 from harness.probe import loops
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
-from harness.probe.runs import Runner
+from harness.probe.runner import Runner
 from harness.probe.target import Target
 from harness.system.machine import cache_folder, own_folder
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.api.spec import Lane
-from harness.probe import own_loss, own_steps, slope
-from harness.probe.comparison import Compared, compare, refuse_unusable
-from harness.probe.epochs import epoch
-from harness.probe.evaluation import evaluation
+from harness.probe.compare import plausibility
+from harness.probe.compare.comparison import Compared, compare, refuse_unusable
+from harness.probe.compare.reference import Reference, as_one
+from harness.probe.compare.relations import Broken
+from harness.probe.compare.whole_run import epoch, evaluation, schedule
 from harness.probe.layouts import (
     ACCUMULATION,
     BOTH,
@@ -26,10 +27,8 @@ from harness.probe.layouts import (
     rounding,
     without_a_stop,
 )
-from harness.probe.reference import Reference, as_one
-from harness.probe.relations import Broken
-from harness.probe.runs import Run, Runner
-from harness.probe.schedule_lengths import schedule
+from harness.probe.rank import losses
+from harness.probe.runner import Run, Runner
 
 ORDER = "order of samples"
 
@@ -74,7 +73,7 @@ def probe(
     refuse_unusable(first)
     perturbed = [_result(runner, settings, each) for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    moved = slope.ends(settings, right, slope.CHANGES[0])
+    moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0])
     for layout in moved:
         runner.start(layout)
     decided = right.decided(len(right.steps) - 1)
@@ -270,13 +269,13 @@ def _notes(run: Run, right: Reference) -> Iterator[str]:
 
 def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
     yield from right.steps[0]["unlike"]
-    yield from own_steps.notes(right.steps)
+    yield from plausibility.notes_on_steps(right.steps)
     if shims := right.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
-    if own := own_loss.note(right.steps[0]["own"]):
+    if own := losses.note_on_loss(right.steps[0]["own"]):
         yield own
     if right.steps[0].get("shifted"):
-        yield own_loss.SHIFTED
+        yield losses.SHIFTED
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:
@@ -290,18 +289,18 @@ def _notes_on_slope(
 ) -> Iterator[str]:
     """A slope that is not as the gradient says must be the same with smaller steps, too: with a
     large one, a loss is not straight."""
-    first, *smaller = slope.CHANGES
+    first, *smaller = plausibility.CHANGES
     runs = [_result(runner, settings, each) for each in moved]
-    found = [slope.steep(right, runs, first)]
+    found = [plausibility.steep(right, runs, first)]
     if found[0] is None or found[0].right:
         return
     for change in smaller:
-        ends = slope.ends(settings, right, change)
+        ends = plausibility.ends_of_slope(settings, right, change)
         for layout in ends:
             runner.start(layout)
         runs = [_result(runner, settings, each) for each in ends]
-        found.append(slope.steep(right, runs, change))
-    if note := slope.note(found):
+        found.append(plausibility.steep(right, runs, change))
+    if note := plausibility.note_on_slope(found):
         yield note
 
 

@@ -2,36 +2,41 @@
 
 The file has a loop that meets the bug, written by hand, and what ``python -m harness signatures``
 recorded of it with the releases of ``buggy`` and ``fixed``. A bug that no loop can show has a
-reason instead of a loop.
+reason instead of a loop. A probe compares what it has found with these records, and so names the
+known bugs of the installed releases that look like it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.probe import evaluation, own_loss, own_steps, slope
+from harness import catalog
+from harness.api.spec import BUGGY, Scenario
+from harness.probe.compare import plausibility, whole_run
+from harness.probe.compare.relations import term
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
-from harness.probe.ratios import term
+from harness.probe.rank import losses
 from harness.system.files import write_whole
+from harness.upstream.pins import import_name
 
 FILE = "probe.json"
 """In the folder of a scenario."""
 
 SUSPECT = (
-    own_loss.OWN,
-    own_loss.SHIFTED,
-    own_steps.FALLS,
-    own_steps.APPLIED_FIRST,
-    own_steps.CLIPPED,
-    own_steps.LOST,
-    own_steps.SAME_ORDER,
-    slope.ALONG,
+    losses.OWN,
+    losses.SHIFTED,
+    plausibility.FALLS,
+    plausibility.APPLIED_FIRST,
+    plausibility.CLIPPED,
+    plausibility.LOST,
+    plausibility.SAME_ORDER,
+    plausibility.ALONG,
 )
 """How the notes begin that no right loop has."""
 
@@ -134,7 +139,7 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
     """What a probe has shown, to be compared with that of a catalogued bug."""
     found = []
     for one in answers.layouts:
-        own = [each for each in one.broken[1:] if each.relation == evaluation.RELATION]
+        own = [each for each in one.broken[1:] if each.relation == whole_run.EVALUATION]
         for first in [*one.broken[:1], *own]:  # an evaluation is not a result of the first
             layout, ratio = one.layout, None if first.ratio is None else round(first.ratio, 6)
             known = first.ratio is not None and first.meaning
@@ -178,3 +183,63 @@ def write(folder: Path, found: Mapping[str, Recorded]) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     content["recorded"] = {variant: asdict(one) for variant, one in found.items()}
     write_whole(file, json.dumps(content, indent=1) + "\n")
+
+
+Affected = Callable[[str, Mapping[str, str]], str]
+"""What says that releases, by package, have a bug; empty if nothing does. ``harness.ranges.lookup``
+answers, which must not be imported here."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A bug of the catalogue that may be the one that was found."""
+
+    name: str
+    title: str
+    why: str
+    """What says that the installed releases have it."""
+
+
+def known(answers: Answers, affected: Affected) -> list[Known]:
+    """The bugs with the signature of what was found that the imported releases have."""
+    compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
+    news = shown(answers)
+    return list(with_signature(news, compared, answers.releases, affected, answers.imported))
+
+
+def with_signature(
+    found: Iterable[Shown],
+    layouts: set[str],
+    releases: Mapping[str, str],
+    affected: Affected,
+    imported: Set[str] = frozenset(),
+) -> Iterator[Known]:
+    """The bugs with this signature that these releases have, and whose code the script imported, if
+    that is known.
+
+    ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
+    count: an unknown status is no reason to suspect a bug.
+    """
+    news = {one.kind for one in found if one.is_news}
+    for name in catalog.sound() if news else ():
+        signature = read(catalog.folder(name))
+        if signature is None or not _fits(signature, news, layouts):
+            continue
+        scenario = catalog.scenario(name)
+        if imported and not imported >= _files(scenario):
+            continue
+        have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
+        if scenario.subject in have and (why := affected(name, have)):
+            yield Known(name, scenario.title, why)
+
+
+def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
+    """Whether everything that the bug shows in these layouts was found."""
+    own = {one.kind for one in signature.shown}
+    here = {kind for kind in own if kind[0] in ("", *layouts)}
+    return bool(here) and here <= news
+
+
+def _files(scenario: Scenario) -> set[str]:
+    """The files with a bug, relative to site-packages."""
+    return {*scenario.files, *(defect.file for defect in scenario.variant(BUGGY).defects)}

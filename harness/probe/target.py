@@ -17,7 +17,7 @@ from harness.system.errors import UserError
 
 PLACEHOLDERS = ("rows", "k", "ranks", "micro_batches", "dir", "at")
 
-DRIVER = Path(__file__).with_name("made.py")
+DRIVER = Path(__file__).parent / "rank" / "made.py"
 """The script that drives a user's function."""
 
 FLAGS = {

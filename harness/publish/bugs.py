@@ -13,17 +13,15 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import BUGGY, RELEASED, Scenario
 from harness.nightly.history_rows import ReleaseResult
-from harness.publish import charts, evidence, timelines
-from harness.publish.chart import Chart
-from harness.publish.evidence import Evidence
-from harness.publish.inputs import Material
-from harness.publish.runs import Shown
+from harness.publish import charts, inputs, timelines
+from harness.publish.alive import AliveBug, finding
+from harness.publish.charts import Chart
+from harness.publish.inputs import Evidence, Material, Shown
 from harness.ranges import remedies
 from harness.ranges.advisories import file_name
-from harness.ranges.alive_bugs import AliveBug, finding
 from harness.ranges.periods import Period, alive_in, periods
-from harness.runs.report import first_seen
 from harness.runs.results import TrialResult
+from harness.runs.verdict_text import first_seen
 from harness.sweep.cell import Status
 
 
@@ -147,8 +145,8 @@ class Bug:
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The run that the pictures show, and the kept ones."""
-        own = [evidence.of_run(self.shown)] if self.shown else []
-        return [*own, *evidence.kept(self.name)]
+        own = [inputs.of_run(self.shown)] if self.shown else []
+        return [*own, *inputs.kept_evidence(self.name)]
 
     @cached_property
     def insufficient_checks(self) -> Mapping[str, bool]:

@@ -1,20 +1,261 @@
-"""The inputs of the site: the statuses of releases, the nightlies, the runs."""
+"""The inputs of the site: the statuses of releases, the nightlies, the runs with their evidence.
+
+The statuses come from the newest certain results of a history; without one, from ``affected.json``.
+Of run folders, the newest complete run of each scenario that can be graded is shown.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from harness import catalog
+from harness.api.pictures import Picture
+from harness.api.spec import BUGGY, FIXED, Records, Verdict
+from harness.launch.exits import read_json
 from harness.nightly.history import History, reading
+from harness.nightly.history import recorded_results as recorded_results
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
-from harness.publish import runs, statuses
-from harness.publish.runs import Shown, Warn
-from harness.publish.statuses import Statuses
-from harness.runs import evidence
+from harness.ranges.lookup import Lookup, infer
+from harness.runs import kept_runs
+from harness.runs.grade import graded
+from harness.runs.results import RunResult
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import releases
+from harness.system.errors import HarnessError, UserError
+from harness.system.text import complaint
+from harness.upstream.index import Release
+
+Warn = Callable[[str], None]
+"""Prints one line about an input that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A graded run, and its pictures."""
+
+    folder: Path
+    run: Mapping[str, Any]
+    """The content of run.json."""
+    result: RunResult
+    pictures: tuple[Picture, ...]
+
+
+def folders(paths: Iterable[Path]) -> list[Path]:
+    """The run folders in some folders; each is a run folder, or contains some.
+
+    Raises UserError for a path that is not a folder.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"no folder {path}: name a folder of run folders with --runs")
+        inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
+        found += [folder for folder in inside if (folder / RUN_FILE).is_file()]
+    return found
+
+
+def newest(found: Iterable[Path], warn: Warn) -> dict[str, Shown]:
+    """The newest complete run of each scenario, by its name."""
+    shown: dict[str, Shown] = {}
+    for scenario, folder in _by_age(found, warn):
+        if scenario not in shown and (run := _complete(folder, warn)):
+            shown[scenario] = run
+    return shown
+
+
+def _by_age(found: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
+    """The scenario of each run folder, with the folder; newest first."""
+    started = []
+    for folder in dict.fromkeys(path.resolve() for path in found):
+        try:
+            run = read_json(folder / RUN_FILE)
+            started.append((str(run["scenario"]), str(run["started"]), folder))
+        except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
+            warn(f"{folder} is not the record of a run: {complaint(error)}")
+    started.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
+    return [(scenario, folder) for scenario, _, folder in started]
+
+
+def _complete(folder: Path, warn: Warn) -> Shown | None:
+    """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
+    or is inconclusive."""
+    try:
+        run = read_json(folder / RUN_FILE)
+        if not {BUGGY, FIXED} <= set(run["trials"]):
+            return None
+        result, records = graded(folder)
+        if result.verdict is Verdict.INCONCLUSIVE:
+            raise HarnessError(result.reasons[0].splitlines()[0])
+    except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = str(error) if isinstance(error, HarnessError) else complaint(error)
+        warn(f"{folder} is not used: {why}")
+        return None
+    if not {BUGGY, FIXED} <= set(records):
+        return None  # unsupported here: nothing to show, and nothing wrong
+    return Shown(folder, run, result, tuple(_pictures(result.scenario, records, warn)))
+
+
+def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator[Picture]:
+    draw = getattr(catalog.load(name), "picture", None)
+    if draw is None:
+        return
+    try:
+        yield from list(draw(records))
+    except Exception as error:  # a scenario's own code: its failure must not affect others
+        warn(f"no picture of {name}: {complaint(error)}")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One kept run, on a CPU or on GPUs."""
+
+    name: str
+    content: Mapping[str, Any]
+    """run.json, with the graded result as ``result``."""
+
+    @property
+    def where(self) -> str:
+        """The GPUs, or the CPU."""
+        gpus = self.content["machine"]["gpus"]
+        kinds = ", ".join(dict.fromkeys(gpus))
+        return f"{len(gpus)} {kinds}" if gpus and self.content["lane"] == "gpu" else "CPU"
+
+    @property
+    def verdict(self) -> str:
+        return str(self.content["result"]["verdict"])
+
+    @property
+    def day(self) -> str:
+        return str(self.content["started"])[:10]
+
+    @property
+    def releases(self) -> str:
+        """The releases that it ran on: ``accelerate 0.29.3 (buggy) / 0.30.0 (fixed)``."""
+        trials = self.content["trials"]
+        return releases({variant: trial["pins"] for variant, trial in trials.items()})
+
+    @property
+    def trials(self) -> list[Mapping[str, Any]]:
+        """The graded trials, as ``TrialResult``'s fields."""
+        return list(self.content["result"]["trials"])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The command, the machine, the versions, the commit and the shims, by name."""
+        content, machine = self.content, self.content["machine"]
+        first = self.trials[0]
+        shims = first["shims"] or {}
+        return {
+            "command": " ".join(_without_paths(content["command"])),
+            "lane": f"{content['lane']}, seed {content['seed']}",
+            "machine": f"{machine['cpus']} CPU cores, Python {machine['python']}, "
+            f"torch {machine['torch']}",
+            "harness": f"commit {content['source'].get('commit') or 'unknown'}",
+            "shims used": ", ".join(f"{name} {n} times" for name, n in shims.items()) or "none",
+        }
+
+    @property
+    def insufficient_checks(self) -> Mapping[str, bool]:
+        """The insufficient checks, and whether each fired in the buggy variant."""
+        return kept_runs.insufficient_checks(self.content)
+
+
+def _without_paths(command: str) -> list[str]:
+    """The words of a command, without those that name a folder of its machine."""
+    return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
+
+
+def of_run(shown: Shown) -> Evidence:
+    """The evidence of a run that was graded now."""
+    return Evidence(shown.folder.name, {**shown.run, "result": shown.result.to_json()})
+
+
+def kept_evidence(scenario: str) -> list[Evidence]:
+    """The evidence of a scenario that comes with the harness, newest first."""
+    return [Evidence(name, content) for name, content in kept_runs.kept(scenario)]
+
+
+@dataclass(frozen=True)
+class Statuses:
+    """All results of releases, and the days of releases."""
+
+    results: tuple[ReleaseResult, ...]
+    releases: tuple[Release, ...] = ()
+    """Every release in the history; empty without a history."""
+    _by: dict[tuple[str, str], dict[str, ReleaseResult]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in sorted(self.results, key=lambda result: Version(result.version)):
+            self._by.setdefault((each.cell.scenario, each.package), {})[each.version] = each
+
+    @cached_property
+    def days(self) -> Mapping[tuple[str, str], str]:
+        """The day (ISO) of releases, by package and version, if known."""
+        return {(release.package, release.version): release.day for release in self.releases}
+
+    def packages(self, scenario: str | None = None) -> list[str]:
+        """The packages with tested releases, of one scenario or of all; sorted."""
+        return sorted({package for name, package in self._by if scenario in (None, name)})
+
+    def scenarios(self, package: str) -> list[str]:
+        """The scenarios with tested releases of a package; sorted."""
+        return sorted({name for name, of in self._by if of == package})
+
+    def of(self, scenario: str, package: str) -> Mapping[str, ReleaseResult]:
+        """The results of a scenario by version, lowest first."""
+        return self._by.get((scenario, package), {})
+
+    def versions(self, package: str) -> list[str]:
+        """Every tested release of a package, lowest first."""
+        found = [results for (_, of), results in self._by.items() if of == package]
+        return sorted({version for results in found for version in results}, key=Version)
+
+    def untested(self, scenario: str, package: str) -> Iterator[Release]:
+        """The releases in the history that were never tested for the scenario."""
+        tested = self.of(scenario, package)
+        for release in self.releases:
+            if release.package == package and release.version not in tested:
+                yield release
+
+    def known(self, scenario: str, package: str, version: str) -> Lookup:
+        """The status of a release: its own, otherwise from its neighbours, see ``infer``."""
+        results = self.of(scenario, package)
+        if version in results:
+            own = results[version]
+            how = f"tested on {own.cell.date}{own.with_others}"
+            return Lookup(own.cell.status, how, tested=True)
+        return infer(((each, result.cell.status) for each, result in results.items()), version)
+
+    def others(self, scenario: str, package: str) -> str:
+        """The releases of the bug's own package that another package was tested with, if they were
+        always the same: ``with transformers 4.36.2``."""
+        others = {result.others for result in self.of(scenario, package).values()}
+        own = next(iter(catalog.scenario(scenario).pins), package)
+        return f"with {others.pop()}" if own != package and len(others) == 1 else ""
+
+    def newest(self, scenario: str, package: str) -> ReleaseResult | None:
+        """The result of a package's highest release with a certain status; None without one."""
+        certain = [each for each in self.of(scenario, package).values() if each.cell.status.certain]
+        return certain[-1] if certain else None
+
+
+def recorded_statuses() -> Statuses:
+    """The results that come with the harness: the scenarios' ``affected.json``."""
+    return Statuses(tuple(recorded_results()))
+
+
+def statuses_of(history: History) -> Statuses:
+    """The results of a history: for each release the newest certain one, otherwise the newest."""
+    known = [result for name in catalog.sound() for result in history.known(name).values()]
+    return Statuses(tuple(known), tuple(history.releases()))
 
 
 @dataclass(frozen=True)
@@ -52,18 +293,18 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
 
     Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
     """
-    found = runs.folders(paths)
+    found = folders(paths)
     with ExitStack() as held:
         past = held.enter_context(reading(history)) if history else None
-        known = statuses.of(past) if past else statuses.recorded()
+        known = statuses_of(past) if past else recorded_statuses()
         nightlies = tuple(_nightlies(past)) if past else ()
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
-    shown = runs.newest([*_of_newest(nightlies, warn), *found], warn)
+    shown = newest([*_of_newest(nightlies, warn), *found], warn)
     with ExitStack() as held:
         missing = [name for name in catalog.sound() if name not in shown]
-        recorded = [held.enter_context(evidence.recorded(name)) for name in missing]
-        shown |= runs.newest(filter(None, recorded), warn)
+        recorded = [held.enter_context(kept_runs.recorded(name)) for name in missing]
+        shown |= newest(filter(None, recorded), warn)
     return Material(known, nightlies, history, shown)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from harness.publish.chart import Chart, made
+from harness.publish.charts import Chart, made
 
 UNTESTED = "not tested"
 

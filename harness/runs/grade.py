@@ -15,9 +15,8 @@ from harness import catalog
 from harness.api.numbers import finite
 from harness.api.spec import BUGGY, FIXED, Exercise, Finding, Outcome, Records, Verdict
 from harness.launch.exits import FORMAT, Exit, read_json
-from harness.runs import run_schema
-from harness.runs.records import RUN_FILE
 from harness.runs.results import RunResult, TrialResult
+from harness.runs.run_folder import RUN_FILE, check_run
 from harness.runs.validation import call, validated
 from harness.system.errors import HarnessError, Inconclusive
 
@@ -61,7 +60,7 @@ def run_of(run_folder: Path) -> dict[str, Any]:
         raise Inconclusive(f"{run_folder} has an older format")
     if number > FORMAT:
         raise Inconclusive(f"{run_folder} has format {number}, and this version reads {FORMAT}")
-    run_schema.check(run)
+    check_run(run)
     return dict(run)
 
 

@@ -22,13 +22,12 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import Context, Lane
-from harness.launch import imports, supervisor
+from harness.launch import supervisor
 from harness.launch.exits import Identity, read_json
-from harness.overlays import bytecode, loaded, overlay
+from harness.overlays import bytecode, loaded_files, overlay, shims
 from harness.overlays.overlay import INSTALLED
-from harness.runs import run_schema
 from harness.runs.recorder import Recorder
-from harness.runs.records import RUN_FILE, records_file
+from harness.runs.run_folder import RUN_FILE, position_of, records_file
 from harness.system import apex
 from harness.system.files import sha256
 
@@ -53,7 +52,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
         bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
-    position = run_schema.position(run, variant, launch, rank)
+    position = position_of(run, variant, launch, rank)
     plan = catalog.load(run["scenario"]).plan(position)
     recorder = Recorder(folder, rank, Identity.of(run, variant, launch), plan)
     context = Context(**vars(position), folder=run_folder / variant, record=recorder.record)
@@ -62,7 +61,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     context.seconds["torch"] = time.monotonic() - STARTED
     recorder.record("start", **_environment(context.lane))
     with context.phase("upstream"):
-        uses = imports.upstream(trial["shims"], trial["modules"].values())
+        uses = shims.import_upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
     catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
@@ -129,7 +128,7 @@ def _upstream(trial: dict[str, Any]) -> dict[str, Any]:
         modules[name] = {"version": metadata.version(name), "file": file}
     files = {file: _watched(file) for file in trial["files"]}
     own = trial["overlay"]["key"] == INSTALLED
-    found = {} if own else loaded.files(site := Path(trial["overlay"]["site"]))
+    found = {} if own else loaded_files.files(site := Path(trial["overlay"]["site"]))
     changed = [] if own else overlay.changed(site, found)
     return {
         "modules": modules,

@@ -26,7 +26,7 @@ from harness.api.shapes import (
 )
 from harness.api.spec import Record
 from harness.launch.exits import IDENTITY, Identity
-from harness.runs.records import BEGIN, END, part_file, records_file
+from harness.runs.run_folder import BEGIN, END, part_file, records_file
 from harness.system import apex
 
 _VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))

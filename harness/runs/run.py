@@ -17,17 +17,16 @@ from rich.console import Console
 from harness import catalog
 from harness.api.spec import Defect, Lane
 from harness.config.run_config import RunConfig
-from harness.launch import lanes
 from harness.launch.exits import FORMAT, write_json
 from harness.launch.server_pool import Pool
-from harness.overlays import overlay, overlay_cache, stage
+from harness.overlays import overlay, overlay_cache
 from harness.overlays.overlay import Overlay
-from harness.runs import leftovers, trials
+from harness.runs import trials
 from harness.runs.grade import of_trials
-from harness.runs.job import Job, chosen_pins, job_of, stack_of
-from harness.runs.records import VERDICT_FILE, create_run_folder
-from harness.runs.report import print_header, print_verdict
+from harness.runs.job import Job, choose_lane, chosen_pins, job_of, stack_of
 from harness.runs.results import RunResult
+from harness.runs.run_folder import VERDICT_FILE, create_run_folder, shared
+from harness.runs.verdict_text import print_header, print_verdict
 from harness.system import machine
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.installation import refuse_without_torch
@@ -69,7 +68,7 @@ def resolve(job: Job) -> None:
     config, scenario = job.config, job.scenario
     most = max(scenario.ranks_of(v) for v in config.variants)
     try:
-        job.lane = lanes.choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
+        job.lane = choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
     except Unsupported as error:
         job.lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         job.refusals = {variant: str(error) for variant in config.variants}
@@ -131,7 +130,7 @@ def _borrowed(
 ) -> AbstractContextManager[Overlay]:
     """An overlay in the cache, or a copy of it on the disk of a node."""
     if job.config.on.stage:
-        return stage.borrowed(stack, defects, job.cache, machine.temporary_folder())
+        return overlay_cache.borrowed_copy(stack, defects, job.cache, machine.temporary_folder())
     return overlay.borrowed(stack, defects, job.cache)
 
 
@@ -143,7 +142,7 @@ def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
 
 def hold(job: Job) -> None:
     """Lock the folder of all runs; remove what killed runs left unfinished there."""
-    job.resources.enter_context(leftovers.shared(job.config.runs))
+    job.resources.enter_context(shared(job.config.runs))
 
 
 def write_run(job: Job) -> None:

@@ -12,18 +12,16 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane, Records, Scenario
-from harness.launch import lanes
 from harness.launch.exits import Identity
 from harness.launch.launch import RankSettings, launch, rank_environment
-from harness.launch.servers import OverlayServer, Wanted
+from harness.launch.server_pool import OverlayServer, Wanted
 from harness.overlays.overlay import Overlay
 from harness.overlays.shims import needed
-from harness.runs import run_schema
 from harness.runs.grade import grade_trial
-from harness.runs.job import Job
-from harness.runs.records import last_record
-from harness.runs.report import print_failure, print_trial
+from harness.runs.job import Job, room
 from harness.runs.results import TrialResult
+from harness.runs.run_folder import last_record, trial_content
+from harness.runs.verdict_text import print_failure, print_trial
 from harness.system import machine
 from harness.upstream.pins import import_name
 
@@ -44,7 +42,7 @@ def choices(job: Job) -> dict[str, Any]:
 
 def _from_catalog(job: Job, variant: str) -> dict[str, Any]:
     """What follows for a trial from the catalogue."""
-    return run_schema.trial(job.config.scenario, variant, choices(job))
+    return trial_content(job.config.scenario, variant, choices(job))
 
 
 def content(job: Job, variant: str) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def number_at_once(job: Job) -> int:
     if not job.runnable or job.config.launch.nodes > 1:
         return 1
     most = max(job.scenario.ranks_of(variant) for variant in job.runnable)
-    return min(lanes.room(job.lane, most, job.config.launch.threads), len(job.runnable))
+    return min(room(job.lane, most, job.config.launch.threads), len(job.runnable))
 
 
 def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:

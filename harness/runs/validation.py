@@ -16,9 +16,8 @@ from harness import catalog
 from harness.api.plan import BrokenPlan, Checklist, Plan, check_alike, wrong_facts
 from harness.api.spec import Lane, Record, Records
 from harness.launch.exits import Exit, Identity, read_exit
-from harness.runs import run_schema
 from harness.runs.recorder import FIRST, HARNESS_KINDS, LAST, ON_GPU, complete_plan
-from harness.runs.records import BEGIN, BrokenRecords, read_records
+from harness.runs.run_folder import BEGIN, BrokenRecords, params_of, position_of, read_records
 from harness.system.errors import HarnessError, Inconclusive
 from harness.upstream.pins import is_pinned
 
@@ -30,7 +29,7 @@ def validated(run: Mapping[str, Any], folder: Path, variant: str, exits: list[Ex
         launch: _validated_launch(run, folder, Identity.of(run, variant, launch), exits)
         for launch in run["trials"][variant]["launches"]
     }
-    return merged(launches, run_schema.params(run, variant))
+    return merged(launches, params_of(run, variant))
 
 
 def merged(launches: Mapping[str, Records], params: Any) -> Records:
@@ -137,7 +136,7 @@ def _check_complete(rank: int, plan: Plan, records: Sequence[Record]) -> None:
 def planned(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Any:
     """The scenario's plan for a rank of a launch."""
     module = catalog.load(run["scenario"])
-    return call(module, "plan", run_schema.position(run, variant, launch, rank))
+    return call(module, "plan", position_of(run, variant, launch, rank))
 
 
 def call(

@@ -1,35 +1,132 @@
-"""Finds cells: reads them from the cache, or runs the variant ``released`` and stores them."""
+"""Finds cells: reads them from the cache, or runs the variant ``released`` and stores them.
+
+Each is one file in the cache, named by a digest of its inputs. The inputs are all that its status
+depends on: the overlay, the scenario's parameters, the lane, torch, and our own code. The file also
+contains them, and a digest of its content. Both are compared before the cell is used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane
-from harness.config.run_config import RunConfig
-from harness.launch import lanes
+from harness.catalog.code import digest
+from harness.config.run_config import SLURM, RunConfig
 from harness.launch.exits import Exit, read_json
 from harness.launch.server_pool import Pool
 from harness.overlays import overlay
+from harness.runs import job
 from harness.runs.job import chosen_pins, stack_of
-from harness.runs.records import RUN_FILE
-from harness.runs.report import last_lines
 from harness.runs.results import RunResult
 from harness.runs.run import run
-from harness.sweep import cell, cell_store
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import last_lines
+from harness.sweep import cell
 from harness.sweep.cell import STATUSES, Cell, Status
-from harness.sweep.cell_store import inputs_of, lane_of
 from harness.system import machine
-from harness.system.errors import ExitCode, Fault, HarnessError, UserError
+from harness.system.errors import ExitCode, Fault, HarnessError, Unsupported, UserError
+from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
+from harness.system.text import warn_once
+from harness.upstream import pins
+
+FORMAT = 4
+"""Increase it when older cells must not be used any more."""
+
+
+def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
+    """All that the status of a cell depends on, as plain JSON values."""
+    here = machine.facts()
+    inputs: dict[str, Any] = {
+        "format": FORMAT,
+        "scenario": config.scenario,
+        "pins": dict(stack.pins),
+        "overlay": overlay.key(stack),
+        "params": asdict(config.params),
+        "seed": config.seed,
+        "threads": config.launch.threads,
+        "lane": str(lane_of(config)),
+        "python": here["python"],
+        "torch": here["torch"],
+        "code": code(config.scenario),
+    }
+    if config.launch.nodes > 1:
+        inputs["nodes"] = config.launch.nodes
+    plain: dict[str, Any] = json.loads(json.dumps(inputs))
+    return plain
+
+
+def lane_of(config: RunConfig) -> Lane | None:
+    """The lane that a run of this config takes here, or on a node; None if none is supported."""
+    scenario = catalog.scenario(config.scenario)
+    if config.on.where == SLURM:  # this machine may have no GPU
+        lane = Lane(config.launch.lane)
+        return lane if lane in scenario.lanes else None
+    try:
+        launch, ranks = config.launch, scenario.ranks_of("released")
+        return job.choose_lane(scenario, ranks, launch.lane, launch.nodes)
+    except Unsupported:
+        return None
+
+
+@cache
+def code(scenario: str) -> str:
+    """A digest of our own code that the status of a scenario's cells depends on."""
+    ours = (
+        "harness.runs.rank",
+        "harness.launch.launch",
+        "harness.runs.grade",
+        "harness.launch.forkserver",
+    )
+    return digest(catalog.places()[scenario], *ours)
+
+
+def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
+    """The stored cell of exactly these inputs; None if there is no valid one."""
+    for folder in (cache / "cells", machine.own_folder(cache, "cells")):
+        file = _file(folder, inputs)
+        try:
+            return _checked(json.loads(file.read_text(encoding="utf-8")), inputs)
+        except OSError:
+            continue  # it does not exist, or we may not read it
+        except (ValueError, KeyError, TypeError, RecursionError):
+            warn_once(f"{file} is damaged: its release is tested again")
+    return None
+
+
+def _checked(content: Any, inputs: Mapping[str, Any]) -> Cell:
+    """The cell of a file; raises ValueError, KeyError or TypeError if the file is not valid."""
+    if content["inputs"] != inputs:
+        raise ValueError("the cell of other inputs")
+    return Cell.from_json(content["cell"])
+
+
+def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:
+    """Store a cell under its inputs."""
+    file = _file(machine.own_folder(cache, "cells"), inputs)
+    with writing(file, "HARNESS_CACHE"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = {"inputs": inputs, "cell": cell.to_json()}
+        write_whole(file, json.dumps(content, indent=1) + "\n")
+
+
+def _file(folder: Path, inputs: Mapping[str, Any]) -> Path:
+    text = json.dumps(inputs, sort_keys=True)
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
 
 Failed = Callable[[int, HarnessError], object]
 """Is called with the index of a config and the error that kept its release from being tested."""
@@ -40,7 +137,7 @@ def room(config: RunConfig) -> int:
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
     if config.launch.nodes > 1:
         return 1
-    return lanes.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
+    return job.room(lane_of(config) or Lane.CPU, ranks, config.launch.threads)
 
 
 def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
@@ -49,7 +146,7 @@ def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
     cache = cache_folder()
     with suppress(HarnessError):
         stack = stack_of(config, RELEASED, cache)
-        if again or cell_store.read(cache, inputs_of(config, stack)) is None:
+        if again or read_stored(cache, inputs_of(config, stack)) is None:
             with overlay.borrowed(stack, (), cache):
                 return True
     return False
@@ -71,7 +168,7 @@ def find(
     try:
         refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
         inputs = inputs_of(config, stack_of(config, RELEASED, cache))
-        stored = None if again else cell_store.read(cache, inputs)
+        stored = None if again else read_stored(cache, inputs)
         if stored:
             return replace(stored, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop, pool)
@@ -81,7 +178,7 @@ def find(
         return not_run(config, error)
     found = _cell_of(config, result, folder)
     if _repeatable(found, folder):
-        cell_store.store(cache, inputs, found)
+        store(cache, inputs, found)
     return found
 
 

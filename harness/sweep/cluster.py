@@ -20,7 +20,7 @@ from harness.config.run_config import HERE, JOB, RunConfig
 from harness.overlays import overlay
 from harness.runs.job import stack_of
 from harness.runs.run import make_overlay
-from harness.sweep import cell_store, cells, suite
+from harness.sweep import cells, suite
 from harness.sweep.batch import Batch, Say, Work
 from harness.sweep.cell import Cell
 from harness.sweep.slurm import Shape
@@ -165,8 +165,8 @@ def _silent(_: str) -> None:
 def _stored(config: RunConfig) -> Cell | None:
     with suppress(HarnessError):  # making its overlay meets the error again
         folder = cache_folder()
-        inputs = cell_store.inputs_of(config, stack_of(config, RELEASED, folder))
-        found = cell_store.read(folder, inputs)
+        inputs = cells.inputs_of(config, stack_of(config, RELEASED, folder))
+        found = cells.read_stored(folder, inputs)
         return replace(found, stored=True) if found else None
     return None
 

@@ -8,7 +8,7 @@ from typing import overload
 
 from harness.config.run_config import RunConfig
 from harness.system.machine import cache_folder
-from harness.upstream import release_days, sources
+from harness.upstream import releases, sources
 from harness.upstream.pins import here
 
 
@@ -41,4 +41,4 @@ class Commits(Sequence[RunConfig]):
 
     def _day(self) -> str:
         day = self.history.day(self.history.commits[-1])
-        return self.base.date or release_days.settled(day, here()[0])
+        return self.base.date or releases.settled(day, here()[0])

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from harness.config.run_config import SLURM, RunConfig
 from harness.launch.server_pool import Pool
-from harness.runs.report import summary
-from harness.sweep import cells, local, suite
+from harness.runs.verdict_text import summary
+from harness.sweep import cells, suite
 from harness.sweep.cell import Cell
 from harness.system.errors import ExitCode, Fault, UserError
 from harness.system.installation import refuse_without_torch
@@ -62,7 +62,7 @@ def find_all(
             return None
 
     make, pool = partial(cells.make_overlay, again=again), Pool(most=2 * jobs + AHEAD)
-    with local.started(configs, find_one, make, pool, jobs, AHEAD) as running:
+    with suite.started_ahead(configs, find_one, make, pool, jobs, AHEAD) as running:
         indices = {future: index for index, future in enumerate(running)}
         for future in as_completed(running):
             if found := future.result():

@@ -1,4 +1,4 @@
-"""Runs of several scenarios on this machine.
+"""Runs of several scenarios on this machine: some at once, while the next ones are prepared.
 
 On a machine with GPUs each run leases its own, and the runs with the most ranks start first. On the
 CPU they run one after another, unless ``jobs`` sets another number, and those that can share a
@@ -10,11 +10,13 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -22,19 +24,70 @@ from harness import catalog
 from harness.api.spec import Lane, Verdict
 from harness.config.run_config import RunConfig
 from harness.launch.exits import read_json
-from harness.launch.server_pool import SERVERS_A_RUN, Pool
-from harness.launch.servers import TORCH_IMPORTS
+from harness.launch.server_pool import SERVERS_A_RUN, TORCH_IMPORTS, Pool
+from harness.overlays import overlay
 from harness.runs.job import locked
-from harness.runs.records import RUN_FILE
-from harness.runs.report import summary_row
 from harness.runs.results import RunResult
-from harness.runs.run import make_overlay, run
-from harness.sweep import local
+from harness.runs.run import make_overlay, prepared, run
+from harness.runs.run_folder import RUN_FILE
+from harness.runs.verdict_text import summary_row
 from harness.system import machine
 from harness.system.errors import HarnessError, Unsupported, UserError
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.system.text import complaint
+from harness.upstream import uv
+
+T = TypeVar("T")
+
+Do = Callable[[int, threading.Event, Pool], T]
+"""Runs the config with this index, with the servers of the pool, until the event is set."""
+
+Make = Callable[[RunConfig], bool]
+"""Makes the overlays of a config. False if there is nothing to prepare: nothing will run, or the
+run will meet the same error and report it."""
+
+
+@contextmanager
+def started_ahead(
+    configs: Sequence[RunConfig], do: Do[T], make: Make, pool: Pool, jobs: int, ahead: int
+) -> Iterator[list[Future[T]]]:
+    """Start a run for each config, ``jobs`` at once; yields their futures, in the same order.
+
+    Overlays are made in the background, in this order. The processes that the next ``ahead`` runs
+    fork their ranks from import early. Leaving the context ends what still runs.
+    """
+    stop = threading.Event()
+    with (
+        pool,
+        ThreadPoolExecutor(1, "ahead") as preparing,
+        overlay.makers() as makers,
+        ThreadPoolExecutor(jobs, "run") as runners,
+    ):
+        made = [makers.submit(make, config) for config in configs]
+
+        def prepare_when_made(index: int, needed: Future[bool]) -> None:
+            if not stop.is_set() and needed.result():
+                preparing.submit(prepared, configs[index], pool)
+
+        def look_ahead(index: int) -> None:
+            if index < len(configs):
+                made[index].add_done_callback(partial(prepare_when_made, index))
+
+        def run(index: int) -> T:
+            made[index].result()
+            look_ahead(index + jobs + ahead - 1)
+            return do(index, stop, pool)
+
+        for index in range(jobs, jobs + ahead - 1):
+            look_ahead(index)
+        try:
+            yield [runners.submit(run, index) for index in range(len(configs))]
+        finally:
+            runners.shutdown(wait=False, cancel_futures=True)  # before a run ends: none may begin
+            stop.set()
+            uv.give_up()
+            preparing.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +128,7 @@ def started(
         return run_in_block(ordered[at], stop, pool)
 
     pool = Pool(most=SERVERS_A_RUN * (jobs + 1))
-    with local.started(ordered, run_one, _make_overlays, pool, jobs, ahead=1) as running:
+    with started_ahead(ordered, run_one, _make_overlays, pool, jobs, ahead=1) as running:
         futures = dict(zip(order, running, strict=True))
         yield [futures[index] for index in range(len(configs))]
 

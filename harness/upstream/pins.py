@@ -1,4 +1,7 @@
-"""Pins: the upstream releases that a run uses, and the stack that they are part of."""
+"""Pins: the upstream releases that a run uses, and the stack that they are part of.
+
+Without an overlay, an interpreter has the packages.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
@@ -146,3 +150,23 @@ def spelt(version: Version) -> str:
 
 def _dotted(numbers: Iterable[int]) -> str:
     return ".".join(map(str, numbers))
+
+
+class Distribution(NamedTuple):
+    """An installed package."""
+
+    version: str
+    folder: str
+    """Where it is installed."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python, with those packages that were asked for and are installed."""
+
+    executable: str
+    version: str
+    """Like ``3.11.7``."""
+    site: str
+    """Its site-packages."""
+    packages: Mapping[str, Distribution]

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from harness.api.spec import Scenario
 from harness.system.errors import Inconclusive
 from harness.system.machine import cache_folder
-from harness.upstream import locks, quirks, release_days, sources, torches, uv
+from harness.upstream import locks, quirks, releases, sources, torches, uv
 from harness.upstream.pins import TORCH, Stack, here, is_source
 
 BASE = (
@@ -48,7 +48,7 @@ def stack(
     """The stack of these pins, with the versions of their lock file if the scenario has one.
 
     Without one, or with ``day``, the dependencies are those of ``day`` or of
-    ``release_days.day_of``.
+    ``releases.day_of``.
     """
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
@@ -60,7 +60,7 @@ def stack(
         if lock and python in lock.pythons:
             text = locks.lines(lock.versions(python))
             return Stack(dict(pins), lock.date, python, platform, text)
-    day = day or release_days.day_of(scenario, pins, python, cache)
+    day = day or releases.day_of(scenario, pins, python, cache)
     return Stack(dict(pins), day, python, platform)
 
 
@@ -85,8 +85,8 @@ def _resolved_soon(stack: Stack, bounds: Sequence[str]) -> str:
     try:
         return _resolved(stack, bounds)
     except Inconclusive:
-        days = (release_days.released(*pin, cache_folder()) for pin in stack.packages.items())
-        later = release_days.settled(max(days), stack.python)
+        days = (releases.released(*pin, cache_folder()) for pin in stack.packages.items())
+        later = releases.settled(max(days), stack.python)
         if later <= stack.date:
             raise
         return _resolved(replace(stack, date=later), bounds)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from harness.launch.exits import EXIT_FILE
-from harness.runs.records import RUN_FILE, VERDICT_FILE
+from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 from tests.sandbox import ROOT, Sandbox
 
 PATIENCE = 300

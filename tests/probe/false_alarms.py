@@ -24,12 +24,13 @@ from pathlib import Path
 
 from harness.launch.server_pool import Pool
 from harness.nightly.hunt import newest
+from harness.nightly.stacks import crossed
 from harness.overlays import overlay
-from harness.probe import own_loss, own_steps
-from harness.probe.crossing import crossed
-from harness.probe.numbers import SAFE
+from harness.probe.compare import plausibility
 from harness.probe.prober import Loop, Prober
+from harness.probe.rank import losses
 from harness.probe.signatures import SUSPECT
+from harness.probe.vectors import SAFE
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder
@@ -79,10 +80,10 @@ TRAINER = {
 }
 HUGGING_FACE = ("transformers", "accelerate")
 FAULTS = {
-    "--model gpt2": own_loss.OWN,
-    "--dtype bfloat16": own_steps.LOST,
-    "--stage 0 --bf16": own_steps.APPLIED_FIRST,
-    "--stage 0 --clip 0.1 --bf16": own_steps.APPLIED_FIRST,
+    "--model gpt2": losses.OWN,
+    "--dtype bfloat16": plausibility.LOST,
+    "--stage 0 --bf16": plausibility.APPLIED_FIRST,
+    "--stage 0 --clip 0.1 --bf16": plausibility.APPLIED_FIRST,
 }
 """Arguments with which a note is right, and how it begins: today's releases have the bug
 ``gpt2_counts_first_label``; weights in bf16 without a copy in fp32 do lose updates; and DeepSpeed's

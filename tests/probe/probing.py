@@ -13,10 +13,10 @@ from unittest import mock
 
 from harness.launch.server_pool import Pool
 from harness.probe import loops
-from harness.probe.comparison import Compared
+from harness.probe.compare.comparison import Compared
 from harness.probe.layouts import Settings
 from harness.probe.questions import Answers, probe
-from harness.probe.runs import Runner
+from harness.probe.runner import Runner
 from harness.probe.target import target
 from harness.system.machine import cache_folder, own_folder
 

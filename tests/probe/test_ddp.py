@@ -9,7 +9,7 @@ import pytest
 
 from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
-from harness.probe.report import exit_code
+from harness.probe.probe_report import exit_code
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.known import with_signature
-from harness.probe.signatures import Shown
+from harness.probe.signatures import Shown, with_signature
 from harness.ranges.lookup import why_affected
 
 ALL = {"ranks", "accumulation", "both", "resume"}

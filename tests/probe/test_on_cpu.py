@@ -48,7 +48,10 @@ print(json.dumps({
     "chosen": "cuda" if torch.cuda.is_available() else "cpu",
 }))
 """
-START = "from harness.probe import on_cpu; on_cpu.install(); import runpy; runpy.run_path({!r})"
+START = (
+    "from harness.probe.rank.on_cpu import install_cuda; install_cuda(); "
+    "import runpy; runpy.run_path({!r})"
+)
 
 
 def test_a_script_for_gpus_runs(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from harness.probe import own_loss
-from harness.probe.numbers import Share
+from harness.probe.rank import losses
+from harness.probe.vectors import Share
 
 LABELS = torch.tensor([[1, 2, 3, -100], [2, 1, 0, 3]])
 
@@ -20,7 +20,7 @@ def gradient_of(
     logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     hidden, found = logits * 1, list[tuple[Share, bool]]()
     given = {"labels": LABELS, "input_ids": ids}
-    own_loss.follow(SimpleNamespace(logits=hidden), given, lambda *each: found.append(each))
+    losses.follow(SimpleNamespace(logits=hidden), given, lambda *each: found.append(each))
     scores, wanted = (hidden[:, :-1], LABELS[:, 1:]) if shift else (hidden, LABELS)
     how = "mean" if divisor is None else "sum"
     loss = cross_entropy(

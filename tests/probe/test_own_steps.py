@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.probe.own_steps import notes
+from harness.probe.compare.plausibility import notes_on_steps
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}
 WEIGHTS = {"weight": numpy.array([1.0, 0.5])}
@@ -51,7 +51,7 @@ def steps(
     "rates", [(0.1, 0.0, 0.025, 0.05), (1e-3, 1e-5, 1.3e-4), (0.1, 0.01, 0.02)]
 )
 def test_a_warmup_that_begins_with_the_second_step_is_noted(rates: tuple[float, ...]) -> None:
-    (note,) = notes(steps(*rates))
+    (note,) = notes_on_steps(steps(*rates))
     assert "the learning rate falls" in note
 
 
@@ -59,17 +59,17 @@ def test_a_warmup_that_begins_with_the_second_step_is_noted(rates: tuple[float, 
     "rates", [(0.1, 0.1, 0.1), (0.0, 0.1, 0.2), (0.1, 0.05, 0.025), (0.1, 0.09, 0.1), (0.1, 0.0)]
 )
 def test_a_schedule_that_goes_one_way_is_not_noted(rates: tuple[float, ...]) -> None:
-    assert not list(notes(steps(*rates)))
+    assert not list(notes_on_steps(steps(*rates)))
 
 
 @pytest.mark.parametrize(("applied", "clipping"), [(1.0, 0.5), (2.0, 10.0), (0.2, 0.5)])
 def test_a_step_that_is_not_the_clipped_gradient_is_noted(applied: float, clipping: float) -> None:
-    (note,) = notes(steps(0.1, 0.1, applied=applied, clipping=clipping))
+    (note,) = notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping))
     assert f"applied {applied:.4g} times the gradient of norm 5" in note
 
 
 def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -> None:
-    (note,) = notes(steps(0.1, 0.1, applied=1 / 65536))
+    (note,) = notes_on_steps(steps(0.1, 0.1, applied=1 / 65536))
     assert "applied 1.526e-05 times the gradient, and nothing clips it" in note
 
 
@@ -89,7 +89,7 @@ def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -
 def test_a_step_that_is_right_or_cannot_be_told_is_not_noted(
     applied: float, clipping: float, more: dict[str, Any]
 ) -> None:
-    assert not list(notes(steps(0.1, 0.1, applied=applied, clipping=clipping, **more)))
+    assert not list(notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping, **more)))
 
 
 @pytest.mark.parametrize(
@@ -106,30 +106,32 @@ def test_the_first_step_of_a_formula_is_right(
     kind: str, group: dict[str, Any], update: list[float]
 ) -> None:
     right = numpy.array(update)
-    assert not list(notes(steps(0.1, 0.1, kind=kind, update=right, **group)))
-    (note,) = notes(steps(0.1, 0.1, kind=kind, update=0.744 * right, **group))
+    assert not list(notes_on_steps(steps(0.1, 0.1, kind=kind, update=right, **group)))
+    (note,) = notes_on_steps(steps(0.1, 0.1, kind=kind, update=0.744 * right, **group))
     assert "the first step applied 0.744 times" in note
 
 
 def test_a_step_that_rounding_drowns_is_not_judged() -> None:
     nothing = numpy.array([0.0, 0.0])
     tiny = steps(1e-9, 1e-9, kind="AdamW", update=nothing)
-    assert not list(notes(tiny))
+    assert not list(notes_on_steps(tiny))
 
 
 @pytest.mark.parametrize(("eps", "noted"), [(BF16, True), (FP32, False)])
 def test_weights_in_16_bits_that_stay_where_they_are_are_noted(eps: float, noted: bool) -> None:
-    found = list(notes(steps(1e-9, 1e-9, kind="AdamW", update=numpy.array([0.0, 0.0]), eps=eps)))
+    found = list(
+        notes_on_steps(steps(1e-9, 1e-9, kind="AdamW", update=numpy.array([0.0, 0.0]), eps=eps))
+    )
     assert any("moved only 0% of the values" in note for note in found) == noted
 
 
 def test_weights_in_16_bits_that_move_are_not_noted() -> None:
     moved = numpy.array([-1e-3, -1e-3])
-    assert not list(notes(steps(1e-3, 1e-3, kind="AdamW", update=moved, eps=BF16)))
+    assert not list(notes_on_steps(steps(1e-3, 1e-3, kind="AdamW", update=moved, eps=BF16)))
 
 
 def test_a_rate_of_0_moves_nothing() -> None:
-    assert not list(notes(steps(0.0, 0.0, eps=BF16)))
+    assert not list(notes_on_steps(steps(0.0, 0.0, eps=BF16)))
 
 
 @pytest.mark.parametrize(
@@ -147,4 +149,7 @@ def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> 
     taken = steps(0.1, 0.1, 0.1, 0.1)
     for step, rows in zip(taken, orders, strict=True):
         step["rows"] = [list(rows)]
-    assert any("rows of the first in the same order" in note for note in notes(taken)) == noted
+    assert (
+        any("rows of the first in the same order" in note for note in notes_on_steps(taken))
+        == noted
+    )

@@ -7,10 +7,9 @@ from typing import Any
 import numpy
 import pytest
 
+from harness.probe.compare.reference import Moment, Reference, joined
+from harness.probe.compare.relations import samples
 from harness.probe.layouts import RANKS, Layout
-from harness.probe.pieces import joined
-from harness.probe.reference import Moment, Reference
-from harness.probe.relations import samples
 
 RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.probe.comparison import Compared
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.relations import Broken
 from harness.probe.layouts import Layout, Settings, reference
+from harness.probe.probe_report import exit_code, text
 from harness.probe.questions import Answers
-from harness.probe.relations import Broken
-from harness.probe.report import exit_code, text
 
 LAYOUT: Layout = reference(Settings())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.probe.compare.whole_run import schedule
 from harness.probe.layouts import Layout
-from harness.probe.schedule_lengths import schedule
-from harness.probe.schedules import HALF, LOWEST, Schedules
+from harness.probe.rank.schedules import HALF, LOWEST, Schedules
 
 STEPS = 4
 

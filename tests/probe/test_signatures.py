@@ -10,13 +10,12 @@ import pytest
 
 from harness import catalog
 from harness.probe import loops, signatures
-from harness.probe.comparison import Compared
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.relations import MISTAKES, Broken, meaning, term
 from harness.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.probe.questions import Answers
-from harness.probe.ratios import MISTAKES, meaning, term
-from harness.probe.relations import Broken
 from harness.probe.signatures import Recorded, Shown, Signature
-from harness.publish import probe_table as _probe_table
+from harness.publish import docs_tables as _probe_table
 from harness.system.files import ROOT
 
 KNOWN = [
@@ -126,4 +125,4 @@ def test_seven_of_ten_bugs_of_loops_are_found() -> None:
 
 def test_the_table_of_the_page_is_that_of_the_files() -> None:
     page = (ROOT / "docs" / "probe_results.md").read_text(encoding="utf-8")
-    assert _probe_table.with_table(page) == page
+    assert _probe_table.with_probed(page) == page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.slope import Steep, note
+from harness.probe.compare.plausibility import Steep, note_on_slope
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from harness.probe.slope import Steep, note
     ],
 )
 def test_slopes_with_smaller_steps_must_agree(slopes: tuple[float, ...], said: str) -> None:
-    found = note([Steep(slope, 1e-4) for slope in slopes])
+    found = note_on_slope([Steep(slope, 1e-4) for slope in slopes])
     assert said in found
     assert bool(found) == bool(said)
 
 
 def test_what_rounding_decides_does_not_count() -> None:
-    assert note([Steep(0.5, 1e-4), Steep(0.5, 1e-3), Steep(7.0, 2.0), None])
-    assert not note([Steep(0.5, 1e-4), Steep(0.5, 2.0)])
+    assert note_on_slope([Steep(0.5, 1e-4), Steep(0.5, 1e-3), Steep(7.0, 2.0), None])
+    assert not note_on_slope([Steep(0.5, 1e-4), Steep(0.5, 2.0)])

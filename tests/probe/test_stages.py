@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.probe.stages import Known, number_of, rehearses
+from harness.probe.rank.parameters import Known, number_of, rehearses
 
 
 class Part(nn.Module):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.probe.unlike import SCHEDULE, schedules_unlike_by_design, unlike_by_design
+from harness.probe.rank.unlike import SCHEDULE, schedules_unlike_by_design, unlike_by_design
 
 
 class AcceleratedScheduler:

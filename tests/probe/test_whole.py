@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.probe.epochs import epoch
-from harness.probe.evaluation import evaluation
+from harness.probe.compare.relations import Broken
+from harness.probe.compare.whole_run import epoch, evaluation
 from harness.probe.layouts import RANKS, Layout
-from harness.probe.relations import Broken
-from harness.probe.reported import Reported
-from harness.probe.runs import Run
+from harness.probe.rank.losses import Reported
+from harness.probe.runner import Run
 
 TWO = Layout("2 ranks", RANKS, 2)
 

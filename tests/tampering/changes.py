@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from harness.api.spec import Outcome, Records
 from harness.launch.exits import read_json
-from harness.runs import run_schema
+from harness.runs import run_folder
 from harness.runs.grade import run_of
-from harness.runs.records import RUN_FILE, read_records
+from harness.runs.run_folder import RUN_FILE, read_records
 from harness.runs.validation import merged
 from harness.system.errors import Inconclusive
 from tests.recording import Recording, changing, recorded
@@ -178,7 +178,7 @@ def recorded_trial(scenario: str, trial: str) -> Records:
         launch: read_records(folder / trial / launch, planned["ranks"])
         for launch in planned["launches"]
     }
-    return merged(launches, run_schema.params(run, trial))
+    return merged(launches, run_folder.params_of(run, trial))
 
 
 def changed(case: Case) -> Records:

@@ -4,10 +4,16 @@ Each shim is a named ``Point`` that says which releases and lanes need it, and w
 has a module with its shims. The parent process decides which shims apply and lists them in
 run.json; each rank installs these and records how often each was used. No shim touches the path of
 a defect.
+
+A process imports upstream with its shims, and only once; one that forks ranks does it for all of
+them.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -52,3 +58,31 @@ def _counter(uses: Counter[str], name: str):  # type: ignore[no-untyped-def]
         uses[name] += 1
 
     return count
+
+
+_uses: Counter[str] = Counter()
+"""How often each shim that this process has installed was used."""
+
+
+def import_upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[str]:
+    """Install these shims and import these modules. The counter counts the uses of each shim.
+
+    Does nothing for those that the process, or the one that it was forked from, has already.
+    """
+    missing = [module for module in modules if module not in sys.modules]
+    install([point for point in points if point not in _uses], _uses)
+    for module in missing:
+        importlib.import_module(module)
+    if missing:
+        freeze()
+    return _uses
+
+
+def freeze() -> None:
+    """Exclude everything imported so far from garbage collection: none of it is ever freed.
+
+    DeepSpeed collects four times while it initialises, each time through every module. A forked
+    process also need not copy memory that the collector does not visit.
+    """
+    gc.collect()
+    gc.freeze()

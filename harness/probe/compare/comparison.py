@@ -1,0 +1,185 @@
+"""A layout beside the reference: the first step at which something is not as it is there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from harness.api.numbers import finite
+from harness.probe import vectors
+from harness.probe.compare.reference import Moment, Reference, as_in, joined
+from harness.probe.compare.relations import Broken, broken, several
+from harness.probe.layouts import Layout
+from harness.probe.runner import Run, Step
+from harness.system.errors import Inconclusive
+
+NEEDS_RANKS = re.compile(
+    r"AssertionError|took no step|world.?size|n?proc|ranks|GPUs|devices|even number|at least 2",
+    re.IGNORECASE,
+)
+"""What scripts say that do not run on one rank."""
+
+LOG_LINES = 12
+"""How much of the log of a failed rank is shown."""
+
+
+@dataclass
+class Compared:
+    """What the comparison of a layout showed."""
+
+    layout: Layout
+    seconds: float = 0.0
+    step: int | None = None
+    """The first step at which a relation is broken, from 1."""
+    broken: list[Broken] = field(default_factory=list)
+    """In the order of cause and effect."""
+    notes: list[str] = field(default_factory=list)
+    no_answer: str = ""
+    log: str = ""
+    worst: dict[str, float] = field(default_factory=dict)
+    """The largest distances from the reference, in units of the spread of rounding."""
+
+    @property
+    def as_reference(self) -> bool:
+        return not (self.broken or self.no_answer)
+
+    @property
+    def status(self) -> str:
+        """``no answer``, ``broken`` or ``as the reference``."""
+        if self.no_answer:
+            return "no answer"
+        return "broken" if self.broken else "as the reference"
+
+
+def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
+    """Compare all steps of a run until one is unlike the reference's."""
+    found = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    if run.failure:
+        return found
+    first = run.layout.first
+    found.no_answer = _no_steps(run, reference)
+    if found.no_answer:
+        return found
+    ranks = [as_in(reference.steps[first], steps) for steps in run.ranks]
+    for step in range(min(run.steps, len(reference.steps) - first)):
+        right = reference.steps[first + step]
+        whole = joined([steps[step] for steps in ranks], right)
+        here = [_shaped(each, right) for each in whole]
+        moment = Moment(reference, first + step, here, run.layout, step == 0, same_rows)
+        if why := _incomparable(moment):
+            found.no_answer = why
+            return found
+        if step == 0 and (parts := moment.parts_of(0)):
+            found.notes.append(
+                f"{len(parts)} parameters were not compared: a rank has parts of them "
+                f"({several(parts)})"
+            )
+        _measure(moment, found.worst)
+        found.broken = broken(moment)
+        if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
+            return _until(found, first + step)
+        if found.broken:
+            found.step = first + step + 1
+            return found
+    if run.steps < len(reference.steps) - first:
+        if run.steps and reference.ends(first + run.steps):
+            return _until(found, first + run.steps)
+        text = f"{run.steps} steps; the reference took {len(reference.steps) - first}"
+        found.broken = [Broken("steps", text)]
+    return found
+
+
+def _shaped(step: Step, right: Step) -> Step:
+    """A step with the reference's shapes where a tensor has as many numbers: FSDP1 flattens a
+    parameter also where a rank has the whole of it."""
+    found = dict(step)
+    for kind in {"before", "grad", "update"} & set(step) & set(right):
+        found[kind] = dict(step[kind])
+        for name, wanted in right[kind].items():
+            tensor = step[kind].get(name)
+            if tensor is not None and tensor.size == wanted.size:
+                found[kind][name] = tensor.reshape(wanted.shape)
+    return found
+
+
+def _until(found: Compared, step: int) -> Compared:
+    """The comparison of the steps before this one, the end of the data: what fills it up, or
+    whether it is taken at all, is the sampler's affair."""
+    found.broken = []
+    why = f"step {step + 1} of the reference has fewer rows than the first"
+    if step == found.layout.first:
+        found.no_answer = why
+    else:
+        found.notes.append(f"{why}, so it and those after it were not compared")
+    return found
+
+
+def _no_steps(run: Run, reference: Reference) -> str:
+    """Why the reference has no steps beside which those of a resumed run could be put."""
+    first = run.layout.first
+    if len(reference.steps) <= first:
+        return f"the reference took {len(reference.steps)} steps: none follows the stop"
+    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: first + 1]):
+        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
+    return ""
+
+
+def _incomparable(at: Moment) -> str:
+    """Why a step cannot be compared: it is another one, as steps were skipped, or the optimizer has
+    shards that nobody can put together."""
+    for rank, one in enumerate(at.here):
+        if one["skipped"] != at.right["skipped"]:
+            return (
+                f"the scaler of the loss skipped {one['skipped']} steps before step "
+                f"{at.number + 1}, in the reference {at.right['skipped']}: let it begin with a "
+                "smaller scale"
+            )
+        owned = at.owned(rank, at.right["grad"])
+        for name, gradient in owned.items():
+            other = one["grad"].get(name)
+            if other is not None and other.shape != gradient.shape:
+                shapes = f"{tuple(other.shape)}, in the reference {tuple(gradient.shape)}"
+                return f"{name} has the shape {shapes}: shards that probe cannot put together"
+        if len(at.parts_of(rank)) == len(one["update"]):
+            return "the ranks have only parts of the parameters, which probe cannot put together"
+        if owned and not set(one["grad"]) & set(at.right["grad"]):
+            has, wanted = several(one["grad"]), several(at.right["grad"])
+            return f"the optimizer has {has}; that of the reference has {wanted}"
+    return ""
+
+
+def _measure(at: Moment, worst: dict[str, float]) -> None:
+    """Note the largest distances: how near to an alarm a right loop comes."""
+    keep = at.reference.certain(at.number)
+    for rank, one in enumerate(at.here):
+        update = vectors.masked(at.owned(rank, one["update"]), keep)
+        right = at.owned(rank, vectors.masked(at.right["update"], keep))
+        gradient = at.owned(rank, at.right["grad"])
+        found = {
+            "gradient": vectors.worst(one["grad"], gradient, at.spread("grad")),
+            "update": vectors.worst(update, right, at.spread("update")),
+        }
+        for what, times in found.items():
+            worst[what] = max(worst.get(what, 0.0), times)
+
+
+def refuse_unusable(reference: Run) -> None:
+    """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
+    name = reference.layout.name
+    if reference.failure:
+        lines = reference.log.strip().splitlines()[-LOG_LINES:]
+        why = f"the reference, {name}, gives no answer: {reference.failure}"
+        if reference.layout.world == 1 and NEEDS_RANKS.search(reference.failure):
+            why += "\nif the script needs several ranks, add --reference-ranks 2"
+        raise Inconclusive("\n    | ".join([why, *lines]))
+    sizes = [vectors.norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
+    if not finite(sizes[0]):
+        raise Inconclusive(
+            f"the reference, {name}, gives no answer: its first gradients are not finite. Are all "
+            "its weights initialised?"
+        )
+    if not any(sizes):
+        raise Inconclusive(
+            f"the reference, {name}, gives no answer: its gradients are all 0, so no layout can "
+            "differ; does its loss depend on its parameters?"
+        )

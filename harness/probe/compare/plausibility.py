@@ -1,0 +1,227 @@
+"""Is the reference itself plausible? No comparison of layouts shows it if not.
+
+Its steps have questions whose answer needs no second run: a schedule does not begin with a jump;
+the first step is the one that the formula of SGD or Adam gives; weights in 16 bits move at all; and
+a second epoch has another order than the first. Finite differences along its gradient show whether
+the loss falls as the gradient says: they find a backward that is not that of its forward. Only
+notes follow: a model may stop gradients on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.api.numbers import finite, near
+from harness.probe.compare.reference import Reference
+from harness.probe.layouts import Layout, Settings, reference
+from harness.probe.runner import Run, Step
+from harness.probe.vectors import SAFE, Named, norm, share
+
+FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
+CLIPPED = "clipping saw a gradient of norm"
+LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
+"""How the notes begin: by these words a recorded note is recognised, however it goes on."""
+
+JUMP = 1.5
+"""How many times the second rate the first one may be, if the third one is higher again."""
+
+APPLIED = 0.01
+"""How far the first step may be from that of the formula, as a part of it; bf16 included."""
+
+PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
+"""The settings of an SGD or an Adam whose first step is that of the formula."""
+
+COARSE = 1e-5
+"""From this ulp of 1 on, weights are in 16 bits."""
+
+MOVED = 0.5
+"""The least share of the values with a gradient that a step moves, if weights are in 16 bits."""
+
+
+def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
+    """One line for each thing that is odd in the reference's own steps."""
+    yield from _clipped_scaled(steps[0])
+    yield from _jump([step["lr"][0] for step in steps])
+    yield from _applied(steps[0])
+    yield from _lost([step for step in steps if step["lr"][0]])
+    yield from _same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+
+
+def _clipped_scaled(step: Step) -> Iterator[str]:
+    """Clipping before the scaler of the loss has divided the gradients."""
+    if scale := step.get("clipped_scaled"):
+        ((most, saw), *_) = step["clips"]
+        yield (
+            f"{CLIPPED} {saw:.4g}, which a scaler still multiplied by {scale:.4g}, and "
+            f"left {most / scale:.2g} of it: call scaler.unscale_(optimizer) before"
+        )
+
+
+def _jump(rates: Sequence[float]) -> Iterator[str]:
+    """A warmup that begins with the second step."""
+    if len(rates) < 3:
+        return
+    first, second, third = rates[:3]
+    if first > JUMP * second and third > second:
+        yield (
+            f"{FALLS} from {first:.4g} to {second:.4g} after the first step, and "
+            f"then rises to {third:.4g}: the first step was not taken with the schedule's rate"
+        )
+
+
+def _applied(step: Step) -> Iterator[str]:
+    """A first step that is not the one that the optimizer's formula gives for its gradient."""
+    size = norm(step["grad"])
+    clipping, rate = step["clipping"], step["lr"][0]
+    known = step["fresh"] and not step["scaled"] and clipping is not None
+    if not (known and rate and size):
+        return
+    right = min(1.0, clipping / size) if clipping else 1.0
+    expected = _formula(step, rate, right)
+    if expected is None or _drowned(step, expected):
+        return
+    found = share(step["update"], expected).ratio
+    if near(found, 1.0, share=APPLIED):
+        return
+    if step["optimizer"] != "SGD":
+        kind = step["optimizer"]
+        text = f"{found:.4g} times what {kind}'s formula gives for its gradient"
+    elif clipping:
+        text = f"{found * right:.4g} times the gradient of norm {size:.4g}; clipping to "
+        text += f"{clipping:.4g} leaves {right:.4g} times"
+    else:
+        text = f"{found:.4g} times the gradient, and nothing clips it"
+    yield f"{APPLIED_FIRST} {text}: all layouts have that"
+
+
+def _formula(step: Step, rate: float, clipped: float) -> Named | None:
+    """The first step of SGD, Adam and AdamW; None for others, or if its groups are not alike."""
+    group, kind = step["group"], step["optimizer"]
+    odd = any(group.get(name, value) != value for name, value in PLAIN.items())
+    if odd or not group or kind not in ("SGD", "Adam", "AdamW"):
+        return None
+    decay, before = group.get("weight_decay", 0), step["before"]
+    decoupled = kind == "AdamW" or group.get("decoupled_weight_decay", False)
+    gradient = {n: clipped * g.astype(float) for n, g in step["grad"].items()}
+    if decay and not decoupled:
+        gradient = {n: g + decay * before[n] for n, g in gradient.items()}
+    if kind == "SGD":
+        return {n: -rate * g for n, g in gradient.items()}
+    found = {n: -rate * g / (abs(g) + group["eps"]) for n, g in gradient.items()}
+    if decay and decoupled:
+        return {n: u - rate * decay * before[n] for n, u in found.items()}
+    return found
+
+
+def _drowned(step: Step, expected: Named) -> bool:
+    """Whether rounding of the weights is too much of a step."""
+    rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
+    return float(rounded**0.5) > APPLIED * norm(expected)
+
+
+def _lost(steps: Sequence[Step]) -> Iterator[str]:
+    """Weights in 16 bits whose updates are less than half an ulp of them."""
+    moved = 0.0
+    for step in steps:
+        coarse = [n for n in step["grad"] if step["eps"][n] > COARSE and n in step["update"]]
+        there = sum(int((step["grad"][n] != 0).sum()) for n in coarse)
+        if not there:
+            return
+        both = ((step["grad"][n] != 0) & (step["update"][n] != 0) for n in coarse)
+        moved = max(moved, sum(int(each.sum()) for each in both) / there)
+    if steps and moved < MOVED:
+        yield (
+            f"{LOST} {moved:.0%} of the values of weights in 16 bits: the updates of the others "
+            "are less than their rounding, and no copy in fp32 keeps them"
+        )
+
+
+def _same_order(steps: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A step later than the second that has the rows of the first, in the same order."""
+    first = steps[0]
+    again = (n for n, rows in enumerate(steps) if n > 1 and rows == first)
+    number = next(again, 0)
+    if number and len(set(first)) > 1 and steps[1] != first:
+        yield (
+            f"{SAME_ORDER} in the same order (step {number + 1} is as step 1): is set_epoch "
+            "missing? No fault if the order is fixed on purpose"
+        )
+
+
+ALONG = "along the reference's gradient"
+"""How the note begins: by these words a recorded note is recognised, however it goes on."""
+
+CHANGES = (3e-3, 3e-4, 3e-5)
+"""The parts of the loss by which a step along the gradient changes it."""
+
+NEAR_SLOPE = 0.05
+"""How far a slope may be from 1: a step is not infinitely small."""
+
+ALIKE = 0.1
+"""How far slopes of smaller steps may be from each other, as a part of them."""
+
+
+@dataclass(frozen=True)
+class Steep:
+    """How much faster the loss falls than the gradient says, and how far rounding may move that."""
+
+    slope: float
+    unsure: float
+
+    @property
+    def right(self) -> bool:
+        return near(self.slope, 1.0, within=max(NEAR_SLOPE, self.unsure))
+
+
+def ends_of_slope(settings: Settings, right: Reference, change: float) -> list[Layout]:
+    """The two runs of one step whose weights are moved along the gradient, and against it."""
+    if not right.steps[0]["slopes"] or not (size := _size(right, change)):
+        return []
+    base = replace(reference(settings), steps=1, epoch=False)
+    return [
+        replace(
+            base,
+            name=f"{base.name}, moved {way} the gradient by {change:g}",
+            shift={name: sign * size * g for name, g in _gradient(right).items()},
+        )
+        for way, sign in (("along", 1), ("against", -1))
+    ]
+
+
+def steep(right: Reference, runs: Sequence[Run], change: float) -> Steep | None:
+    """How steep the loss is between two runs; None if they give no answer."""
+    if not runs or any(run.failure for run in runs):
+        return None
+    up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
+    slope = (up - down) / (2 * _size(right, change) * norm(_gradient(right)) ** 2)
+    unsure = SAFE * right.loss_spread(0) / (change * abs(right.loss(0)))
+    return Steep(slope, unsure) if finite(slope) else None
+
+
+def note_on_slope(found: Sequence[Steep | None]) -> str:
+    """What to say of the slopes with smaller and smaller steps: empty unless all that rounding does
+    not decide agree that the loss is not as its gradient says."""
+    sure = [one for one in found if one is not None and one.unsure < ALIKE]
+    if len(sure) < 2 or any(one.right for one in sure):
+        return ""
+    last = sure[-1].slope
+    if not all(near(one.slope, last, within=ALIKE * abs(last) + one.unsure) for one in sure):
+        return ""
+    return (
+        f"{ALONG}, its loss falls {last:.3g} times as fast as the gradient says: a backward is "
+        "not that of its forward, unless a gradient is stopped on purpose"
+    )
+
+
+def _gradient(right: Reference) -> Named:
+    """The gradient of the first step, before clipping."""
+    found: Named = right.steps[0]["raw"] or right.steps[0]["grad"]
+    return found
+
+
+def _size(right: Reference, change: float) -> float:
+    """The length of the step, in gradients."""
+    square = norm(_gradient(right)) ** 2
+    loss = abs(right.loss(0))
+    return change * loss / square if finite(square) and square > 0 and finite(loss) else 0.0

@@ -1,0 +1,383 @@
+"""The relations that hold between a right loop's layouts, each defined once.
+
+``RELATIONS`` has them in the order of cause and effect: the first that is broken at the first step
+where any is broken is what a report names, as the others follow from it. ``MISTAKES`` has the
+ratios to the reference that mistakes leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.api.numbers import near
+from harness.probe import vectors
+from harness.probe.compare.reference import Moment
+from harness.probe.vectors import Array, Named, Share, flat, length
+
+NEAR = 2e-3
+"""How far (as a fraction) a ratio may be from that of a mistake."""
+
+
+MISTAKES = {
+    "0": ("nothing at all", lambda world, k: 0.0),
+    "-1": ("the sign is turned", lambda world, k: -1.0),
+    "k": ("never divided by the accumulation steps", lambda world, k: float(k)),
+    "1/k": ("divided by the accumulation steps twice", lambda world, k: 1 / k),
+    "ranks": ("summed over the ranks, not averaged", lambda world, k: float(world)),
+    "1/ranks": ("divided by the number of ranks twice", lambda world, k: 1 / world),
+    "ranks*k": (
+        "divided neither by the ranks nor by the accumulation steps",
+        lambda world, k: float(world * k),
+    ),
+    "1/(ranks*k)": (
+        "divided by both the ranks and the accumulation steps once too often",
+        lambda world, k: 1 / (world * k),
+    ),
+}
+"""By the ratio in terms of ranks and micro-batches, what it means, and its value."""
+
+
+def term(ratio: float, world: int, k: int) -> str:
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if it is none."""
+    values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
+    close = (
+        name
+        for name, value in values.items()
+        if value != 1 and near(ratio, value, within=NEAR * max(abs(value), SMALL))
+    )
+    return next(close, "")
+
+
+def meaning(ratio: float, world: int, k: int) -> str:
+    """The mistake with this ratio; empty if there is none that we know."""
+    found = term(ratio, world, k)
+    return MISTAKES[found][0] if found else ""
+
+
+SMALL = 0.02
+"""Below this ratio the tolerance is absolute: 0 has none of its own."""
+
+
+def times(ratio: float, world: int, k: int) -> str:
+    """A ratio in words, with its meaning."""
+    words = meaning(ratio, world, k)
+    shown = f"{ratio:.4g}"
+    if shown == "1" and ratio != 1:  # how far it is from 1 is what matters
+        shown = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
+    return f"{shown} times" + (f" ({words})" if words else "")
+
+
+FIT = 0.01
+"""The part of a gradient that the micro-batches may leave unexplained."""
+
+LEVEL = 1e-3
+"""How far (as a fraction) weights may differ and count as equal."""
+
+
+def made_of(at: Moment, rank: int) -> str:
+    """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
+    all have their usual weights."""
+    import numpy
+
+    parts = [(r, m, p) for r, one in enumerate(at.here) for m, p in enumerate(one["parts"]) if p]
+    right = at.right["grad"]
+    names = {n: t for n, t in right.items() if all(n in part for _, _, part in parts)}
+    if len(parts) < 2 or not names or any(at.parts_of(r) for r in range(len(at.here))):
+        return ""
+    basis = numpy.stack([flat(part, names, names) for _, _, part in parts], 1)
+    got, want = (_weights(basis, each, names) for each in (at.here[rank]["grad"], right))
+    if got is None or want is None or not float(want.mean()):
+        return ""
+    if _level(got) and _level(want):
+        return ""  # a factor, which the ratio says
+    mean = float(want.mean())
+    shown = ", ".join(f"{float(x) / mean:.3g}" for x in got)
+    wanted = ", ".join(f"{float(x) / mean:.3g}" for x in want)
+    text = f"the micro-batches (by rank) have the weights {shown}; in the reference {wanted}"
+    gone = [
+        f"{m + 1} of rank {r}"
+        for (r, m, _), weight in zip(parts, got, strict=True)
+        if abs(float(weight)) < LEVEL * abs(mean)
+    ]
+    if gone:
+        return f"{text}: micro-batch {', '.join(gone)} is lost"
+    return f"{text}: a mean of means" if _level(got) else text
+
+
+def _weights(basis: Array, gradient: Named, names: Named) -> Array | None:
+    """The micro-batches' weights in a gradient; None if it is made of something else."""
+    import numpy
+
+    wanted = flat(gradient, names, names)
+    found: Array = numpy.linalg.lstsq(basis, wanted, rcond=None)[0]
+    return found if length(basis @ found - wanted) <= FIT * length(wanted) else None
+
+
+def _level(weights: Array) -> bool:
+    return bool(weights.std() <= LEVEL * abs(weights.mean()))
+
+
+RATE_SHARE = 1e-6
+"""How far (as a fraction) a learning rate may be from the reference's."""
+
+SHOWN = 3
+"""Names that a message lists."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A relation that does not hold at a step."""
+
+    relation: str
+    text: str
+    ratio: float | None = None
+    """How much of the reference there is, where that is one number."""
+    meaning: str = ""
+    """What the ratio says."""
+    parameters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    details: tuple[str, ...] = field(default=())
+
+
+def weights(at: Moment) -> Broken | None:
+    """Every rank begins with the reference's weights; after a resume, with those of that step."""
+    if not at.first:
+        return None
+    right, rounding = at.right["before"], at.spread("before")
+    off = {
+        rank: vectors.astray(one["before"], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    names = tuple(dict.fromkeys(name for found in off.values() for name in found))
+    begins = "goes on with" if at.layout.resumed else "begins with"
+    text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
+    if at.layout.resumed and _began_again(at):
+        text = "it began again at step 1: the resume arguments had no effect"
+    return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+def _began_again(at: Moment) -> bool:
+    """Whether every rank has the weights with which the reference began."""
+    start, rounding = at.reference.steps[0]["before"], at.reference.spread(0, "before")
+    return not any(
+        vectors.astray(one["before"], at.owned(rank, start), rounding)
+        for rank, one in enumerate(at.here)
+    )
+
+
+def optimizer(at: Moment) -> Broken | None:
+    """After a resume, the optimizer has the state that it had."""
+    right = at.right.get("state")
+    if not (at.first and at.layout.resumed and right):
+        return None
+    rounding = at.spread("state")
+    off = vectors.astray(at.here[0]["state"], right, rounding)
+    if not off:
+        return None
+    lost = [name for name in right if name not in at.here[0]["state"]]
+    how = "has no state" if len(lost) == len(right) else f"has another state: {several(off)}"
+    return Broken("optimizer", f"the optimizer {how}", parameters=tuple(off))
+
+
+def samples(at: Moment) -> Broken | None:
+    """All ranks and micro-batches together see the rows of the reference's step."""
+    want = Counter(row for micro in at.right["rows"] for row in micro)
+    seen = _seen(at, want)
+    missing = want - seen
+    if seen == want:
+        return None
+    text = (
+        f"{seen.total()} rows, {len(seen)} of them distinct; the reference has {want.total()}, and "
+        f"{missing.total()} of its rows are missing"
+    )
+    if came := _came_early(at):
+        text = f"{came}: {text}"
+    return Broken("samples", text)
+
+
+def _seen(at: Moment, want: Counter[str]) -> Counter[str]:
+    """The rows of all ranks. Where ranks see the same rows, one that several see counts once, and
+    a rank that knows none of the reference's is a later stage, which is given something else."""
+    first, *others = (Counter(row for micro in one["rows"] for row in micro) for one in at.here)
+    for other in others:
+        if not at.same_rows:
+            first += other
+        elif other & want:
+            first |= other
+    return first
+
+
+def _came_early(at: Moment) -> str:
+    """Which step came after fewer micro-batches than were requested, if one did."""
+    counts = sorted({len(one["rows"]) for one in at.here})
+    early = at.layout.k > 1 and len(counts) == 1 and 0 < counts[0] < at.layout.k
+    return f"a step came after {counts[0]} of {at.layout.k} micro-batches" if early else ""
+
+
+def stale(at: Moment) -> Broken | None:
+    """A step begins without gradients."""
+    ranks = tuple(rank for rank, one in enumerate(at.here) if one["stale"])
+    if not ranks:
+        return None
+    size = max(one["stale"] for one in at.here)
+    text = (
+        f"gradients of norm {size:.3g} were there before the first backward of a step: zero_grad "
+        "is missing or comes too late"
+    )
+    return Broken("stale gradients", text, ranks=ranks)
+
+
+def loss(at: Moment) -> Broken | None:
+    """The mean of the ranks' losses is the reference's."""
+    right = at.reference.loss(at.number)
+    losses = [sum(one["losses"]) for one in at.here if one["losses"]]
+    found = sum(losses) / max(len(losses), 1)  # of a pipeline, the last stage has one
+    if near(found, right, within=vectors.SAFE * at.reference.loss_spread(at.number)):
+        return None
+    ratio = found / right if right else float("nan")
+    text = f"{found:.6g}; the reference has {right:.6g}: {_ratio(at, ratio)}"
+    return Broken("loss", text, ratio, meaning(ratio, at.layout.times, at.layout.k))
+
+
+def gradient(at: Moment) -> Broken | None:
+    """Every rank has the reference's gradient, before clipping if there is any."""
+    return _gradient(at, "raw" if at.clipping else "grad", "gradient")
+
+
+def clipped(at: Moment) -> Broken | None:
+    """What the optimizer gets after clipping is what it gets in the reference."""
+    return _gradient(at, "grad", "clipped gradient") if at.clipping else None
+
+
+def _gradient(at: Moment, what: str, relation: str) -> Broken | None:
+    right, rounding = at.right[what], at.spread(what)
+    off = {
+        rank: vectors.astray(one[what], at.owned(rank, right), rounding)
+        for rank, one in enumerate(at.here)
+    }
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    rank, names = next(iter(off.items()))
+    got, right = at.here[rank][what], at.owned(rank, right)
+    found = vectors.share(got, right)
+    clips = len(at.here[rank]["clips"]), len(at.right["clips"])
+    often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
+    details = [_only_some(at, got, right, names, found), _unlike_ranks(at, what)]
+    if what == "grad" and not at.clipping and not any(details):
+        details.append(made_of(at, rank))
+    if at.right["clips"] or at.here[0]["clips"]:
+        details.append(_clips(at))
+    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
+    return Broken(
+        relation,
+        f"{several_ranks(off)}: {often}{_described(at, found)} the reference's",
+        found.ratio,
+        explanation,
+        tuple(names),
+        tuple(off),
+        tuple(filter(None, details)),
+    )
+
+
+def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: Share) -> str:
+    """Which parameters are wrong, if others are right."""
+    off = list(off)
+    if len(off) == len(right) or whole.aside < 1e-3:
+        return ""
+    each = [f"{n} {_described(at, vectors.share(got, right, [n]))}" for n in off[:SHOWN]]
+    more = f" and {len(off) - SHOWN} more" if len(off) > SHOWN else ""
+    return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
+
+
+def _unlike_ranks(at: Moment, what: str) -> str:
+    """Whether the ranks have gradients of their own, and what their mean is."""
+    if at.layout.world == 1 or at.same_rows:
+        return ""
+    right, rounding = at.right[what], at.spread(what)
+    first, *others = (one[what] for one in at.here)
+    if not any(vectors.astray(other, {**right, **first}, {**dict.fromkeys(first, 0.0), **rounding})
+               for other in others):  # fmt: skip
+        return ""
+    total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
+    mean = vectors.share({n: t / at.layout.world for n, t in total.items()}, right)
+    text = "the ranks have unlike gradients"
+    if mean.is_factor:
+        text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
+    return text
+
+
+def _clips(at: Moment) -> str:
+    here = ", ".join(f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in at.here)
+    there = f"{at.right['clips'][0][1]:.4g}" if at.right["clips"] else "none"
+    return f"clipping saw the norm {here} (by rank), in the reference {there}"
+
+
+def rate(at: Moment) -> Broken | None:
+    """The learning rate is the reference's."""
+    right = at.right["lr"]
+    for rank, one in enumerate(at.here):
+        pairs = list(zip(one["lr"], right, strict=False))
+        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(one["lr"]) == len(right):
+            continue
+        got, want = next(((a, b) for a, b in pairs if a != b), (one["lr"], right))
+        return Broken("learning rate", f"{got}; the reference has {want}", ranks=(rank,))
+    return None
+
+
+def update(at: Moment) -> Broken | None:
+    """Every rank's weights go as far as the reference's, where that is more than rounding."""
+    keep = at.reference.certain(at.number)
+    right, rounding = vectors.masked(at.right["update"], keep), at.spread("update")
+    off = {
+        rank: vectors.astray(
+            vectors.masked(at.owned(rank, one["update"]), keep), at.owned(rank, right), rounding
+        )
+        for rank, one in enumerate(at.here)
+    }
+    off = {rank: names for rank, names in off.items() if names}
+    if not off:
+        return None
+    rank, names = next(iter(off.items()))
+    found = vectors.share(at.here[rank]["update"], at.owned(rank, at.right["update"]))
+    text = f"{several_ranks(off)}: {_described(at, found)} the reference's; {several(names)}"
+    explanation = meaning(found.ratio, at.layout.times, at.layout.k) if found.is_factor else ""
+    return Broken("update", text, found.ratio, explanation, tuple(names), tuple(off))
+
+
+RELATIONS = (weights, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+
+
+def broken(at: Moment) -> list[Broken]:
+    """The relations that do not hold at a step.
+
+    How a loss is scaled is the loop's own affair where the gradient is right: alone it is none.
+    """
+    found = [one for relation in RELATIONS if (one := relation(at)) is not None]
+    return [] if [one.relation for one in found] == ["loss"] else found
+
+
+def _described(at: Moment, found: Share) -> str:
+    if found.is_factor:
+        return _ratio(at, found.ratio)
+    return f"{found.ratio:.4g} times (and {found.aside:.0%} of it in another direction)"
+
+
+def _ratio(at: Moment, ratio: float) -> str:
+    return times(ratio, at.layout.times, at.layout.k)
+
+
+def several(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def several_ranks(ranks: Iterable[int]) -> str:
+    ranks = list(ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

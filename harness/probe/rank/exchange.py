@@ -1,0 +1,91 @@
+"""What crosses between the harness and the ranks of a layout: assignments, and what ranks recorded.
+
+The two may have different releases of numpy. A pickle of an array names modules of numpy, which
+moved from one release to the next. So arrays travel as their type, shape and bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A script and how to run it."""
+
+    script: str
+    """A file, or a module."""
+    module: bool
+    arguments: list[str]
+    cwd: str
+    imports: str
+    """The module with what the script imports."""
+    steps: int
+    """Optimizer steps to take."""
+    keep: list[int]
+    """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
+    saves: bool = False
+    """Whether the script saves after the last step, and so goes on until it begins another."""
+    epoch: bool = False
+    """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
+    perturb: int | None = None
+    """The seed of one-ulp perturbations; None for none."""
+    one_order: bool = False
+    """Whether all samplers draw the same order."""
+    shift: str = ""
+    """A file with tensors to add to the weights before the first step."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """By name, the values of constants of the script."""
+    move: float = 0.0
+    """By how much of their size to move the weights before the first step."""
+    on_cpu: bool = False
+    """Whether what the script asks of CUDA is done on the CPU."""
+
+
+PACKED = "array"
+
+
+class Packed(NamedTuple):
+    """An array; a plain tuple in the pickle."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+def dumped(recorded: Any) -> bytes:
+    """Dictionaries and lists of plain values, tensors and arrays, as bytes."""
+    return pickle.dumps(_packed(recorded), pickle.HIGHEST_PROTOCOL)
+
+
+def loaded(content: bytes) -> Any:
+    """The same with arrays; only what this project itself wrote."""
+    return _unpacked(pickle.loads(content))
+
+
+def _packed(recorded: Any) -> Any:
+    if isinstance(recorded, dict):
+        return {key: _packed(value) for key, value in recorded.items()}
+    if isinstance(recorded, list):
+        return [_packed(each) for each in recorded]
+    if not hasattr(recorded, "dtype"):
+        return recorded
+    array = recorded if hasattr(recorded, "tobytes") else recorded.numpy()
+    return tuple(Packed(PACKED, array.dtype.str, array.shape, array.tobytes()))
+
+
+def _unpacked(recorded: Any) -> Any:
+    import numpy
+
+    if isinstance(recorded, dict):
+        return {key: _unpacked(value) for key, value in recorded.items()}
+    if isinstance(recorded, list):
+        return [_unpacked(each) for each in recorded]
+    if isinstance(recorded, tuple) and recorded[:1] == (PACKED,):
+        array = Packed(*recorded)
+        return numpy.frombuffer(array.content, array.dtype).reshape(array.shape).copy()
+    return recorded

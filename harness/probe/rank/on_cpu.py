@@ -1,0 +1,330 @@
+"""On a CPU, runs what a script asks of CUDA: most training scripts name it somewhere.
+
+Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
+of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
+script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` is
+the CPU: who asks it takes the device that it names. Some packages also need the harness's shims.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+from harness.api.spec import Lane
+from harness.overlays import shims
+
+CUDA, CPU = "cuda", "cpu"
+PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python")
+"""Where code lies that is not the script's own."""
+
+SILENT = (
+    "synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect",
+    "set_per_process_memory_fraction",
+)  # fmt: skip
+"""Functions of torch.cuda that only wait or measure."""
+
+VALUES = {
+    "current_device": 0,
+    "get_device_name": CPU,
+    "get_device_capability": (8, 0),
+    "is_bf16_supported": True,
+    "mem_get_info": (0, 1),
+    "memory_summary": "",
+    "get_device_properties": SimpleNamespace(
+        name=CPU, total_memory=1, major=8, minor=0, multi_processor_count=1
+    ),
+}
+"""What other functions of torch.cuda return."""
+
+asked: Counter[str] = Counter()
+"""How often the script asked for what a CPU does not have, by kind."""
+
+
+def _count(what: str) -> None:
+    """Count a request, if it comes from the script and not from a package."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if _of_script(frame):
+        asked[what] += 1
+
+
+class Idle:
+    """A stream or an event: on a CPU there is nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _count("streams and events")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0.0
+
+
+def install_cuda() -> None:
+    """Put the replacements in place, for the rest of the process."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
+
+    _mode().__enter__()
+    for name in SILENT:
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
+    for name, value in VALUES.items():
+        setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", value))
+    torch.cuda.set_device = _returning("set_device", None)
+    torch.cuda.Stream = torch.cuda.Event = Idle  # type: ignore[misc, assignment]
+    torch.cuda.stream = _returning("torch.cuda.stream", nullcontext())
+    torch.cuda.current_stream = Idle  # type: ignore[assignment]
+    torch.cuda.is_available = _for_scripts(torch.cuda.is_available, _asserted, True)
+    torch.cuda.device_count = _for_scripts(
+        torch.cuda.device_count, _of_script, int(os.environ["LOCAL_WORLD_SIZE"])
+    )
+    if hasattr(torch, "accelerator"):
+        _install_accelerator(torch.accelerator)
+    torch.Generator = _generator()  # type: ignore[misc]
+    torch.nn.Module.cuda = _nothing(torch.nn.Module.cuda)  # type: ignore[method-assign]
+    _first_argument(torch.amp.GradScaler, "device", device=CUDA)
+    _first_argument(torch.autocast, "device_type", dtype=torch.get_autocast_dtype(CUDA))
+    _first_argument(DeviceMesh, "device_type")
+    replace_everywhere(dist.device_mesh.init_device_mesh, _mesh)
+    replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
+    replace_everywhere(dist.new_group, functools.partial(_group, position=2))
+    replace_everywhere(torch.load, _load)
+    DistributedDataParallel.__init__ = _without(  # type: ignore[method-assign]
+        DistributedDataParallel.__init__, "device_ids", "output_device"
+    )
+
+
+def _install_accelerator(accelerator: Any) -> None:
+    import torch
+
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    accelerator.is_available = _for_scripts(accelerator.is_available, _of_script, True)
+    accelerator.device_count = _for_scripts(accelerator.device_count, _of_script, ranks)
+    accelerator.current_accelerator = _for_scripts(
+        accelerator.current_accelerator, _of_script, torch.device(CPU)
+    )
+    for name in ("set_device_index", "set_device_idx", "synchronize"):
+        if hasattr(accelerator, name):
+            setattr(accelerator, name, _returning(f"torch.accelerator.{name}", None))
+
+
+def _mode() -> Any:
+    """What replaces devices in the arguments of all functions of torch."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    moves = {torch.Tensor.to, torch._C._nn._parse_to}
+    here = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        ) -> Any:
+            named = named or {}
+            if function in here:
+                _count(function.__name__ + "()")
+                return arguments[0]
+            if function in moves:
+                arguments = tuple(_numbered(one) for one in arguments)
+            arguments = tuple(_device(one) for one in arguments)
+            named = {name: _device(one) for name, one in named.items()}
+            if type(named.get("device")) is int:
+                named["device"] = _numbered(named["device"])
+            if function is torch.device and len(arguments) == 2:
+                arguments = arguments[:1]  # a CPU has no number
+            return function(*arguments, **named)
+
+    return OnCpu()
+
+
+def _device(value: Any) -> Any:
+    """The CPU in the place of a GPU; anything else as it is."""
+    import torch
+
+    if isinstance(value, str) and value.partition(":")[0] == CUDA:
+        _count(CUDA)
+        return CPU
+    if isinstance(value, torch.device) and value.type == CUDA:
+        _count(CUDA)
+        return torch.device(CPU)
+    return value
+
+
+def _numbered(value: Any) -> Any:
+    """The CPU in the place of the number of a GPU."""
+    if type(value) is not int:
+        return value
+    _count(CUDA)
+    return CPU
+
+
+def _returning(name: str, value: Any) -> Callable[..., Any]:
+    def returned(*_: Any, **__: Any) -> Any:
+        _count(name)
+        return value
+
+    return returned
+
+
+def _for_scripts(function: Any, where: Callable[[Any], bool], value: Any) -> Any:
+    """A function that returns ``value`` where it is called from such a place."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        if where(sys._getframe(1)):
+            _count(function.__name__)
+            return value
+        return function(*arguments, **named)
+
+    return called
+
+
+def _of_script(frame: Any) -> bool:
+    file = frame.f_code.co_filename
+    return not (file.startswith("<") or any(part in file for part in PACKAGES))
+
+
+def _asserted(frame: Any) -> bool:
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return _of_script(frame) and line.lstrip().startswith("assert ")
+
+
+def _nothing(move: Any) -> Any:
+    """``Module.cuda``: the parameters are where they are to be."""
+
+    @functools.wraps(move)
+    def moved(module: Any, device: Any = None) -> Any:
+        _count("cuda()")
+        return module
+
+    return moved
+
+
+def _generator() -> Any:
+    import torch
+
+    class Generator(torch.Generator):
+        """A generator of the CPU."""
+
+        def __new__(cls, device: Any = CPU) -> Generator:
+            return super().__new__(cls, _device(device))  # type: ignore[call-arg]
+
+    return Generator
+
+
+def _first_argument(kind: Any, name: str, **by_default: Any) -> None:
+    """Have a class take the CPU as its first argument, which has this name; ``by_default`` are the
+    arguments that it has for a GPU, if they are not given."""
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        first = arguments[0] if arguments else named.get(name, by_default.get(name))
+        here = _device(first)
+        if here is not first and len(arguments) < 2:
+            named = {**by_default, **{n: v for n, v in named.items() if v is not None}}
+        named.pop(name, None)
+        made(self, here, *arguments[1:], **named)
+
+    kind.__init__ = init
+
+
+def _mesh(function: Any) -> Any:
+    @functools.wraps(function)
+    def made(device_type: Any, *arguments: Any, **named: Any) -> Any:
+        return function(_device(device_type), *arguments, **named)
+
+    return made
+
+
+def _group(function: Any, position: int) -> Any:
+    """``init_process_group`` and ``new_group``, whose backend stands at ``position``."""
+
+    @functools.wraps(function)
+    def made(*arguments: Any, **named: Any) -> Any:
+        given = list(arguments)
+        if len(given) > position:
+            given[position] = _backend(given[position])
+        if "backend" in named:
+            named["backend"] = _backend(named["backend"])
+        if named.pop("device_id", None) is not None:
+            _count("device_id")
+        return function(*given, **named)
+
+    return made
+
+
+def _backend(name: Any) -> Any:
+    if isinstance(name, str) and "nccl" in name.lower():
+        _count("nccl")
+        return "gloo"
+    return name
+
+
+def _load(function: Any) -> Any:
+    """``torch.load`` onto the CPU, wherever a file was saved from or is to go."""
+
+    @functools.wraps(function)
+    def loaded(file: Any, map_location: Any = None, *arguments: Any, **named: Any) -> Any:
+        if isinstance(map_location, Mapping):
+            map_location = CPU
+        return function(file, _device(map_location), *arguments, **named)
+
+    return loaded
+
+
+def _without(function: Any, *names: str) -> Any:
+    """A function that is not given these arguments, which name GPUs."""
+
+    @functools.wraps(function)
+    def called(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+        for name in names:
+            if named.pop(name, None) is not None:
+                _count(name)
+        function(self, module, *([None] * len(arguments[:2])), *arguments[2:], **named)
+
+    return called
+
+
+def needed(source: str) -> bool:
+    """Whether a script may ask for what a CPU does not have; ``.to(rank)`` is a GPU, too."""
+    return any(word in source for word in (CUDA, "nccl", "accelerator", "pin_memory", ".to("))
+
+
+def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
+    """Put ``wrap(function)`` in the place of a function, under its own name."""
+    wrapped, name = wrap(function), function.__name__
+    for module in list(sys.modules.values()):
+        space: dict[str, Any] = getattr(module, "__dict__", {})
+        if space.get(name) is function:
+            space[name] = wrapped
+
+
+SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+"""The packages whose shims a probe uses, by the word in a script; others' are about scenarios."""
+
+installed_shims: list[str] = []
+"""The shims of this process."""
+
+
+def install_shims(packages: list[str], lane: str) -> None:
+    """Install the shims that the installed releases of these packages need."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    points = [p.name for p in shims.needed(found, Lane(lane)) if p.upstream in found]
+    shims.install(points)
+    installed_shims.extend(points)

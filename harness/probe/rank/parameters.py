@@ -1,0 +1,343 @@
+"""The parameters of a model as one process would have them, and the names that they have in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What wrappers add to the names of parameters."""
+
+
+UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
+"""DeepSpeed's optimizers at stage 0 in bf16 and fp16: they flatten gradients only in their step."""
+
+
+def full(tensor: Any) -> Any:
+    """A copy of the complete tensor on the CPU, in fp32 or fp64; a collective for a DTensor."""
+    import torch
+
+    tensor = tensor.detach()
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    dtype = torch.float64 if whole.dtype == torch.float64 else torch.float32
+    return whole.to("cpu", dtype, copy=True)
+
+
+def local(tensor: Any) -> Any:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def moved(parameter: Any, size: float) -> None:
+    """Move a parameter at random by ``size`` times the root mean square of its values; a collective
+    for a DTensor. The values themselves are the seed."""
+    import torch
+
+    whole = full(parameter)
+    generator = torch.Generator().manual_seed(crc32(whole.numpy().tobytes()))
+    scale = size * float(whole.square().mean().sqrt())
+    change = scale * torch.randn(whole.shape, generator=generator)
+    if hasattr(parameter, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements
+        change = distribute_tensor(change.to(mesh.device_type), mesh, placements).to_local()
+    mine = local(parameter)
+    with torch.no_grad():
+        mine.add_(change.to(mine.device, mine.dtype))
+
+
+def reshard(module: Any) -> None:
+    """Have FSDP2 gather the parameters again: while a script has them gathered, a module has other
+    ones than the optimizer."""
+    for each in module.modules():
+        if hasattr(each, "unshard") and hasattr(each, "reshard"):
+            each.reshard()
+
+
+def plain(name: str) -> str:
+    """The name of a parameter without those of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def is_deepspeed(module: Any) -> bool:
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
+
+
+def engine_of(module: Any) -> Any:
+    """DeepSpeed's engine of a model that is called: the model itself, or what calls it, as a
+    pipeline's engine calls its stage; None without one."""
+    if is_deepspeed(module):
+        return module
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if is_deepspeed(caller) and getattr(caller, "module", None) is module:
+            return caller
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class Optimized:
+    """What an optimizer of torch updates, by the names that the model has for it."""
+
+    def __init__(self, optimizer: Any, name: Callable[[Any], str | None]) -> None:
+        self.groups = optimizer.param_groups
+        self.kind = type(optimizer).__name__
+        self._optimizer, self._name = optimizer, name
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        parameters = (p for group in self.groups for p in group["params"])
+        for number, parameter in enumerate(parameters):
+            yield self._name(parameter) or f"parameter {number}", parameter
+
+    def gradients(self) -> dict[str, Any]:
+        return {name: full(p.grad) for name, p in self._named() if p.grad is not None}
+
+    def weights(self) -> dict[str, Any]:
+        return {name: full(p) for name, p in self._named()}
+
+    def copies(self) -> dict[str, Any]:
+        """What the model computes with, where the optimizer has other weights: nothing here."""
+        return {}
+
+    def fresh(self) -> bool:
+        """Whether it has taken no step before, here or in what was resumed."""
+        return not self._optimizer.state
+
+    def clipping(self) -> float | None:
+        """The greatest norm of gradients that the optimizer's own step leaves; 0 for any; None if
+        it does not step with these gradients."""
+        return 0.0
+
+    def state(self) -> dict[str, Any]:
+        """The tensors of the optimizer's state: moments and counts of steps."""
+        import torch
+
+        return {
+            f"{name} {key}": full(value)
+            for name, parameter in self._named()
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, torch.Tensor)
+        }
+
+    def eps(self) -> dict[str, float]:
+        """One ulp of 1 in the type of each parameter."""
+        import torch
+
+        return {name: torch.finfo(p.dtype).eps for name, p in self._named()}
+
+
+class Engine:
+    """The same for DeepSpeed's engine, whose optimizers have flat shards."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.groups = engine.optimizer.param_groups
+        self.kind = type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._engine.module.named_parameters():
+            if parameter.requires_grad:
+                yield plain(name), parameter
+
+    def gradients(self) -> dict[str, Any]:
+        found = {name: self._gradient(p) for name, p in self._named()}
+        return {name: full(gradient) for name, gradient in found.items() if gradient is not None}
+
+    def _gradient(self, parameter: Any) -> Any:
+        from deepspeed.utils import safe_get_full_grad
+
+        if (own := self._accumulated().get(id(parameter))) is not None:
+            return own.view(parameter.shape)
+        if type(self._engine.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
+            return parameter.grad
+        if hasattr(parameter, "_hp_mapping"):
+            return parameter.get_full_hp_grad()
+        return safe_get_full_grad(parameter)
+
+    def _accumulated(self) -> dict[int, Any]:
+        """The complete fp32 gradients of BF16_Optimizer, by the parameter. Its releases have no
+        right way to ask for them: with several ranks they raise, or give those of others."""
+        made = self._engine.optimizer
+        groups = zip(
+            getattr(made, "bf16_groups", ()),
+            getattr(made, "fp32_groups_gradients", ()),
+            strict=False,
+        )
+        return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
+
+    def weights(self) -> dict[str, Any]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        own, found = self._masters(), {}
+        for name, p in self._named():
+            master = safe_get_full_fp32_param(p)
+            found[name] = full(own.get(id(p), p) if master is None else master)
+        return found
+
+    def _masters(self) -> dict[int, Any]:
+        """The fp32 weights of the optimizers at stage 0 in bf16 and fp16, by the parameter."""
+        from torch._utils import _unflatten_dense_tensors
+
+        made = self._engine.optimizer
+        if type(made).__name__ not in UNFLATTENED:
+            return {}
+        flat = getattr(made, "fp32_groups_flat", None)
+        if flat is None:
+            groups = made.fp32_groups
+        else:
+            groups = list(map(_unflatten_dense_tensors, flat, made.fp16_groups))
+        pairs = zip(made.fp16_groups, groups, strict=True)
+        return {id(p): m for ps, ms in pairs for p, m in zip(ps, ms, strict=True)}
+
+    def copies(self) -> dict[str, Any]:
+        """The weights in bf16 or fp16 that the model computes with, beside the optimizer's."""
+        return {copy: full(p) for copy, p in self._copies()}
+
+    def _copies(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._named():
+            if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
+                yield f"{name} in {str(parameter.dtype).removeprefix('torch.')}", parameter
+
+    def fresh(self) -> bool:
+        return not self._engine.global_steps
+
+    def clipping(self) -> float | None:
+        if self._engine.fp16_enabled():
+            return None  # the gradients have the scale of the loss
+        return float(self._engine.gradient_clipping() or 0.0)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def overflowed(self) -> bool:
+        """Whether the last step was skipped, because a gradient in fp16 was infinite."""
+        return bool(getattr(self._engine.optimizer, "overflow", False))
+
+    def eps(self) -> dict[str, float]:
+        import torch
+
+        masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named()}
+        return masters | {copy: torch.finfo(p.dtype).eps for copy, p in self._copies()}
+
+
+REHEARSALS = ("_forward_metadata_inference", "_shape_inference")
+"""Where torch's stages call their module only to learn shapes, with rows that come again."""
+
+
+class Known:
+    """The parameters whose names are known: of the model, or of the stages that are called one by
+    one with nothing around them."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        """By the id of the parameter."""
+        self.starts: dict[str, int] = {}
+        """Of parameters of which an optimizer has a piece, the number of its first value."""
+        self._parameters: list[Any] = []
+        self._asked: dict[int, Any] = {}
+        self._prefixes: dict[int, str] = {}
+        """By the id of the module, what stands before the names that it has itself."""
+        self._modules: list[Any] = []
+        """As long as they live, no other object has their ids. The first one is the model."""
+
+    def __contains__(self, module: Any) -> bool:
+        return id(module) in self._prefixes
+
+    def learn(self, module: Any) -> Iterator[tuple[str, Any]]:
+        """The parameters of a module that were not known, with their names. After the first module,
+        this concerns only what is trained: a frozen one is no stage of the model."""
+        if module not in self:
+            self._prefixes[id(module)] = self._prefix(module)
+            self._modules.append(module)
+        frozen_too = module is self._modules[0]
+        for name, parameter in named_in_whole(module):
+            if id(parameter) not in self.names and (frozen_too or parameter.requires_grad):
+                self.names[id(parameter)] = self._prefixes[id(module)] + name
+                self._parameters.append(parameter)
+                yield self.names[id(parameter)], parameter
+
+    def name(self, tensor: Any) -> str | None:
+        """The name of what an optimizer has: a parameter, or a piece of one."""
+        if id(tensor) not in self.names and id(tensor) not in self._asked:
+            self._asked[id(tensor)] = tensor
+            self._ask(tensor)
+        return self.names.get(id(tensor))
+
+    def _ask(self, tensor: Any) -> None:
+        """Know a tensor of one dimension if it is a view of a piece of a parameter, as where the
+        ranks share the optimizer's work."""
+        if tensor.dim() != 1 or not tensor.numel() or not _lies_whole(tensor):
+            return
+        for whole in filter(_lies_whole, self._parameters):
+            start = (tensor.data_ptr() - whole.data_ptr()) // whole.element_size()
+            if whole.dtype == tensor.dtype and 0 <= start <= whole.numel() - tensor.numel():
+                self.names[id(tensor)] = name = self.names[id(whole)]
+                self.starts[name] = start
+                return
+
+    def _prefix(self, module: Any) -> str:
+        """The number of a stage and a point, if other stages have the same names."""
+        taken = set(self.names.values())
+        if not any(name in taken for name, p in named_in_whole(module) if id(p) not in self.names):
+            return ""
+        number = number_of(module)
+        return f"{len(self._modules) if number is None else number}."
+
+
+def _lies_whole(tensor: Any) -> bool:
+    """Whether the values of a tensor are all here, one after the other."""
+    return not hasattr(tensor, "full_tensor") and tensor.is_contiguous()
+
+
+def rehearses(module: Any) -> bool:
+    """Whether a stage of torch's pipeline is called for the shapes alone."""
+    return any(frame.f_code.co_name in REHEARSALS for frame in _frames_of_stage(module))
+
+
+def number_of(module: Any) -> int | None:
+    """Which stage of torch's pipeline calls its module, from 0; None if no stage does."""
+    for frame in _frames_of_stage(module):
+        return int(frame.f_locals["self"].stage_index)
+    return None
+
+
+def _frames_of_stage(module: Any) -> Iterator[Any]:
+    """The frames in which torch's stage of a module runs, if it is one that calls it now."""
+    if "torch.distributed.pipelining" not in sys.modules:
+        return
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if getattr(caller, "submod", None) is module and hasattr(caller, "stage_index"):
+            yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def named_in_whole(module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters by their names in the whole model: megatron-core's stages count their layers
+    from 0, but each layer knows its number in the model."""
+    numbers = dict(_numbers(module))
+    for name, parameter in module.named_parameters():
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            parts[end - 1] = numbers.get(".".join(name.split(".")[:end]), parts[end - 1])
+        yield plain(".".join(parts)), parameter
+
+
+def _numbers(module: Any) -> Iterator[tuple[str, str]]:
+    """The layers that stand in a list and know their number, from 1: their paths, and their places
+    in the list of the whole model. Numbers that do not count the list up mean something else."""
+    lists: dict[str, dict[int, int]] = {}
+    for path, each in module.named_modules():
+        parent, _, place = path.rpartition(".")
+        number = getattr(each, "layer_number", None)
+        if place.isdigit() and isinstance(number, int) and number > 0:
+            lists.setdefault(parent, {})[int(place)] = number - 1
+    for parent, places in lists.items():
+        if len({number - place for place, number in places.items()}) == 1:
+            for place, number in places.items():
+                yield ".".join(filter(None, (parent, str(place)))), str(number)

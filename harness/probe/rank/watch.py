@@ -1,0 +1,470 @@
+"""In a rank of a probed training: records what each step does, without a line in the script.
+
+All of it goes through hooks that are torch's own, or global: the optimizer's step, the call of a
+module, ``Tensor.backward``, clipping and dropout. Dropout is switched off, but still draws its
+random numbers: otherwise no two layouts could be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.api.numbers import near
+from harness.probe.rank import exchange, losses, on_cpu
+from harness.probe.rank.exchange import Assignment
+from harness.probe.rank.on_cpu import replace_everywhere
+from harness.probe.rank.parameters import (
+    Engine,
+    Known,
+    Optimized,
+    engine_of,
+    full,
+    local,
+    moved,
+    number_of,
+    rehearses,
+    reshard,
+)
+from harness.probe.rank.samples import bound, digest, draw_one_order, rows
+from harness.probe.rank.schedules import Schedules
+from harness.probe.rank.unlike import schedules_unlike_by_design, unlike_by_design
+from harness.probe.vectors import Share
+from harness.upstream.pins import IMPORTS
+
+Step = dict[str, Any]
+
+SITE = "/site-packages/"
+
+SCALED = 0.01
+"""How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
+
+PARTS_UP_TO = 2_000_000
+"""Parameters of the largest model of which each micro-batch's own gradient is kept."""
+
+
+class Watch:
+    """The hooks of a rank, and the steps that it has recorded. After the last it calls ``done``."""
+
+    def __init__(self, assignment: Assignment, done: Callable[[], None]) -> None:
+        import torch
+
+        self.assignment, self.done = assignment, done
+        self.steps: list[Step] = []
+        self.root: Any = None
+        self.stage: int | None = None
+        """Which stage of a pipeline the model is, from 0."""
+        self.known = Known()
+        self.engine: Engine | None = None
+        self.seen: list[list[str]] = []
+        """The rows of each step; over an epoch, also those of the steps that are not recorded."""
+        self.reported = losses.Reported()
+        self.schedules = Schedules()
+        self.noise: Any = None
+        if assignment.perturb is not None:
+            self.noise = torch.Generator().manual_seed(assignment.perturb)
+        self._depth = 0
+        self._backs = False
+        """Whether a backward is under way."""
+        self._begin()
+
+    @property
+    def recording(self) -> bool:
+        """Whether steps are still recorded; after the last, only the rows of an epoch are."""
+        return len(self.steps) < self.assignment.steps
+
+    def _begin(self) -> None:
+        """Begin to record a step."""
+        self.seen.append([])
+        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
+        self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
+        self.now["coarse"] = False
+
+    def records(self) -> dict[str, Any]:
+        """What the rank writes down."""
+        return {
+            "steps": self.steps,
+            "seen": self.seen,
+            "reported": self.reported.values,
+            "releases": _releases(),
+            "imported": _imported(),
+            "on_cpu": dict(on_cpu.asked),
+            "schedule": self._schedule(),
+        }
+
+    def _schedule(self) -> dict[str, int]:
+        """The lengths of the schedule; only where nothing is trained after it."""
+        others = self.assignment.saves or self.assignment.epoch or self.assignment.shift
+        if others or self.noise is not None or self.engine is not None or self.recording:
+            return {}
+        return self.schedules.lengths([step["lr"][0] for step in self.steps])
+
+    # -- hooks --
+
+    def install(self) -> None:
+        """Put the hooks in place, before anything of the script runs."""
+        import torch
+        from torch.nn import functional
+        from torch.optim import optimizer
+
+        called = torch.nn.Module.__call__
+
+        @functools.wraps(called)
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            return self._call(called, module, arguments, named)
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        torch.Tensor.backward = self._backward(torch.Tensor.backward)  # type: ignore[method-assign]
+        scaler = torch.amp.GradScaler
+        scaler.step = self._scaled(scaler.step)  # type: ignore[method-assign]
+        replace_everywhere(torch.nn.utils.clip_grad_norm_, self._clip)
+        replace_everywhere(functional.dropout, self._dropout)
+        replace_everywhere(functional.scaled_dot_product_attention, self._attention)
+        if self.assignment.one_order:
+            draw_one_order()
+        self.reported.install(lambda: len(self.seen) - 1)
+        self.schedules.install()
+
+    def _call(self, called: Any, module: Any, arguments: Any, named: Any) -> Any:
+        """A module's call. The first module with parameters that is not called by another one, in
+        a training step, is the model."""
+        import torch
+
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
+                self._given(module, arguments, named)
+            output = called(module, *arguments, **named)
+        finally:
+            self._depth -= 1
+        if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
+            self.now["coarse"] = True
+        if losses.LABELS in named and self.noise is None and self.now["own"] is None:
+            losses.follow(output, named, self._own)
+        if self.noise is None or next(module.children(), None) is not None:
+            return output
+        return self._nudged(output)
+
+    def _own(self, found: Share, shifted: bool) -> None:
+        self.now["own"] = self.now["own"] or found.ratio
+        self.now["shifted"] = shifted
+
+    def _nudged(self, output: Any) -> Any:
+        """The output of a leaf, and the gradient that comes back to it, each an ulp away."""
+        import torch
+
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return output
+        if hasattr(output, "full_tensor"):
+            return output
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient + self._ulp(gradient))
+        return output + self._ulp(output)
+
+    def _ulp(self, tensor: Any) -> Any:
+        """For each value an ulp of it, up, down, or none."""
+        import torch
+
+        signs = torch.randint(-1, 2, tensor.shape, generator=self.noise)
+        eps = torch.finfo(tensor.dtype).eps
+        return tensor.detach() * signs.to(tensor.device, tensor.dtype) * eps
+
+    def _given(self, module: Any, arguments: Any, named: Any) -> None:
+        """The model, or a further stage of it, is given a micro-batch."""
+        if next(module.parameters(), None) is None:
+            return
+        if self.root is None:
+            self.root = module
+            self._meet()
+        if module is self.root:
+            self._see(rows(*bound(module, arguments, named)))
+        if self.recording:
+            self._know(module)
+
+    def _see(self, found: list[str]) -> None:
+        """Record the rows of a micro-batch."""
+        self.seen[-1] += found
+        if self.recording:
+            self.now["rows"].append(found)
+
+    def _meet(self) -> None:
+        """The model is seen for the first time."""
+        self.stage = number_of(self.root)
+        self.reported.install(lambda: len(self.seen) - 1)
+        if (engine := engine_of(self.root)) is not None:
+            self._watch_engine(engine)
+        count = sum(parameter.numel() for parameter in self.root.parameters())
+        self._keeps_parts = count <= PARTS_UP_TO and self.engine is None
+        file = self.assignment.shift
+        self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
+
+    def _know(self, module: Any) -> None:
+        """Know the parameters of the model or of a further stage, and move those of a new one."""
+        if new := module not in self.known:
+            reshard(module)
+        for name, parameter in self.known.learn(module):
+            if new:
+                self._move(name, parameter)
+            self._follow(name, parameter)
+
+    def _move(self, name: str, parameter: Any) -> None:
+        """Move a weight at random, by an ulp, or along the gradient, in the runs that ask for that.
+
+        A fault may not show where a training begins, so --perturb moves the weights at random.
+        """
+        import torch
+
+        if self.assignment.move and self.engine is not None:
+            raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
+        if self.assignment.move:
+            moved(parameter, self.assignment.move)
+        with torch.no_grad():
+            mine = local(parameter)
+            if self.noise is not None and mine.is_floating_point():
+                mine.add_(self._ulp(mine))
+            if name in self._shift:
+                along = torch.from_numpy(self._shift[name])
+                mine.add_(along.to(mine.device, mine.dtype))
+
+    def _follow(self, name: str, parameter: Any) -> None:
+        """Keep a parameter's gradient of each micro-batch."""
+        if parameter.requires_grad and self._keeps_parts and not hasattr(parameter, "full_tensor"):
+            parameter.register_hook(functools.partial(self._part, name))
+
+    def _part(self, name: str, gradient: Any) -> None:
+        """A parameter's gradient of one backward on this rank alone, before any reduction."""
+        if self.now["parts"] and self.recording:
+            part = self.now["parts"][-1]
+            part[name] = part[name] + full(gradient) if name in part else full(gradient)
+
+    def _backward(self, backward: Any) -> Any:
+        @functools.wraps(backward)
+        def watched(loss: Any, *arguments: Any, **named: Any) -> Any:
+            if not self.recording or self._backs:  # a mode of torch calls it once more
+                return backward(loss, *arguments, **named)
+            if not self.now["parts"]:
+                self.now["stale"] = self._norm()
+            gradient = arguments[0] if arguments else named.get("gradient")
+            if gradient is None:  # otherwise a stage of a pipeline goes on with the next one's
+                self.now["losses"].append(float(full(loss).sum()))
+            self.now["parts"].append({})
+            self._backs = True
+            try:
+                return backward(loss, *arguments, **named)
+            finally:
+                self._backs = False
+
+        return watched
+
+    def _norm(self) -> float:
+        """The norm of the gradients that this rank has now."""
+        parameters = self.root.parameters() if self.root is not None else ()
+        squares = (float(local(p.grad).norm()) ** 2 for p in parameters if p.grad is not None)
+        return float(sum(squares) ** 0.5)
+
+    def _clip(self, clip: Any) -> Any:
+        @functools.wraps(clip)
+        def watched(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+            import torch
+
+            single = isinstance(parameters, torch.Tensor)
+            parameters = [parameters] if single else list(parameters)
+            if self.now["raw"] is None and self.recording:
+                self.now["raw"] = {
+                    self.known.names.get(id(p), f"parameter {n}"): full(p.grad)
+                    for n, p in enumerate(parameters)
+                    if p.grad is not None
+                }
+            norm = clip(parameters, max_norm, *arguments, **named)
+            self.now["clips"].append((float(max_norm), float(full(norm))))
+            return norm
+
+        return watched
+
+    def _dropout(self, dropout: Any) -> Any:
+
+        @functools.wraps(dropout)
+        def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            if training and p > 0:
+                self.now["drops"].append(_generator(input))
+                dropout(input.detach(), p, True)
+            return input
+
+        return kept
+
+    def _attention(self, attention: Any) -> Any:
+
+        @functools.wraps(attention)
+        def attend(
+            query: Any,
+            key: Any,
+            value: Any,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            **named: Any,
+        ) -> Any:
+            if dropout_p > 0:
+                self.now["drops"].append(_generator(query))
+            return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+
+        return attend
+
+    # -- steps --
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        """The hook before an optimizer's step. With a closure, the gradients come in the step."""
+        if self.engine is not None:
+            return None
+        self._end_if_done()
+        if not self.recording:
+            return None
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None:
+            if self.root is not None or self.now["parts"]:  # otherwise DeepSpeed makes its state
+                self._look(Optimized(optimizer, self.known.name))
+            return None
+
+        def watched() -> Any:
+            value = closure()
+            self._look(Optimized(optimizer, self.known.name))
+            return value
+
+        return (optimizer, watched), {}
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not self.recording:
+            self._begin()
+        elif self.engine is None and "grad" in self.now:
+            self._keep(Optimized(optimizer, self.known.name))
+
+    def _scaled(self, step: Any) -> Any:
+        """The step of a scaler of the loss: it skips the optimizer's if a gradient overflows."""
+
+        @functools.wraps(step)
+        def watched(scaler: Any, *arguments: Any, **named: Any) -> Any:
+            self.now["scaled"] = scaler.is_enabled()
+            taken, before, clips = len(self.steps), self._norm(), self.now["clips"]
+            value = step(scaler, *arguments, **named)
+            if len(self.steps) > taken and clips and scaler.is_enabled():
+                scale = scaler.get_scale()
+                late = before > 0 and near(before, self._norm() * scale, share=SCALED)
+                self.steps[-1]["clipped_scaled"] = scale if late and scale != 1 else 0.0
+            if self.recording and len(self.steps) == taken:
+                self._skip()
+            return value
+
+        return watched
+
+    def _skip(self) -> None:
+        """Forget a step that was not taken, except that it was skipped."""
+        skipped = self.now["skipped"] + 1
+        self._begin()
+        self.now["skipped"] = skipped
+
+    def _watch_engine(self, made: Any) -> None:
+        """DeepSpeed's optimizers step by shards, some of them several times: watch the engine."""
+        take = made._take_model_step
+        engine = self.engine = Engine(made)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self._end_if_done()
+            if not self.recording:
+                self._begin()
+                return take(*arguments, **named)
+            self._look(engine)
+            value = take(*arguments, **named)
+            if engine.overflowed():
+                self._skip()
+            else:
+                self._keep(engine)
+            return value
+
+        made._take_model_step = watched
+
+    def _look(self, updated: Any) -> None:
+        """Record what the optimizer has before its step."""
+        before = self._before = updated.weights()
+        every = {**before, **updated.copies()}
+        self.now |= {
+            "grad": updated.gradients(),
+            "lr": [float(group["lr"]) for group in updated.groups],
+            "optimizer": updated.kind,
+            "eps": updated.eps(),
+            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
+            "group": _settings(updated.groups),
+            "clipping": updated.clipping(),
+            "fresh": updated.fresh(),
+            "starts": dict(self.known.starts),
+        }
+        if len(self.steps) in self.assignment.keep:
+            self.now |= {"before": every, "state": updated.state()}
+
+    def _keep(self, updated: Any) -> None:
+        """The step is taken: record how far the weights went, and begin the next."""
+        after = updated.weights()
+        self.now["update"] = {
+            n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
+        }
+        exact = not (self.now["scaled"] or self.now["coarse"])
+        self.now["slopes"] = self.engine is None and exact
+        if not self.steps:
+            unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
+            self.now |= {
+                "unlike": unlike,
+                "shims": list(on_cpu.installed_shims),
+                "stage": self.stage,
+            }
+        self.steps.append(self.now)
+        self.schedules.step()
+        self._begin()
+        if not self.assignment.saves:
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if not (self.recording or self.assignment.epoch):
+            self.done()
+
+
+def _trains(module: Any) -> bool:
+    """Whether a module or a part of it is in training mode: Lightning leaves DDP around a module in
+    evaluation mode after it has validated."""
+    return any(each.training for each in module.modules())
+
+
+def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The settings that are numbers, if all of an optimizer's groups have the same ones."""
+    first, *others = (
+        {n: v for n, v in group.items() if isinstance(v, (int, float))} for group in groups
+    )
+    return {} if any(one != first for one in others) else first
+
+
+def _releases() -> dict[str, str]:
+    """By module, the release of what this process has imported."""
+    found = {}
+    for name in list(sys.modules):
+        if "." not in name or name in IMPORTS.values():
+            with suppress(Exception):  # some modules compute their attributes
+                found[name] = sys.modules[name].__version__
+    return {name: version for name, version in found.items() if type(version) is str}
+
+
+def _imported() -> list[str]:
+    """The files of packages that this process has imported: ``transformers/trainer.py``."""
+    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    return [file.rpartition(SITE)[2] for file in files if SITE in file]
+
+
+def _generator(tensor: Any) -> str:
+    """The state of the generator that draws the numbers on a tensor's device."""
+    import torch
+
+    on_gpu = tensor.device.type == "cuda"
+    return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())

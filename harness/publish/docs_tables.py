@@ -1,0 +1,184 @@
+"""Pages and tables of docs/ that are made from recorded runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from harness import catalog
+from harness.probe import signatures
+from harness.probe.compare.relations import MISTAKES
+from harness.probe.signatures import Shown, Signature
+from harness.ranges import lookup
+from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
+from harness.ranges.periods import Period, newest, periods, tested
+from harness.system.errors import Inconclusive
+from harness.system.text import markdown, markdown_table
+from harness.upstream.pins import TORCH
+
+INTRODUCTION = (
+    "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "
+    "every end of a range; the bug's page has the days. *Right before* and *right after* are the "
+    "nearest releases that were tested and are not affected. Where one is missing, no such release "
+    "was tested, or none can run here."
+)
+
+
+def ranges_page() -> str:
+    """The page: a row for each period of each bug, and torch's releases as a grid."""
+    columns = ["bug", "package", "right before", "affected", "right after", "tested"]
+    return (
+        "\n\n".join(
+            [
+                "# Which releases have each bug",
+                "<!-- Made by `python -m harness pages`. Write nothing here. -->",
+                INTRODUCTION,
+                markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)]),
+                "## Torch",
+                markdown_table(*_grid()),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _rows(name: str) -> Iterator[list[str]]:
+    found = periods(name)
+    subject = next(iter(catalog.scenario(name).pins), TORCH)
+    count = str(len(tested(name)))
+    for period in found:
+        yield [
+            link(name),
+            subject,
+            period.before or "",
+            _affected(period),
+            "alive" if period.alive else period.after or "",
+            count,
+        ]
+    if not found and (last := newest(name)):
+        yield [link(name), subject, "", "none: an edit puts it back", last[0], count]
+
+
+def _affected(period: Period) -> str:
+    one = period.first == period.last
+    return period.first if one else f"{period.first} to {period.last}"
+
+
+def _grid() -> tuple[list[str], list[list[str]]]:
+    """The columns and rows: the status of each bug of torch in each tested release."""
+    found = {n: tested(n) for n in catalog.sound() if TORCH in catalog.scenario(n).pins}
+    releases = sorted({v for statuses in found.values() for v in statuses}, key=Version)
+    rows = [
+        [link(name), *(str(statuses.get(release, "")) for release in releases)]
+        for name, statuses in found.items()
+    ]
+    return ["bug", *releases], rows
+
+
+PROBED_BEGIN, PROBED_END = (
+    "<!-- bugs that probe finds: generated -->",
+    "<!-- end of the bugs that probe finds -->",
+)
+
+LAYOUTS = {
+    "ranks": "ranks",
+    "accumulation": "micro-batches",
+    "both": "ranks x micro-batches",
+    "resume": "resume",
+    "seed": "another seed",
+    "ranks-resume": "resume on several ranks",
+}
+
+
+def _found_by_probe() -> str:
+    """The figures and the table, in Markdown."""
+    known = {name: signatures.read(catalog.folder(name)) for name in catalog.sound()}
+    found = {n: s for n, s in known.items() if s and s.concerns_loops and s.shown}
+    missed = {n: s for n, s in known.items() if s and s.concerns_loops and not s.shown}
+    other = [n for n, s in known.items() if s and not s.concerns_loops]
+    unseen = [n for n, s in known.items() if s is None]
+    total, alarms = len(found) + len(missed), [n for n, s in found.items() if s.false_alarms]
+    rows = [[link(name), _release(s), _first(s)] for name, s in found.items()]
+    rows += [[link(name), "", f"missed: {markdown(s.why)}"] for name, s in missed.items()]
+    return "\n\n".join(
+        [
+            f"`probe` finds {len(found)} of the {total} bugs that concern a training loop. Of the "
+            f"releases without these bugs, {len(alarms) or 'none'} {_alarm(alarms)}."
+            + (f" Not about loops: {', '.join(map(link, other))}." if other else "")
+            + (f" Not tried yet: {', '.join(map(link, unseen))}." if unseen else ""),
+            markdown_table(["bug", "probed with", "what breaks first"], rows),
+        ]
+    )
+
+
+def _alarm(names: list[str]) -> str:
+    if not names:
+        return "has a broken relation"
+    return f"{'has' if len(names) == 1 else 'have'} a broken relation ({', '.join(names)})"
+
+
+def link(name: str) -> str:
+    """A link to a bug's page."""
+    return f"[`{name}`](../scenarios/{catalog.folder(name).parent.name}/{name}/README.md)"
+
+
+def _release(signature: Signature) -> str:
+    pins = signature.recorded["buggy"].pins
+    return ", ".join(f"{name} {version}" for name, version in list(pins.items())[:1])
+
+
+def _first(signature: Signature) -> str:
+    """What is broken in which layouts; the notes only where nothing is."""
+    broken = [one for one in signature.shown if not one.note]
+    return "; ".join(_grouped(broken)) or "; ".join(
+        f"a note: {markdown(one.relation)}" for one in signature.shown
+    )
+
+
+def _grouped(broken: list[Shown]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in broken:
+        groups.setdefault((one.relation, one.times), []).append(LAYOUTS[one.layout])
+    for (relation, times), layouts in groups.items():
+        ratio = f", {times} times: {MISTAKES[times][0]}" if times else ""
+        yield f"{' and '.join(layouts)}: {relation}{ratio}"
+
+
+def with_probed(page: str) -> str:
+    """A page with a new table between its marks; the page itself without marks."""
+    before, _, rest = page.partition(PROBED_BEGIN)
+    _, mark, after = rest.partition(PROBED_END)
+    return f"{before}{PROBED_BEGIN}\n\n{_found_by_probe()}\n\n{PROBED_END}{after}" if mark else page
+
+
+INFERRED_BEGIN, INFERRED_END = "<!-- inferred: generated -->", "<!-- end of inferred -->"
+
+
+def with_inferred(text: str) -> str:
+    """The text of docs/trust.md with a new table. Raises Inconclusive without its marks."""
+    before, _, rest = text.partition(INFERRED_BEGIN)
+    if INFERRED_END not in rest:
+        raise Inconclusive("docs/trust.md has no marks for its table")
+    after = rest.partition(INFERRED_END)[2]
+    found = {name: lookup.judged_counts(name) for name in catalog.sound()}
+    whole: Counter[str] = sum(found.values(), Counter())
+    wrong = [
+        f"{name} {' with '.join(map(str, point))}"
+        for name in catalog.sound()
+        for point, how in lookup.judged(name)
+        if how == WRONG
+    ]
+    words = (
+        f"Of {whole.total()} releases with a recorded result, {whole[RIGHT]} are inferred right "
+        f"from the others, {whole[UNKNOWN]} stay unknown, and {whole[WRONG]} are inferred wrong: "
+        f"{', '.join(wrong) or 'none'}."
+    )
+    rows = [
+        [f"`{name}`", *(str(each[key]) for key in (RIGHT, UNKNOWN, WRONG))]
+        for name, each in found.items()
+        if each
+    ]
+    table = markdown_table(["bug", RIGHT, UNKNOWN, WRONG], rows)
+    return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{table}\n\n{INFERRED_END}{after}"

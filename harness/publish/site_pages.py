@@ -1,0 +1,230 @@
+"""The pages: the content in the templates. No page needs a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import altair
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from packaging.version import Version
+
+from harness import catalog
+from harness.api.spec import HARMS, VISIBILITIES, Lane
+from harness.nightly import changes
+from harness.publish import timelines
+from harness.publish.alive import by_harm
+from harness.publish.bugs import Bug
+from harness.publish.inputs import Material, NightlyResults, Statuses
+from harness.publish.stories import stories, subject
+from harness.ranges import advisories
+from harness.ranges.lookup import Lookup
+from harness.system.output_folder import Files
+
+HERE = Path(__file__).parent
+ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
+
+SIGNS = {
+    "affected": ("affected", "●"),
+    "not affected": ("clean", "○"),
+    "symptom": ("affected", "●"),
+    "clean": ("clean", "○"),
+    "reproduced": ("clean", "✓"),
+    "not reproduced": ("affected", "✗"),
+    "inconclusive": ("unsure", "?"),
+    "unsupported": ("unsure", "-"),
+    "unjudged": ("unsure", "·"),
+    "yanked": ("unsure", "·"),
+}
+"""For each status, outcome and verdict: the kind, which decides the colour, and the sign."""
+
+LINK = re.compile(r"https://(?:[^\s<>&();,]|&amp;)+[^\s<>&();,.]")
+CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
+
+
+def pages(material: Material) -> Files:
+    """Every file of the site, by its path in it."""
+    bugs = [Bug(name, material) for name in catalog.sound()]
+    upstreams = material.statuses.packages()
+    content = {
+        "bugs": bugs,
+        "upstreams": upstreams,
+        "statuses": material.statuses,
+        "nightlies": material.nightlies,
+        "material": material,
+        "stories": stories(),
+    }
+    made: dict[str, str | bytes] = {
+        "index.html": _page("index", content, **_choices(bugs), lanes=list(Lane)),
+        "alive.html": _page("alive", content, alive=by_harm(b.alive for b in bugs if b.alive)),
+        "advisories.html": _page("advisories", content, without=advisories.without()),
+        "releases.html": _page(
+            "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
+        ),
+        "nightlies.html": _page("nightlies", content, **_nightlies(material)),
+    }
+    for name, text in advisories.files().items():
+        made[f"advisories/{name}"] = text
+    for bug in bugs:
+        made[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
+    for package in upstreams:
+        rows = list(_rows(material.statuses, package))
+        made[f"upstreams/{package}.html"] = _page(
+            "upstream",
+            content,
+            package=package,
+            rows=rows,
+            heat=_heat(material.statuses, package),
+            root="../",
+        )
+    for story in stories():
+        made[f"stories/{story.name}.html"] = _page(
+            "story",
+            content,
+            story=story,
+            bugs_of_it=[bug for name in story.scenarios for bug in bugs if bug.name == name],
+            heat=_heat(material.statuses, subject(story), story.scenarios),
+            root="../",
+        )
+    return made | _assets()
+
+
+def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
+    return _templates().get_template(f"{template}.html.j2").render(**content, **more, root=root)
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["prose"] = prose
+    made.globals["signs"] = SIGNS
+    return made
+
+
+def prose(text: str) -> Markup:
+    """Our own text as HTML: text in backticks becomes code, and addresses become links."""
+    marked = CODE.sub(lambda found: f"<code>{found[1] or found[2]}</code>", str(escape(text)))
+    return Markup(LINK.sub(lambda found: f'<a href="{found[0]}">{found[0]}</a>', marked))
+
+
+def _assets() -> dict[str, str | bytes]:
+    own = {f"assets/{name}": (HERE / "assets" / name).read_bytes() for name in ASSETS}
+    return {**own, "assets/vega.js": _vega()}
+
+
+@cache
+def _vega() -> str:
+    """Vega, Vega-Embed and the Vega-Lite that Altair writes for, in one script, which sets
+    ``window.vegaEmbed``."""
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    bundle: Any = vl_convert.javascript_bundle  # its stub requires a snippet, the function does not
+    return str(bundle(vl_version=version))
+
+
+def _choices(bugs: Sequence[Bug]) -> dict[str, Any]:
+    """The harms and the visibilities that some bug has, worst first."""
+    harms = {bug.scenario.harm for bug in bugs}
+    visibilities = {bug.scenario.visibility for bug in bugs}
+    return {
+        "harms": [word for word in HARMS if word in harms],
+        "visibilities": [word for word in VISIBILITIES if word in visibilities],
+    }
+
+
+Heat = dict[str, Any]
+
+
+def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) -> Heat:
+    """The table of a package: its releases, and for each bug (default: all) the status of each."""
+    versions = statuses.versions(package)
+    if names is not None:
+        found = {version for name in names for version in statuses.of(name, package)}
+        versions = [version for version in versions if version in found]
+    return {
+        "package": package,
+        "versions": [(version, statuses.days.get((package, version), "")) for version in versions],
+        "rows": [
+            (
+                name,
+                statuses.others(name, package),
+                [statuses.known(name, package, version) for version in versions],
+            )
+            for name in (statuses.scenarios(package) if names is None else names)
+        ],
+    }
+
+
+def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
+    """A package's releases, highest first, each with the bugs of each status."""
+    releases = {
+        release.version: release for release in statuses.releases if release.package == package
+    }
+    for version in sorted({*statuses.versions(package), *releases}, key=Version, reverse=True):
+        known = {
+            name: status
+            for name in statuses.scenarios(package)
+            if (status := statuses.known(name, package, version)).status
+        }
+        if known:
+            yield {
+                "version": version,
+                "day": releases[version].day if version in releases else "",
+                "yanked": version in releases and releases[version].yanked,
+                "affected": _of(known, "affected"),
+                "clean": _of(known, "not affected"),
+                "uncertain": _of(known, "inconclusive", "unsupported"),
+            }
+
+
+def _of(known: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
+    return [(name, each) for name, each in known.items() if str(each.status) in statuses]
+
+
+def _nightlies(material: Material) -> dict[str, Any]:
+    """The content of the page of nightlies: their grid, and how long they took."""
+    nightlies = material.nightlies
+    names = sorted(
+        {own.scenario for each in nightlies for own in each.own}
+        | {result.cell.scenario for each in nightlies for result in each.results}
+        | {change.scenario for each in nightlies for change in each.changes}
+    )
+    took = [(_named(each), each.seconds) for each in nightlies]
+    return {
+        "grid": [(name, [_cell(each, name) for each in nightlies]) for name in names],
+        "took": timelines.durations(took) if len(took) > 1 else None,
+        "minutes": sum(seconds for _, seconds in took) / 60,
+        "sound": set(catalog.sound()),
+        "see": changes.SEE,
+    }
+
+
+def _named(results: NightlyResults) -> str:
+    replay = " (replay)" if results.nightly.kind == "replay" else ""
+    return f"{results.name}{replay}"
+
+
+def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:
+    """The results of a scenario in a nightly: its own verdict, tested releases, and changes."""
+    own = next((each for each in results.own if each.scenario == scenario), None)
+    tested = [each for each in results.results if each.cell.scenario == scenario]
+    changed = [each for each in results.changes if each.scenario == scenario]
+    lines = [f"our own: {own.verdict} in {own.seconds:.0f} s"] if own else []
+    lines += [f"{each.package} {each.version}: {each.cell.status}" for each in tested]
+    lines += [f"changed: {each.message}" for each in changed]
+    return {
+        "verdict": own.verdict if own else "",
+        "tested": len(tested),
+        "changed": bool(changed),
+        "summary": "; ".join(lines),
+    }
