@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from harness.system import machine
 from harness.system.files import ROOT
 from harness.upstream import pins
 from harness.upstream.pins import TORCH
+from tests.daily import later
 from tests.overlays import lent, lent_release
 
 UNKNOWN = [name for name in catalog.sound() if not catalog.scenario(name).known_upstream]
@@ -63,15 +63,10 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
     """Each script in a group of its own, as its runs use one port. CI runs a sixth of them, another
     one each day; the others are exhaustive tests."""
-    today = date.today().toordinal()
     return [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name), *_later(ALL.index(name) + today)])
+        pytest.param(name, marks=[pytest.mark.xdist_group(name), *later(ALL.index(name))])
         for name in names
     ]
-
-
-def _later(number: int) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.exhaustive] if number % 6 else []
 
 
 @pytest.mark.scenario
