@@ -49,10 +49,11 @@ scenarios: $(READY)
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup -m "scenario and not exhaustive" tests/test_reports.py
 
 browser: $(READY)
-	$(BIN)/python -m pytest -m browser -rs
+	$(BIN)/python -m pytest -m "browser and not exhaustive" -rs
 
+# These tests mostly wait. The two files have a Slurm each.
 slurm: $(READY)
-	$(BIN)/python -m pytest -m "slurm and not exhaustive" -rs
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm and not exhaustive" -rs
 
 # Twenty recorded results, run again: other ones each day.
 confirm: $(READY)
@@ -62,7 +63,8 @@ test-ci: test slow scenarios browser slurm confirm
 
 test-all: test-ci
 	$(BIN)/python -m pytest -m "launch and cold"
-	$(PYTEST) -m "exhaustive and not slurm"
+	$(PYTEST) -m "exhaustive and not slurm and not browser"
+	$(BIN)/python -m pytest -m "exhaustive and browser"
 	$(BIN)/python -m pytest -m "exhaustive and slurm"
 	$(BIN)/python -m pytest -m scenario
 	$(BIN)/python -m tests.mutations

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness import catalog
 from harness.__main__ import main
 from harness.api.spec import Verdict
 from harness.nightly.history import writing
@@ -71,8 +72,8 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 
 
 def a_site(folder: Path) -> Path:
-    """A site of the recorded runs and a small history, made in a folder."""
-    runs = all_recorded(folder / "runs")
+    """A site of the recorded runs of all bugs and a small history, made in a folder."""
+    runs = all_recorded(folder / "runs", catalog.sound())
     history, out = a_history(folder / "nights.sqlite"), folder / "site"
     assert main(["site", "--out", str(out), "--history", str(history), "--runs", str(runs)]) == 0
     return out

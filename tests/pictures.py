@@ -16,7 +16,7 @@ from harness.publish.site_pages import pages
 from harness.system.files import ROOT
 from harness.system.output_folder import put
 from tests.chromium import executable
-from tests.recording import all_recorded
+from tests.recording import all_recorded, recorded
 
 OUT = ROOT / "docs" / "pictures"
 WIDE, PHONE = (1080, 720), (360, 740)
@@ -37,7 +37,11 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         site = Path(folder) / "site"
-        put(site, pages(collect(None, [all_recorded(Path(folder) / "runs")], print)), SITE)
+        put(
+            site,
+            pages(collect(None, [all_recorded(Path(folder) / "runs", recorded())], print)),
+            SITE,
+        )
         browser = started.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
         for name, (file, part, (width, height), scheme) in SHOTS.items():
             page = browser.new_page(viewport={"width": width, "height": height})

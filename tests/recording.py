@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -57,10 +57,10 @@ def recorded() -> Mapping[str, Path]:
 RECORDED = recorded()["bf16_clip"]
 
 
-def all_recorded(folder: Path) -> Path:
-    """A folder of run folders: a copy of every recorded run."""
-    for name, run in recorded().items():
-        shutil.copytree(run, folder / name)
+def all_recorded(folder: Path, names: Iterable[str]) -> Path:
+    """A folder of run folders: a copy of the recorded run of each bug that has one."""
+    for name in set(names) & set(recorded()):
+        shutil.copytree(recorded()[name], folder / name)
     return folder
 
 

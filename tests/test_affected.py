@@ -41,6 +41,6 @@ def test_a_record_of_a_release_that_the_scenario_no_longer_covers_is_deleted(
     assert [fact.pins["transformers"] for fact in facts] == ["4.38.2", "4.39.0"]
 
 
-@pytest.mark.parametrize("name", catalog.sound())
-def test_a_record_has_no_path_of_the_machine_that_made_it(name: str) -> None:
-    assert not [fact for fact in affected.of(name) if affected.OVERLAY.search(fact.reason)]
+def test_no_record_has_a_path_of_the_machine_that_made_it() -> None:
+    recorded = [cell for name in catalog.sound() for cell in affected.of(name)]
+    assert not [cell for cell in recorded if affected.OVERLAY.search(cell.reason)]

@@ -262,3 +262,11 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_tests_with_equal_environments_share_a_server(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = wanted(site).base
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
+    assert wanted(site).base == before

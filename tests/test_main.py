@@ -246,7 +246,7 @@ def broken(more_scenarios: Path) -> str:
 LINE = "broken/scenario.py, line 3: AssertionError: half done"
 
 
-@pytest.mark.parametrize("option", ["--help", "--hydra-help", "--info"])
+@pytest.mark.parametrize("option", ["--hydra-help", "--info"])
 def test_hydras_help_needs_no_scenario(option: str) -> None:
     assert main(["run", option]) == 0
 

@@ -120,14 +120,15 @@ def test_upstreams_history_rules_out_what_no_run_has_shown() -> None:
     assert lookup("trainer_gas_twice", {"transformers": "4.11.3"}).status is Status.NOT_AFFECTED
 
 
-@pytest.mark.parametrize("name", catalog.sound())
-def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug(name: str) -> None:
-    for absent in catalog.scenario(name).absent:
+def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug() -> None:
+    ruled_out = [(name, each) for name in catalog.sound() for each in catalog.scenario(name).absent]
+    assert ruled_out
+    for name, absent in ruled_out:
         wanted = Requirement(absent.releases)
         assert wanted.name in catalog.scenario(name).deciding
         for cell in affected.of(name):
             inside = wanted.specifier.contains(cell.pins[wanted.name], prereleases=True)
-            assert not inside or cell.status is not Status.AFFECTED, cell.pins
+            assert not inside or cell.status is not Status.AFFECTED, (name, cell.pins)
 
 
 def test_a_release_with_another_bug_instead_has_that_bug() -> None:

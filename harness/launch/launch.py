@@ -39,12 +39,13 @@ RANK = ROOT / "harness" / "runs" / "rank.py"
 RANK_MODULE = "harness.runs.rank"
 
 NOT_INHERITED = re.compile(
-    r"PYTHON(?!UTF8|IOENCODING)|TORCHELASTIC_|PET_|TORCH_NCCL_ASYNC|DS_|"
+    r"PYTHON(?!UTF8|IOENCODING)|TORCHELASTIC_|PET_|TORCH_NCCL_ASYNC|DS_|PYTEST_|"
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
 """Environment variables that would change how upstream runs, or describe a rank of another job.
 ``PET_NNODES`` and the like are torchrun's own options, which a cluster's operator may set: with two
-nodes, a trial waits for the second until its deadline."""
+nodes, a trial waits for the second until its deadline. pytest's has the name of the test: for each
+test there would be another server, which imports torch again."""
 
 OWN_DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end a rank for its own reasons. After a failure torchrun sends SIGTERM to the other

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, RANKS, RANKS_RESUME, SEED, Settings
 from harness.system.errors import UserError
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, layout, refused
 
 GIVEN = "--batch-size {rows} --accum {k}"
-
-
-@pytest.fixture(scope="module")
-def probing() -> Iterator[Probing]:
-    with Pool() as pool:
-        yield Probing(pool)
 
 
 @pytest.mark.launch

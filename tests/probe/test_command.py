@@ -15,7 +15,7 @@ from harness.cli import probe
 from harness.system import machine
 from tests.probe.probing import SCRIPTS
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("command")]
 
 GIVEN = ["--batch-size", "{rows}", "--accum", "{k}"]
 DDP = str(SCRIPTS / "ddp.py")
@@ -55,7 +55,7 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         (
             "import subprocess, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(4321)",
-            "did not end within 30 s, and was ended; rank 0 was in <module> (train.py, line 1)",
+            "did not end within 15 s, and was ended; rank 0 was in <module> (train.py, line 1)",
         ),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_script_without_an_answer_never_ends_with_0(
 ) -> None:
     seconds = f"4321.{uuid.uuid4().int % 10**9}"  # other tests look for theirs at the same time
     (tmp_path / "train.py").write_text(script.replace("{seconds}", seconds))
-    limit = "30" if "Popen" in script else "45"  # that script does nothing before it waits
+    limit = "15" if "Popen" in script else "45"  # that script does nothing before it waits
     code = main(["probe", "--timeout", limit, str(tmp_path / "train.py"), "{rows}"])
     assert code == 3
     assert message in capsys.readouterr().err

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.launch.server_pool import Pool
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.probe.probe_report import exit_code
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
@@ -20,18 +18,11 @@ TWICE = "divided by the accumulation steps twice"
 SUMMED = "summed over the ranks, not averaged"
 
 
-@pytest.fixture(scope="module")
-def probing() -> Iterator[Probing]:
-    with Pool() as pool:
-        yield Probing(pool)
-
-
 @pytest.mark.parametrize(
     "more",
     [
         "",
-        "--optimizer sgd --clip 0.1",
-        "--dropout 0.3 --seed 3",
+        "--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3",
         "--dtype bfloat16 --clip 0.5 --seed 4",
         "--amp float16 --clip 0.1",
     ],
@@ -45,41 +36,31 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, more
 
 
 @pytest.mark.parametrize(
-    ("bug", "more", "broken"),
+    ("bug", "more", "where", "broken"),
     [
-        ("no all-reduce", "", {RANKS: ("gradient", ""), BOTH: ("gradient", "")}),
-        ("summed over ranks", "", {RANKS: ("gradient", SUMMED), BOTH: ("gradient", SUMMED)}),
-        ("never divided by k", "", {ACCUMULATION: ("gradient", NEVER), BOTH: ("gradient", NEVER)}),
-        (
-            "divided by k twice",
-            "--clip 0.1",
-            {ACCUMULATION: ("gradient", TWICE), BOTH: ("gradient", TWICE)},
-        ),
-        (
-            "schedule by micro-batch",
-            "",
-            {ACCUMULATION: ("learning rate", ""), BOTH: ("learning rate", "")},
-        ),
-        ("no sampler", "", {RANKS: ("samples", ""), BOTH: ("samples", "")}),
-        (
-            "zero_grad in each micro-batch",
-            "",
-            {ACCUMULATION: ("gradient", ""), BOTH: ("gradient", "")},
-        ),
-        (
-            "clips each micro-batch",
-            "--clip 0.1 --optimizer sgd",
-            {ACCUMULATION: ("gradient", ""), BOTH: ("gradient", "")},
-        ),
+        ("no all-reduce", "", RANKS, ("gradient", "")),
+        ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
+        ("never divided by k", "", ACCUMULATION, ("gradient", NEVER)),
+        ("divided by k twice", "--clip 0.1", ACCUMULATION, ("gradient", TWICE)),
+        ("schedule by micro-batch", "", ACCUMULATION, ("learning rate", "")),
+        ("no sampler", "", RANKS, ("samples", "")),
+        ("zero_grad in each micro-batch", "", ACCUMULATION, ("gradient", "")),
+        ("clips each micro-batch", "--clip 0.1 --optimizer sgd", ACCUMULATION, ("gradient", "")),
     ],
 )
-def test_a_mistake_is_named_in_the_layouts_that_have_it(
-    probing: Probing, bug: str, more: str, broken: dict[str, tuple[str, str]]
+def test_a_mistake_is_named_in_the_layout_that_has_it(
+    probing: Probing, bug: str, more: str, where: str, broken: tuple[str, str]
 ) -> None:
-    answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], Settings())
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing("ddp.py", [*f"{GIVEN} {more} --bug".split(), bug], settings)
     assert not refused(answers)
-    assert first_broken(answers) == broken
+    assert first_broken(answers) == {where: broken}
     assert exit_code(answers) == 1
+
+
+def test_a_mistake_is_named_where_both_are_changed_as_well(probing: Probing) -> None:
+    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), "never divided by k"], Settings())
+    assert first_broken(answers) == dict.fromkeys((ACCUMULATION, BOTH), ("gradient", NEVER))
 
 
 def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None:

@@ -30,6 +30,7 @@ def probe(folder: Path, source: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("command")
 def test_the_example_is_as_the_reference_until_it_has_a_mistake(tmp_path: Path) -> None:
     code, layouts = probe(tmp_path, example())
     assert code == 0

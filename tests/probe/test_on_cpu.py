@@ -79,6 +79,7 @@ def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("command")
 def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,12 +29,6 @@ def recorded() -> Iterator[Any]:
             yield pytest.param(name, found, id=name, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
-
-
 @pytest.mark.parametrize(("name", "signature"), list(recorded()))
 def test_the_bug_is_found_as_it_was_recorded(name: str, signature: Signature, pool: Pool) -> None:
     assert signature.loop is not None

@@ -5,8 +5,6 @@ The bugs are those of upstream's releases: nothing is put in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from harness.launch.server_pool import Pool
@@ -29,12 +27,6 @@ TRAINER_RESUMABLE = Settings(
 
 
 DAY = "2026-11-20"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("more", ["", "--bf16 --clip 0.5"])

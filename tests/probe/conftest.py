@@ -1,0 +1,29 @@
+"""A pool of servers that all tests of probe share: each would import torch again, for 2 to 3 s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+
+from harness.cli import probe
+from harness.launch.server_pool import Pool
+from tests.probe.probing import Probing
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def probing(pool: Pool) -> Probing:
+    return Probing(pool)
+
+
+@pytest.fixture
+def command(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ``probe`` takes its servers from the shared pool, and leaves them in it."""
+    monkeypatch.setattr(probe, "Pool", lambda: nullcontext(pool))
