@@ -20,6 +20,7 @@ from harness.ranges import affected
 from harness.sweep import cells
 from harness.sweep.cell import Cell, Status
 from harness.system.errors import Fault, UserError
+from harness.upstream import sources
 from tests.made_up import scenario_module
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 
@@ -461,3 +462,25 @@ def test_the_verdict_of_our_scenario_decides_the_exit_code_and_the_case_of_junit
     assert watch() == code
     (case,) = [c for c in junit()[1] if c.get("classname") == "watch.ours"]
     assert [e.tag for e in case] == [tag]
+
+
+def test_a_nightly_reports_a_regression_of_a_source_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = iter("ab")
+
+    def pinned(name: str, value: str, _: Path) -> str:
+        return f"0.14.0+g{next(commits) * 12}"
+
+    def of(name: str, version: str, _: Path) -> sources.Source:
+        return sources.Source(name, version, "a" * 40, "Title", "2024-03-04", "", 0, False, "")
+
+    monkeypatch.setattr(sources, "pinned", pinned)
+    monkeypatch.setattr(sources, "of", of)
+    world.statuses = {f"0.14.0+g{'a' * 12}": YES, f"0.14.0+g{'b' * 12}": YES}
+    assert watch("--source", f"{PACKAGE}=../checkout") == 1
+    world.day = "2024-03-05"
+    assert watch("--source", f"{PACKAGE}=../checkout") == 0, "the same regression, one commit later"
+    with reading(FILE) as history:
+        found = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
+    assert found == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]

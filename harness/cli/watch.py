@@ -5,11 +5,13 @@ r"""run every night: test new upstream releases, and run our own scenarios
     python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.sqlite
     python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
         --history then.sqlite
+    python -m harness watch --source accelerate=../accelerate@main
     python -m harness watch --hunt --summary hunt.md
     python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
 
---hunt probes right training loops of our own on the newest releases instead, and reports which
-relation breaks, and since which release.
+--source also tests a checkout, so a regression is reported before it is released. --hunt probes
+right training loops of our own on the newest releases instead, and reports which relation breaks,
+and since which release.
 
 Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
@@ -38,7 +40,10 @@ from harness.nightly.steps import Summary, read_index, today, watch
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
 from harness.system.installation import refuse_without_torch
+from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
+from harness.upstream import sources
+from harness.upstream.sources import Source
 
 KEYS = (
     "scenario",
@@ -79,6 +84,13 @@ def main(arguments: list[str]) -> int:
         metavar="N",
         help="run N recorded results again, see the command confirm (default: %(default)s)",
     )
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER@REF",
+        help="also test this checkout of a package; repeatable",
+    )
     parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
@@ -99,13 +111,20 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"--confirm {options.confirm}: choose 0 or more")
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")
-    summaries = _watch(options.history, days, configs, options.confirm)
+    if days and options.source:
+        raise UserError("--source tests today's code: leave --as-of out")
+    found = [_source(word) for word in options.source]
+    summaries = _watch(options.history, days, configs, options.confirm, found)
     report.write(summaries, files)
     return ExitCode.worst(summary.exit_code for summary in summaries)
 
 
 def _watch(
-    file: Path, days: Sequence[str], configs: Sequence[RunConfig], most: int
+    file: Path,
+    days: Sequence[str],
+    configs: Sequence[RunConfig],
+    most: int,
+    checkouts: Sequence[Source] = (),
 ) -> list[Summary]:
     """Run today's nightly, or replay days, and report each."""
     console, kind = terminal(), Kind.REPLAY if days else Kind.NIGHTLY
@@ -116,9 +135,21 @@ def _watch(
         summaries = []
         for day in days:
             console.print(f"{report.name_of(kind)} of {day}: {names}", style="bold")
-            summaries.append(watch(history, kind, day, configs, found, console, most))
+            for source in checkouts:
+                console.print(str(source))
+            summaries.append(watch(history, kind, day, configs, found, console, most, checkouts))
             report.show(console, summaries[-1])
     return summaries
+
+
+def _source(word: str) -> Source:
+    """The source that ``--source NAME=FOLDER@REF`` names; it is built if that was not done."""
+    name, _, value = word.partition("=")
+    if name not in (known := catalog.subjects()):
+        raise UserError(catalog.unknown("package with bugs", name, known))
+    if not sources.is_one(value):
+        raise UserError(f"--source {word}: name a checkout, such as {name}=../{name}@main")
+    return sources.of(name, sources.pinned(name, value, cache_folder()), cache_folder())
 
 
 def _hunt(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from harness.nightly.history_rows import Change, ReleaseResult, ScenarioResult, 
 from harness.sweep.cell import Status
 from harness.system.text import short
 from harness.upstream.index import Release
+from harness.upstream.pins import is_source
 
 NOW_AFFECTED = "now affected"
 NO_LONGER_AFFECTED = "no longer affected"
@@ -58,11 +59,19 @@ def _order(result: ReleaseResult) -> tuple[str, str, Version]:
 
 
 def _lower(result: ReleaseResult, known: Iterable[ReleaseResult]) -> list[ReleaseResult]:
-    """The results of lower versions for the same scenario and package, the nearest first."""
+    """The results of lower releases for the same scenario and package, the nearest first. Before
+    them come, for a source, the sources of earlier nightlies, the newest first."""
     scenario, package, version = _order(result)
     of_package = [one for one in known if one.key[:2] == (scenario, package)]
-    below = [one for one in of_package if Version(one.version) < version]
-    return sorted(below, key=_order, reverse=True)
+    releases = [one for one in of_package if not is_source(one.version)]
+    below = [one for one in releases if Version(one.version) < version]
+    earlier = [one for one in of_package if one not in releases and one.nightly < result.nightly]
+    if not is_source(result.version):
+        earlier = []
+    return [
+        *sorted(earlier, key=lambda one: one.nightly, reverse=True),
+        *sorted(below, key=_order, reverse=True),
+    ]
 
 
 def _kind(

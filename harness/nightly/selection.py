@@ -6,7 +6,7 @@ nightly or recorded result. So the next nightly tests what one missed, killed or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.version import Version
@@ -17,6 +17,7 @@ from harness.config.run_config import RunConfig
 from harness.nightly.history_rows import Kind, Nightly, ReleaseResult
 from harness.upstream import pins, releases
 from harness.upstream.index import Release
+from harness.upstream.sources import Source
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,21 @@ def tests_of(
     return found
 
 
+def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
+    """The tests of a source: all bugs of its package that it can be tested for."""
+    release = Release(source.name, source.version, source.day)
+    return [
+        ReleaseTest(name, release)
+        for name in scenarios
+        if catalog.subject(name) == source.name
+        and pins.covers(catalog.scenario(name), _pins(catalog.scenario(name), release))
+    ]
+
+
 def testable(scope: Scenario, releases: Sequence[Release], day: str) -> list[Release]:
     """The releases of a package that a scenario can test on a day, lowest version first."""
     final = [r for r in releases if r.day <= day and r.final and not r.yanked]
+    final = [r for r in final if not pins.is_source(r.version)]
     covered = [r for r in final if pins.covers(scope, _pins(scope, r))]
     return sorted(covered, key=lambda release: Version(release.version))
 

@@ -36,6 +36,7 @@ from harness.system.terminal import Progress, terminal
 from harness.upstream import index, torches
 from harness.upstream.index import Release
 from harness.upstream.pins import TORCH
+from harness.upstream.sources import Source
 from harness.upstream.torches import INDEX
 
 Index = Mapping[str, Sequence[Release] | Fault]
@@ -56,6 +57,8 @@ class Watch:
     console: Console
     most: int = 0
     """How many recorded results are run again."""
+    sources: Sequence[Source] = ()
+    """Checkouts that are tested beside the releases."""
     nightly: Nightly | None = None
     tests: Sequence[ReleaseTest] = ()
     notes: list[str] = field(default_factory=list)
@@ -122,12 +125,13 @@ def watch(
     found: Index,
     console: Console,
     most: int = 0,
+    sources: Sequence[Source] = (),
 ) -> Summary:
     """Run one nightly and write it to the history; ``most`` recorded results are run again.
 
     Raises UserError or Inconclusive for a day that contradicts the history or the index.
     """
-    watched = Watch(history, kind, day, configs, found, console, most)
+    watched = Watch(history, kind, day, configs, found, console, most, sources)
     for step in STEPS:
         step(watched)
     return summary(watched)
@@ -195,6 +199,18 @@ def choose(watched: Watch) -> None:
         )
     ]
     watched.tests = sorted(found, key=lambda t: (t.release.package, t.release.day, t.scenario))
+
+
+def add_sources(watched: Watch) -> None:
+    """Select the bugs of each source's package, except those of which this commit was tested."""
+    names = [config.scenario for config in _sound(watched.configs)]
+    tests = [t for source in watched.sources for t in selection.of_source(source, names)]
+    watched.history.add_releases({test.release for test in tests})
+    certain = {one.key for one in watched.history.results() if one.cell.status.certain}
+    watched.tests = [
+        *watched.tests,
+        *(t for t in tests if (t.scenario, t.release.package, t.release.version) not in certain),
+    ]
 
 
 def run_tests(watched: Watch) -> None:
@@ -301,6 +317,7 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     start,
     add_index,
     choose,
+    add_sources,
     run_tests,
     confirm_recorded,
     run_ours,
