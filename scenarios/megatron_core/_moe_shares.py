@@ -96,7 +96,7 @@ def shared(records: api.Records) -> api.Exercise:
             f"{ranks} ranks shared the sequence",
             "no ranks shared the sequence",
         )
-        & api.Exercise.of(records.params.per_token, "", "the loss was a mean over each micro-batch")
+        & api.Exercise.needs(records.params.per_token, "the loss was a mean over each micro-batch")
         & api.Exercise.of(
             min(norms) > 0,
             f"the auxiliary loss's gradient had norms from {min(norms):.3g}",

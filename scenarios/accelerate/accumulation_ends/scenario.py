@@ -75,13 +75,9 @@ SCENARIO = api.Scenario(
         "map_fixed": api.expect_clean(
             about="0.20.3 with a map-style dataset", params={"data": "map"}
         ),
-        "control": api.expect_clean(
-            about="0.20.3 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
-        "remedy": api.expect_clean(
-            about="0.20.3, the script resets the loader at each epoch",
-            params={"reset": True},
-            triggers=False,
+        "control": api.control("0.20.3 without accumulation", params={"accumulation": 1}),
+        "remedy": api.control(
+            "0.20.3, the script resets the loader at each epoch", params={"reset": True}
         ),
     },
 )
@@ -213,8 +209,8 @@ def exercised(records: api.Records) -> api.Exercise:
     loader as it was."""
     p, (loader,) = records.params, records.of("loader")
     text = f"{p.epochs} epochs of {p.accumulation} accumulation steps, with {loader['name']}"
-    return api.Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & api.Exercise.of(
-        not p.reset, "", "the script reset the loader at each epoch"
+    return api.Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & api.Exercise.needs(
+        not p.reset, "the script reset the loader at each epoch"
     )
 
 

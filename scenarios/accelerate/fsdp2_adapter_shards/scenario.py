@@ -71,9 +71,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.15.0"),
-        "control": api.expect_clean(
-            about="1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}, triggers=False
-        ),
+        "control": api.control("1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}),
     },
 )
 
@@ -150,8 +148,8 @@ def exercised(records: api.Records) -> api.Exercise:
     parted = len(own) > 1 and all(own) and sum(own) == whole
     text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
     peft = all(one["peft"] for one in loaded)
-    return api.Exercise.of(
-        moved and parted and peft, "", f"not a trained, sharded adapter: {text}"
+    return api.Exercise.needs(
+        moved and parted and peft, f"not a trained, sharded adapter: {text}"
     ) & (api.Exercise.of(kind == FULL, text))
 
 

@@ -63,13 +63,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.0"),
-        "control": api.expect_clean(
-            about="0.15.0 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
-        "remedy": api.expect_clean(
-            about="0.15.0, the script steps the scheduler only if sync_gradients",
+        "control": api.control("0.15.0 without accumulation", params={"accumulation": 1}),
+        "remedy": api.control(
+            "0.15.0, the script steps the scheduler only if sync_gradients",
             params={"only_synced": True},
-            triggers=False,
         ),
     },
 )
@@ -161,9 +158,9 @@ def exercised(records: api.Records) -> api.Exercise:
     counted = all(len(step["micro"]) == wanted for step in steps)
     always = not records.params.only_synced
     return (
-        api.Exercise.of(wanted > 1, "", "no accumulation was requested")
+        api.Exercise.needs(wanted > 1, "no accumulation was requested")
         & api.Exercise.of(counted, text, f"not {text}")
-        & api.Exercise.of(always, "", "the scheduler was stepped only after the last micro-batch")
+        & api.Exercise.needs(always, "the scheduler was stepped only after the last micro-batch")
     )
 
 

@@ -47,10 +47,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.21.0"),
-        "control": api.expect_clean(
-            about="2.20.0 with new workers for each epoch",
-            params={"persistent": False},
-            triggers=False,
+        "control": api.control(
+            "2.20.0 with new workers for each epoch", params={"persistent": False}
         ),
     },
 )

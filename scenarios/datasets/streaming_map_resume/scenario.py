@@ -58,9 +58,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.8.5"),
-        "control": api.expect_clean(
-            about="4.8.4 without map()", params={"transform": "none"}, triggers=False
-        ),
+        "control": api.control("4.8.4 without map()", params={"transform": "none"}),
         "batched": api.expect_symptom(
             about="4.8.4 with a batched map()", params={"transform": "batched"}
         ),

@@ -48,9 +48,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.18.5"),
-        "control": api.expect_clean(
-            about="0.18.4 in fp32", params={"precision": "fp32"}, triggers=False
-        ),
+        "control": api.control("0.18.4 in fp32", params={"precision": "fp32"}),
     },
 )
 
@@ -117,8 +115,8 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """The training was in bf16, and Adam had a state when it was saved."""
     saved, precision = records.of("saved")[0]["adam"], records.params.precision
-    return api.Exercise.of(
-        precision == "bf16", "", f"the precision was {precision}"
+    return api.Exercise.needs(
+        precision == "bf16", f"the precision was {precision}"
     ) & api.Exercise.of(
         saved["mean"] > 0, f"Adam was saved after {saved['count']} steps", "Adam had no state"
     )

@@ -54,13 +54,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.19.0"),
-        "control": api.expect_clean(about="0.18.9 on one rank", ranks=1, triggers=False),
+        "control": api.control("0.18.9 on one rank", ranks=1),
         "one": api.expect_symptom(
             about="0.18.9 with one micro-batch: nothing is averaged", params={"micro_batches": 1}
         ),
-        "immediate": api.expect_clean(
-            about="0.18.9 with immediate_grad_update", params={"immediate": True}, triggers=False
-        ),
+        "immediate": api.control("0.18.9 with immediate_grad_update", params={"immediate": True}),
     },
 )
 picture = applied.ratios
@@ -84,6 +82,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """The ranks' gradients differed, and were added at the end of a backward."""
-    return api.Exercise.of(
-        not records.params.immediate, "", "immediate_grad_update adds gradients earlier"
+    return api.Exercise.needs(
+        not records.params.immediate, "immediate_grad_update adds gradients earlier"
     ) & local_gradients.exercised(records)

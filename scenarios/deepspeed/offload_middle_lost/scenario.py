@@ -59,13 +59,10 @@ SCENARIO = api.Scenario(
         "eight": api.expect_symptom(
             about="0.15.2 with eight micro-batches: six are lost", params={"micro_batches": 8}
         ),
-        "control": api.expect_clean(
-            about="0.15.2 without offload", params={"offload": False}, triggers=False
-        ),
-        "two": api.expect_clean(
-            about="0.15.2 with two micro-batches: there is none between the first and the last",
+        "control": api.control("0.15.2 without offload", params={"offload": False}),
+        "two": api.control(
+            "0.15.2 with two micro-batches: there is none between the first and the last",
             params={"micro_batches": 2},
-            triggers=False,
         ),
     },
 )
@@ -121,6 +118,6 @@ def exercised(records: api.Records) -> api.Exercise:
     """The optimizer was offloaded, and there were micro-batches between the first and the last."""
     p = records.params
     text = f"each step had {p.micro_batches} micro-batches"
-    return api.Exercise.of(p.offload, "", "the optimizer was not offloaded") & api.Exercise.of(
+    return api.Exercise.needs(p.offload, "the optimizer was not offloaded") & api.Exercise.of(
         p.micro_batches > 2, text
     )

@@ -98,16 +98,13 @@ SCENARIO = api.Scenario(
             about="the release, which sums weight.grad again", defects=(DEFECT,)
         ),
         "fixed": api.expect_clean(),
-        "control": api.expect_clean(
-            about="the release with the defect, but in fp32, where the step reads weight.grad",
+        "control": api.control(
+            "the release with the defect, but in fp32, where the step reads weight.grad",
             defects=(DEFECT,),
             params={"precision": "fp32"},
-            triggers=False,
         ),
-        "reference": api.expect_clean(
-            about="the release with all layers in one stage: one weight, nothing to reduce",
-            ranks=1,
-            triggers=False,
+        "reference": api.control(
+            "the release with all layers in one stage: one weight, nothing to reduce", ranks=1
         ),
     },
 )

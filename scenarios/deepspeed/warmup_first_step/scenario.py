@@ -65,10 +65,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.15.3"),
-        "control": api.expect_clean(
-            about="0.15.2 with the schedule's first rate as the optimizer's own",
-            params={"own": "low"},
-            triggers=False,
+        "control": api.control(
+            "0.15.2 with the schedule's first rate as the optimizer's own", params={"own": "low"}
         ),
     },
 )

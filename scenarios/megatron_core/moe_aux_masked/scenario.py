@@ -64,15 +64,10 @@ SCENARIO = api.Scenario(
             about="0.16.1 with the change that 0.19.0 made to the router", defects=(DEFECT,)
         ),
         "fixed": api.expect_clean(),
-        "control": api.expect_clean(
-            about="with that change, but without a mask",
-            params={"masked": False},
-            defects=(DEFECT,),
-            triggers=False,
+        "control": api.control(
+            "with that change, but without a mask", params={"masked": False}, defects=(DEFECT,)
         ),
-        "one_rank": api.expect_clean(
-            about="with that change, on one rank", ranks=1, defects=(DEFECT,), triggers=False
-        ),
+        "one_rank": api.control("with that change, on one rank", ranks=1, defects=(DEFECT,)),
         "remedy": api.expect_clean(
             about="with that change, and half of the coefficient",
             params={"times": 0.5},

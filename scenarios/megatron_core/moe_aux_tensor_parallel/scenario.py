@@ -61,12 +61,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="0.16.1 without calculate_per_token_loss",
-            params={"per_token": False},
-            triggers=False,
+        "control": api.control(
+            "0.16.1 without calculate_per_token_loss", params={"per_token": False}
         ),
-        "one_rank": api.expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
+        "one_rank": api.control("0.16.1 on one rank", ranks=1),
         "masked": api.expect_clean(
             about="0.16.1 with a padding mask: another bug doubles what this one halves",
             params={"masked": True},

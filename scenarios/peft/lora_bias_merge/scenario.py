@@ -47,12 +47,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.0"),
-        "control": api.expect_clean(
-            about="0.15.2 without lora_bias", params={"bias": False}, triggers=False
-        ),
-        "unscaled": api.expect_clean(
-            about="0.15.2 with alpha and r equal", params={"alpha": 4}, triggers=False
-        ),
+        "control": api.control("0.15.2 without lora_bias", params={"bias": False}),
+        "unscaled": api.control("0.15.2 with alpha and r equal", params={"alpha": 4}),
         "remedy": api.expect_clean(
             about="0.15.2, the biases are scaled right before the merge", params={"scaled": True}
         ),

@@ -50,15 +50,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.21.0"),
-        "control": api.expect_clean(
-            about="0.20.0 without an adapter of the embedding",
-            params={"adapted": False},
-            triggers=False,
+        "control": api.control(
+            "0.20.0 without an adapter of the embedding", params={"adapted": False}
         ),
-        "equal": api.expect_clean(
-            about="0.20.0, where the embedding should have the plain rate",
-            params={"embedding": 0.05},
-            triggers=False,
+        "equal": api.control(
+            "0.20.0, where the embedding should have the plain rate", params={"embedding": 0.05}
         ),
     },
 )

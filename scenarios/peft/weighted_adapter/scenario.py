@@ -70,9 +70,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="0.21.2 with plain LoRA", params={"kind": "lora"}, triggers=False
-        ),
+        "control": api.control("0.21.2 with plain LoRA", params={"kind": "lora"}),
         "lora_bias": api.expect_symptom(
             about="0.21.2 with lora_bias", params={"kind": "lora_bias"}
         ),
@@ -143,7 +141,7 @@ def exercised(records: api.Records) -> api.Exercise:
     (found,), kind = records.of("combined"), records.params.kind
     text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
     met = found["adapters"] == ["sum"] and found["effect"] > 0
-    return api.Exercise.of(met, "", f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
+    return api.Exercise.needs(met, f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

@@ -52,10 +52,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.2"),
-        "control": api.expect_clean(
-            about="2.0.1, the loop calls the model itself",
-            params={"method": "forward"},
-            triggers=False,
+        "control": api.control(
+            "2.0.1, the loop calls the model itself", params={"method": "forward"}
         ),
         "fixed_other_name": api.expect_symptom(
             "2.0.2",

@@ -51,12 +51,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.0"),
-        "control": api.expect_clean(
-            about="2.5.6 without static_graph", params={"static": False}, triggers=False
-        ),
-        "automatic": api.expect_clean(
-            about="2.5.6 with automatic optimization", params={"manual": False}, triggers=False
-        ),
+        "control": api.control("2.5.6 without static_graph", params={"static": False}),
+        "automatic": api.control("2.5.6 with automatic optimization", params={"manual": False}),
     },
 )
 

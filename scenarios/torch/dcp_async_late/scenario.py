@@ -80,11 +80,8 @@ SCENARIO = api.Scenario(
             about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="2.6's stager; each step waits for the file",
-            params={"wait": True},
-            defects=(UNCOPIED,),
-            triggers=False,
+        "control": api.control(
+            "2.6's stager; each step waits for the file", params={"wait": True}, defects=(UNCOPIED,)
         ),
         "by_id": api.expect_clean(
             about="2.6's stager; through checkpoint_id, where the release has another one",

@@ -103,17 +103,15 @@ SCENARIO = api.Scenario(
             defects=(COPIED, KEPT),
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="both edits, with a rate that is the constructor's and an epoch that is 0",
+        "control": api.control(
+            "both edits, with a rate that is the constructor's and an epoch that is 0",
             params={"saved": 1.0, "done": 1},
             defects=(COPIED, KEPT),
-            triggers=False,
         ),
-        "stateful": api.expect_clean(
-            about="both edits, with an object that has state_dict and load_state_dict",
+        "stateful": api.control(
+            "both edits, with an object that has state_dict and load_state_dict",
             params={"form": "stateful"},
             defects=(COPIED, KEPT),
-            triggers=False,
         ),
         "copied": api.expect_clean(about="the first edit alone", defects=(COPIED,)),
         "kept": api.expect_clean(about="the second edit alone", defects=(KEPT,)),

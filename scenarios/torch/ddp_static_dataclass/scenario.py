@@ -99,18 +99,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with a tensor as output",
-            params={"output": "tensor"},
-            triggers=False,
-        ),
-        "tuple": api.expect_clean(
-            about="the release, with a tuple as output", params={"output": "tuple"}, triggers=False
-        ),
-        "dynamic": api.expect_clean(
-            about="the release, with a dataclass and without static_graph",
-            params={"static_graph": False},
-            triggers=False,
+        "control": api.control("the release, with a tensor as output", params={"output": "tensor"}),
+        "tuple": api.control("the release, with a tuple as output", params={"output": "tuple"}),
+        "dynamic": api.control(
+            "the release, with a dataclass and without static_graph", params={"static_graph": False}
         ),
         "plain_class": api.expect_symptom(
             about="the release, with an object of a plain class as output",

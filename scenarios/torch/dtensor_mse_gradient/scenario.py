@@ -108,18 +108,12 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with all rows on each rank", params={"split": False}, triggers=False
+        "control": api.control("the release, with all rows on each rank", params={"split": False}),
+        "written_out": api.control(
+            "the release, with the mean of the squares", params={"loss": "written_out"}
         ),
-        "written_out": api.expect_clean(
-            about="the release, with the mean of the squares",
-            params={"loss": "written_out"},
-            triggers=False,
-        ),
-        "sum": api.expect_clean(
-            about="the release, with a sum instead of a mean",
-            params={"reduction": "sum"},
-            triggers=False,
+        "sum": api.control(
+            "the release, with a sum instead of a mean", params={"reduction": "sum"}
         ),
         "smooth_l1": api.expect_symptom(
             about="the release, with smooth_l1_loss", params={"loss": "smooth_l1_loss"}

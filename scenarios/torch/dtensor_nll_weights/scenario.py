@@ -94,13 +94,9 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, without class weights", params=weighed("none"), triggers=False
-        ),
-        "sum": api.expect_clean(
-            about="the release, with a sum instead of a mean",
-            params={"reduction": "sum"},
-            triggers=False,
+        "control": api.control("the release, without class weights", params=weighed("none")),
+        "sum": api.control(
+            "the release, with a sum instead of a mean", params={"reduction": "sum"}
         ),
         "ignored": api.expect_symptom(
             about="the release, with ignored rows instead of class weights",

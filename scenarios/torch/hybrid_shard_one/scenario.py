@@ -90,15 +90,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with both ranks in one sharding group",
-            params={"shards": 2},
-            triggers=False,
+        "control": api.control(
+            "the release, with both ranks in one sharding group", params={"shards": 2}
         ),
-        "no_shard": api.expect_clean(
-            about="the release, with NO_SHARD and without a mesh",
-            params={"strategy": "NO_SHARD"},
-            triggers=False,
+        "no_shard": api.control(
+            "the release, with NO_SHARD and without a mesh", params={"strategy": "NO_SHARD"}
         ),
         "zero2": api.expect_symptom(
             about="the release, with _HYBRID_SHARD_ZERO2",

@@ -109,16 +109,11 @@ SCENARIO = api.Scenario(
             about="the release with our remedy: both functions compute their own backward",
             defects=REMEDY,
         ),
-        "control": api.expect_clean(
-            about="the release, with cross_entropy",
-            params={"loss": "cross_entropy"},
-            triggers=False,
-        ),
-        "fixed_control": api.expect_clean(
-            about="the release with our remedy, with cross_entropy",
+        "control": api.control("the release, with cross_entropy", params={"loss": "cross_entropy"}),
+        "fixed_control": api.control(
+            "the release with our remedy, with cross_entropy",
             params={"loss": "cross_entropy"},
             defects=REMEDY,
-            triggers=False,
         ),
     },
 )

@@ -123,13 +123,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),
-        "control": api.expect_clean(
-            about="the release, with one call for each step", params={"calls": 1}, triggers=False
-        ),
-        "unscaled": api.expect_clean(
-            about="the release, with scale_grads=False and a loss that is divided as a whole",
+        "control": api.control("the release, with one call for each step", params={"calls": 1}),
+        "unscaled": api.control(
+            "the release, with scale_grads=False and a loss that is divided as a whole",
             params={"scale_grads": False},
-            triggers=False,
         ),
         "interleaved": api.expect_symptom(
             about="the release, with Interleaved1F1B", params=on("Interleaved1F1B")
@@ -154,11 +151,8 @@ SCENARIO = api.Scenario(
         "fixed_v": api.expect_clean(
             about="our remedy, with ZBVZeroBubble", params=on("ZBVZeroBubble"), defects=REMEDY
         ),
-        "fixed_unscaled": api.expect_clean(
-            about="our remedy, with scale_grads=False",
-            params={"scale_grads": False},
-            defects=REMEDY,
-            triggers=False,
+        "fixed_unscaled": api.control(
+            "our remedy, with scale_grads=False", params={"scale_grads": False}, defects=REMEDY
         ),
     },
 )

@@ -80,26 +80,20 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with the scheduler's state_dict",
-            params={"resume": "state_dict"},
-            triggers=False,
+        "control": api.control(
+            "the release, with the scheduler's state_dict", params={"resume": "state_dict"}
         ),
-        "lambda": api.expect_clean(
-            about="the release, with the same rates from one LambdaLR(last_epoch=N)",
+        "lambda": api.control(
+            "the release, with the same rates from one LambdaLR(last_epoch=N)",
             params={"schedule": "lambda"},
-            triggers=False,
         ),
-        "in_warmup": api.expect_clean(
-            about="the release, resumed while the first scheduler's rate is constant",
-            params={"done": 2},
-            triggers=False,
+        "in_warmup": api.control(
+            "the release, resumed while the first scheduler's rate is constant", params={"done": 2}
         ),
-        "fixed_state_dict": api.expect_clean(
-            about="our remedy, with the scheduler's state_dict",
+        "fixed_state_dict": api.control(
+            "our remedy, with the scheduler's state_dict",
             params={"resume": "state_dict"},
             defects=(REMEDY,),
-            triggers=False,
         ),
     },
 )

@@ -101,10 +101,8 @@ SCENARIO = api.Scenario(
             about="the release, with a whole pipeline on each rank", params={"steps": 3}, ranks=2
         ),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with Interleaved1F1B",
-            params={"schedule": "Interleaved1F1B"},
-            triggers=False,
+        "control": api.control(
+            "the release, with Interleaved1F1B", params={"schedule": "Interleaved1F1B"}
         ),
         "v": api.expect_symptom(
             about="the release, with ZBVZeroBubble", params={"schedule": "ZBVZeroBubble"}
@@ -114,11 +112,10 @@ SCENARIO = api.Scenario(
             params={"schedule": "ZBVZeroBubble"},
             defects=(REMEDY,),
         ),
-        "fixed_control": api.expect_clean(
-            about="our remedy, with Interleaved1F1B",
+        "fixed_control": api.control(
+            "our remedy, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(REMEDY,),
-            triggers=False,
         ),
     },
 )

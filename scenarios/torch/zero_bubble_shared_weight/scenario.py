@@ -85,17 +85,15 @@ SCENARIO = api.Scenario(
             about="the release with the fix removed", defects=(COUNTED_TWICE,)
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="the fix removed, with two weights in each stage",
+        "control": api.control(
+            "the fix removed, with two weights in each stage",
             params={"shared": False},
             defects=(COUNTED_TWICE,),
-            triggers=False,
         ),
-        "unsplit": api.expect_clean(
-            about="the fix removed, with Interleaved1F1B",
+        "unsplit": api.control(
+            "the fix removed, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(COUNTED_TWICE,),
-            triggers=False,
         ),
         "v": api.expect_symptom(
             about="the fix removed, with ZBVZeroBubble",

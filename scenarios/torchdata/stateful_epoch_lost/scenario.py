@@ -57,9 +57,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.11.0"),
-        "control": api.expect_clean(
-            about="0.10.1, saved within an epoch", params={"stop": 9}, triggers=False
-        ),
+        "control": api.control("0.10.1, saved within an epoch", params={"stop": 9}),
         "in_order": api.expect_symptom(about="0.10.1 without shuffling", params={"shuffle": False}),
     },
 )

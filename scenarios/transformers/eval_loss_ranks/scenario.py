@@ -61,14 +61,12 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(about="5.23.0 on two ranks"),
         "fixed": api.expect_clean("4.57.6"),
-        "control": api.expect_clean(about="5.23.0 on one rank", ranks=1, triggers=False),
+        "control": api.control("5.23.0 on one rank", ranks=1),
         "masked_lm": api.expect_symptom(
             about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
         ),
-        "llama": api.expect_clean(
-            about="5.23.0 with LLaMA's head, which divides the loss itself",
-            params={"head": "llama"},
-            triggers=False,
+        "llama": api.control(
+            "5.23.0 with LLaMA's head, which divides the loss itself", params={"head": "llama"}
         ),
     },
 )
@@ -126,7 +124,7 @@ def exercised(records: api.Records) -> api.Exercise:
     ranks, divides = len(records.ranks), records.params.head == "llama"
     return api.Exercise.of(
         ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank"
-    ) & api.Exercise.of(not divides, "", "the head divides the loss itself")
+    ) & api.Exercise.needs(not divides, "the head divides the loss itself")
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

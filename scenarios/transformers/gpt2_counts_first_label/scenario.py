@@ -60,9 +60,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.45.2"),
-        "control": api.expect_clean(
-            about="5.23.0 with a LLaMA", params={"head": "llama"}, triggers=False
-        ),
+        "control": api.control("5.23.0 with a LLaMA", params={"head": "llama"}),
         "accumulation": api.expect_symptom(
             about="5.23.0 with two micro-batches", params={"accumulation": 2}
         ),

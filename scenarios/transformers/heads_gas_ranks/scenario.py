@@ -71,11 +71,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.57.6"),
-        "control": api.expect_clean(
-            about="5.23.0, one micro-batch on one rank",
-            params={"accumulation": 1},
-            ranks=1,
-            triggers=False,
+        "control": api.control(
+            "5.23.0, one micro-batch on one rank", params={"accumulation": 1}, ranks=1
         ),
         "accumulation": api.expect_symptom(about="5.23.0, four micro-batches on one rank", ranks=1),
         "two_ranks": api.expect_symptom(
@@ -84,10 +81,8 @@ SCENARIO = api.Scenario(
         "masked_lm": api.expect_symptom(
             about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
         ),
-        "llama": api.expect_clean(
-            about="5.23.0 with LLaMA's head, which divides the loss itself",
-            params={"head": "llama"},
-            triggers=False,
+        "llama": api.control(
+            "5.23.0 with LLaMA's head, which divides the loss itself", params={"head": "llama"}
         ),
     },
 )
@@ -125,7 +120,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested, of a model
     whose head computes a plain mean."""
     divides = records.params.head == "llama"
-    return divided(records) & api.Exercise.of(not divides, "", "the head divides the loss itself")
+    return divided(records) & api.Exercise.needs(not divides, "the head divides the loss itself")
 
 
 def divided(records: api.Records) -> api.Exercise:
@@ -134,7 +129,7 @@ def divided(records: api.Records) -> api.Exercise:
     counts = sorted({len(step["labels"]) for step in steps})
     ranks = len(records.ranks)
     text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return api.Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & api.Exercise.of(
+    return api.Exercise.needs(wanted * ranks > 1, "one micro-batch on one rank") & api.Exercise.of(
         counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
     )
 

@@ -58,12 +58,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.15.0"),
-        "control": api.expect_clean(
-            about="5.14.1 without label smoothing", params={"smoothing": 0.0}, triggers=False
-        ),
-        "one_batch": api.expect_clean(
-            about="5.14.1 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
+        "control": api.control("5.14.1 without label smoothing", params={"smoothing": 0.0}),
+        "one_batch": api.control("5.14.1 without accumulation", params={"accumulation": 1}),
         "eight": api.expect_symptom(
             about="5.14.1, eight micro-batches", params={"accumulation": 8}
         ),

@@ -62,12 +62,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.39.3"),
-        "control": api.expect_clean(
-            about="5.23.0 with the default sampler", params={"grouped": False}, triggers=False
-        ),
-        "first_epoch": api.expect_clean(
-            about="5.23.0, resumed within the first epoch", params={"stop": 2}, triggers=False
-        ),
+        "control": api.control("5.23.0 with the default sampler", params={"grouped": False}),
+        "first_epoch": api.control("5.23.0, resumed within the first epoch", params={"stop": 2}),
     },
 )
 
@@ -121,7 +117,7 @@ def exercised(records: api.Records) -> api.Exercise:
     """Rows were grouped, and the run was resumed in the second epoch or later, within the epoch."""
     p = records.params
     done, rest = divmod(p.stop * BATCH, p.rows)
-    return api.Exercise.of(p.grouped, "", "rows were not grouped by length") & api.Exercise.of(
+    return api.Exercise.needs(p.grouped, "rows were not grouped by length") & api.Exercise.of(
         done > 0 and rest > 0,
         f"resumed after {rest} of {p.rows} rows of epoch {done + 1}, grouped by length",
         f"resumed in epoch {done + 1}, after {rest} of its rows",

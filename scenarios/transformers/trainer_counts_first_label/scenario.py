@@ -49,10 +49,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.11.0"),
-        "control": api.expect_clean(
-            about="4.46.2 with the first labels masked",
-            params={"first_label": False},
-            triggers=False,
+        "control": api.control(
+            "4.46.2 with the first labels masked", params={"first_label": False}
         ),
         "accumulation": api.expect_symptom(
             about="4.46.2 with two micro-batches", params={"accumulation": 2}

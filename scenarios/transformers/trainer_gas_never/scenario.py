@@ -60,9 +60,7 @@ SCENARIO = api.Scenario(
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.48.0"),
         "logged": api.expect_symptom("4.47.1", about="logs the sum of the micro-batches' losses"),
-        "control": api.expect_clean(
-            about="4.46.3 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
+        "control": api.control("4.46.3 without accumulation", params={"accumulation": 1}),
         "llama": api.expect_clean(
             about="4.46.3 with a LLaMA, whose forward has **kwargs", params={"model": "llama"}
         ),

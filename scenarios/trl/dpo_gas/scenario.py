@@ -56,9 +56,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.14.0"),
-        "control": api.expect_clean(
-            about="0.13.0 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
+        "control": api.control("0.13.0 without accumulation", params={"accumulation": 1}),
     },
 )
 picture = applied.ratios
@@ -104,7 +102,7 @@ def exercised(records: api.Records) -> api.Exercise:
     steps, wanted = records.of("step"), records.params.accumulation
     counts = sorted({step["micro_batches"] for step in steps})
     text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
-    return api.Exercise.of(wanted > 1, "", "no accumulation was requested") & api.Exercise.of(
+    return api.Exercise.needs(wanted > 1, "no accumulation was requested") & api.Exercise.of(
         counts == [wanted], text, f"{text}, but {wanted} were requested"
     )
 

@@ -55,9 +55,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.1"),
-        "control": api.expect_clean(
-            about="0.16.0 with a padding token of its own", params={"pad": "own"}, triggers=False
-        ),
+        "control": api.control("0.16.0 with a padding token of its own", params={"pad": "own"}),
     },
 )
 picture = labels.trained
