@@ -15,7 +15,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from harness import api
-from scenarios.common import linear
+from scenarios.common import applied, linear
 from scenarios.common.linear import Rows
 
 WIDTH, LAYERS = 16, 4
@@ -95,3 +95,21 @@ def gathered(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in weights.items()})
     return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+class Stage:
+    """This rank's stage of the pipeline, beside plain torch over all layers."""
+
+    def __init__(self, ctx: api.Context, engine: Any) -> None:
+        self.engine, self.whole = engine, linear.of(layers(ctx.seed))
+
+    def begin(self, micro_batches: list[Rows]) -> None:
+        """Before a step on these micro-batches; a collective call."""
+        self.before = applied.copied(self.engine.module, torch.float64)
+        self.plain = applied.plainly(self.whole, gathered(self.before), micro_batches)
+
+    def facts(self, rate: float) -> dict[str, Any]:
+        """After the step: ``applied.facts`` of it, at this learning rate, and which stage it is."""
+        after = applied.copied(self.engine.module)
+        stage = {"stage": self.engine.stage_id, "stages": self.engine.num_stages}
+        return {**stage, **applied.facts(self.plain, self.before, after, rate)}

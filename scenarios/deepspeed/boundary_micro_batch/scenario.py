@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import api
-from scenarios.common import applied
+from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import NEVER_TAKEN
-from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
 
 
 @dataclass
@@ -61,9 +60,7 @@ SCENARIO = api.Scenario(
         "immediate": api.control("0.18.9 with immediate_grad_update", params={"immediate": True}),
     },
 )
-picture = applied.ratios
-plan, detect = local_gradients.plan, local_gradients.detect
-insufficient_checks = local_gradients.insufficient_checks
+oracle = local.oracle
 
 
 def run(ctx: api.Context) -> None:
@@ -84,4 +81,4 @@ def exercised(records: api.Records) -> api.Exercise:
     """The ranks' gradients differed, and were added at the end of a backward."""
     return api.Exercise.needs(
         not records.params.immediate, "immediate_grad_update adds gradients earlier"
-    ) & local_gradients.exercised(records)
+    ) & local.parted(records)

@@ -68,7 +68,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def ends_only(step: api.Record, p: Params) -> bool:
+def ends_only(step: api.Record, records: api.Records) -> bool:
     """Each step applied the gradients of its first and its last micro-batch, each in full, and
     nothing of those between. The losses are plain torch's."""
     first, *between, last = step["micro"]

@@ -65,7 +65,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def last_only(step: api.Record, p: Params) -> bool:
+def last_only(step: api.Record, records: api.Records) -> bool:
     """Each step applied the gradient of its last micro-batch, with its right weight, and nothing of
     the others. The losses are plain torch's."""
     *lost, last = step["micro"]

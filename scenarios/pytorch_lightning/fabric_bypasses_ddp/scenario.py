@@ -62,14 +62,7 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-detect = unreduced.detect
-insufficient_checks = unreduced.insufficient_checks
-picture = unreduced.picture
-
-
-def plan(at: api.Position) -> api.Plan:
-    """Whether DDP wraps the model, and the steps."""
-    return {"wrapped": api.Kind({"ddp": api.FLAG}), "step": unreduced.steps(at)}
+oracle = unreduced.Unreduced(lambda at: {"wrapped": api.Kind({"ddp": api.FLAG})})
 
 
 def run(ctx: api.Context) -> None:

@@ -69,16 +69,16 @@ SCENARIO = api.Scenario(
         "grpo": api.control("1.9.0 with the loss type grpo", params={"loss_type": "grpo"}),
     },
 )
-picture = applied.ratios
 
 
-def by_window(step: api.Record, p: Params) -> bool:
+def by_window(step: api.Record, records: api.Records) -> bool:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
+    p = records.params
     return applied.times(step, p.accumulation / p.generation)
 
 
 oracle = applied.Applied(
-    by_window, facts={"micro_batches": api.COUNT}, checks=[applied.same_direction]
+    by_window, facts=lambda at: {"micro_batches": api.COUNT}, checks=[applied.same_direction]
 )
 
 
