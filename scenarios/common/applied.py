@@ -176,23 +176,25 @@ def explained(
     why: str,
     *,
     odd: Sequence[str] = (),
+    sound: bool = True,
     parted: Sequence[api.Record] = (),
     last: Callable[[Sequence[api.Record]], str] = lambda steps: "",
     words: Callable[[api.Record], str] | None = None,
 ) -> api.Finding | None:
     """The finding that steps applied another gradient, of which ``why`` is the explanation.
 
-    It is the documented one if ``explains`` holds for every step, and nothing is ``odd``: these are
-    messages of other faults. ``parted`` are steps that another fact says are wrong. ``last`` makes
-    a line for the end; ``words`` describes the first wrong step.
+    It is the documented one if ``explains`` holds for every step, and nothing else is wrong:
+    ``odd`` are messages of other faults, and ``sound`` says that there is none. ``parted`` are
+    steps that another fact says are wrong. ``last`` makes a line for the end; ``words`` describes
+    the first wrong step.
     """
     wrong = [step for step in steps if not times(step, 1)]
-    if not wrong and not parted and not odd:
+    if not (wrong or parted or odd) and sound:
         return None
     ours = all(map(explains, steps))
     lines = [*odd, *map(words or described, wrong[:1])]
     lines += [f"exactly that follows if {why}"] * ours + [*filter(None, [last(steps)])]
-    documented = ours and bool(wrong) and not odd
+    documented = ours and bool(wrong) and not odd and sound
     return finding(wrong or parted or steps, lines, documented=documented)
 
 

@@ -96,12 +96,13 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
     )
 
 
-def rates(trials: api.Trials) -> Iterator[api.Picture]:
+def rates(caption: str) -> api.Pictures:
     """A picture of the learning rate of each step."""
-    yield api.Lines(
+    return api.lines(
         "The learning rate that each step used",
-        "with the bug, the first step uses another rate than the schedule's",
-        api.by_step(trials, lambda record: record["rates"][0], "rate"),
+        caption,
+        lambda record: record["rates"][0],
+        "rate",
         y="learning rate",
         stairs=True,
     )

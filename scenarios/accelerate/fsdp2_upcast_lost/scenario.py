@@ -13,8 +13,8 @@ Root cause: ``fsdp2_prepare_model`` assigns the upcast tensor to a local variabl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from harness import api
 from scenarios.common import usual_checks
@@ -137,18 +137,14 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(sharded and loaded == forward == BF16, text)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss falls, and is that of plain torch at these weights."""
-    return usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(
-        records, TOLERANCE
-    )
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_ends_higher, partial(usual_checks.loss_unlike_reference, tolerance=TOLERANCE)
+)
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how much of the weights has moved since the start."""
-    yield api.Lines(
-        "How much of the weights has moved",
-        "with the bug most weights never move; otherwise all move at the first step",
-        api.by_step(trials, lambda step: step["moved"]),
-        y="part of the weights",
-    )
+picture = api.lines(
+    "How much of the weights has moved",
+    "with the bug most weights never move; otherwise all move at the first step",
+    lambda step: step["moved"],
+    y="part of the weights",
+)

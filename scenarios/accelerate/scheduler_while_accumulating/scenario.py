@@ -13,7 +13,6 @@ did not. The fix checks the gradient state, as the optimizer does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -171,12 +170,4 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return losses | {"a rate is above the one before": used != sorted(used, reverse=True)}
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the learning rate of each step."""
-    yield api.Lines(
-        "The learning rate that each step used",
-        "with the bug the schedule is over long before the training is",
-        api.by_step(trials, lambda record: record["rates"][0], "rate"),
-        y="learning rate",
-        stairs=True,
-    )
+picture = schedule.rates("with the bug the schedule is over long before the training is")

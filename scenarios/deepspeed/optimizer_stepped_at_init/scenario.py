@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness import api
-from scenarios.common import usual_checks
+from scenarios.deepspeed import _stepped_at_init as init
 
 TOLERANCE = 1e-3
 """How far weights may be from plain torch's, in learning rates: Adam's step is about one. Rounding
@@ -57,16 +57,12 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step: Adam's count, and how far the weights are from plain torch's."""
-    facts = {
-        "loss": api.NUMBER,
-        "reference_loss": api.alike(api.NUMBER),
-        "count": api.alike(api.COUNT),
-        "strayed": api.alike(api.SIZE),
-        "strayed_ahead": api.alike(api.SIZE),
-    }
-    return {"step": api.Kind(facts, api.each(at.params.steps))}
+def ahead(step: api.Record) -> bool:
+    """Adam's count is one ahead, and the weights are those of an Adam that took an empty step."""
+    return init.ahead(step, TOLERANCE)
+
+
+oracle = init.Ahead(ahead, TOLERANCE)
 
 
 def run(ctx: api.Context) -> None:
@@ -104,51 +100,7 @@ def run(ctx: api.Context) -> None:
         )
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Adam's count is one ahead, and the weights are those of an Adam that took an empty step."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not _right(step)]
-    if not wrong:
-        return None
-    ahead = all(
-        step["count"] == step["step"] + 1 and api.near(step["strayed_ahead"], 0, within=TOLERANCE)
-        for step in steps
-    )
-    first = wrong[0]
-    return api.Finding(
-        f"after step {first['step']} Adam has counted {first['count']}, and the weights are "
-        f"{first['strayed']:.3g} learning rates from plain torch's",
-        step=first["step"],
-        ranks=records.ranks,
-        magnitude=max(step["strayed"] for step in wrong),
-        unit="learning rates from plain torch's weights",
-        documented=ahead,
-    )
-
-
-def _right(step: api.Record) -> bool:
-    """Whether the count and the weights are those of plain torch."""
-    return step["count"] == step["step"] and api.near(step["strayed"], 0, within=TOLERANCE)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """ZeRO made the optimizer."""
     stage = records.params.zero_stage
     return api.Exercise.of(stage > 0, f"ZeRO stage {stage} made Adam's state", "there was no ZeRO")
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss falls. Grading compares the ranks."""
-    return usual_checks.loss_ends_higher(records)
-
-
-def picture(trials: api.Trials) -> list[api.Picture]:
-    """How far the weights are from plain torch's, after each step."""
-    return [
-        api.Lines(
-            "Distance of the weights from plain torch's",
-            "with the bug the first steps are too short, and the weights stay behind",
-            api.by_step(trials, lambda step: step["strayed"]),
-            y="learning rates",
-        )
-    ]

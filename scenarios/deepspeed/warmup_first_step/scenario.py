@@ -70,7 +70,7 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-picture = schedule.rates
+picture = schedule.rates("with the bug, the first step uses another rate than the schedule's")
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -155,15 +155,9 @@ def exercised(records: api.Records) -> api.Exercise:
 insufficient_checks = usual_checks.loss_ends_higher
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how far the ranks' losses are from the right one."""
-
-    def above_right(step: api.Record) -> float:
-        return float(step["loss"] - step["reference_loss"])
-
-    yield api.Lines(
-        "The loss of the first rank, less the right loss",
-        "with the bug the first rank's loss is not that of plain torch; without it, it is",
-        api.by_step(trials, above_right),
-        y="nats",
-    )
+picture = api.lines(
+    "The loss of the first rank, less the right loss",
+    "with the bug the first rank's loss is not that of plain torch; without it, it is",
+    lambda step: float(step["loss"] - step["reference_loss"]),
+    y="nats",
+)

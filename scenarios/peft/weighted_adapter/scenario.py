@@ -14,7 +14,6 @@ request 3449 does. As of 0.21.2 no release contains that pull request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
@@ -150,14 +149,9 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return {"the combined adapter is not active": found["adapters"] != ["sum"]}
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how far the combined adapter is from its only part."""
-    yield api.Bars(
-        "How far a combination of one adapter is from that adapter",
-        "with the bug its effect is another one",
-        [
-            (variant, "weight 1", float(records.of("combined")[0]["from_right"]))
-            for variant, records in trials.items()
-        ],
-        "of the right effect",
-    )
+picture = api.bars(
+    "How far a combination of one adapter is from that adapter",
+    "with the bug its effect is another one",
+    lambda records: [("weight 1", float(records.of("combined")[0]["from_right"]))],
+    "of the right effect",
+)

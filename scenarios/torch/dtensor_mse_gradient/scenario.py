@@ -18,7 +18,7 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -198,18 +198,13 @@ def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
 
 def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the right gradient times the number of ranks. The loss is right."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records))
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong and not odd:
-        return None
     ranks = len(records.ranks)
-    multiplied = all(applied.times(step, ranks) for step in steps)
-    lines = [*odd[:1], *map(applied.described, wrong[:1])]
-    if multiplied:
-        lines.append(
-            f"exactly that follows if each rank divides by its own 1/{ranks} of the elements"
-        )
-    return applied.finding(wrong or steps, lines, documented=multiplied and not odd)
+    return applied.explained(
+        records.of("step"),
+        lambda step: applied.times(step, ranks),
+        f"each rank divides by its own 1/{ranks} of the elements",
+        odd=list(applied.loss_wrong(records))[:1],
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -221,15 +216,9 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(fused and rows < p.rows, text)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is right and falls, the gradient's direction is right, and all ranks agree."""
-    return (
-        usual_checks.loss_unlike_reference(records)
-        | usual_checks.loss_rises(records)
-        | applied.same_direction(records)
-    )
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction
+)
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How much of the right gradient each step applied."""
-    yield from applied.ratios(trials)
+picture = applied.ratios

@@ -18,7 +18,6 @@ We know of no report about these heads. Issue 35078 is the same symptom in 4.46.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
@@ -133,17 +132,10 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return {"the ranks report different losses": len(losses) > 1}
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """The evaluation loss over the right one."""
-    bars = [
-        (variant, "", one["loss"] / one["reference"])
-        for variant, records in trials.items()
-        for one in records.of("evaluation")[:1]
-    ]
-    yield api.Bars(
-        "The evaluation loss",
-        "with the bug it is the mean loss times the number of ranks",
-        bars,
-        "times the mean loss",
-        {"right": 1.0},
-    )
+picture = api.bars(
+    "The evaluation loss",
+    "with the bug it is the mean loss times the number of ranks",
+    lambda records: (("", one["loss"] / one["reference"]) for one in records.of("evaluation")[:1]),
+    "times the mean loss",
+    {"right": 1.0},
+)

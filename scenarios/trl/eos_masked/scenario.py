@@ -154,7 +154,6 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss falls, and is plain torch's for these labels; and no padding is trained."""
-    losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
-    return losses | labels.padding_trained(records)
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, labels.padding_trained
+)

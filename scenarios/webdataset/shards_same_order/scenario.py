@@ -13,7 +13,7 @@ goes back to that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,14 +166,9 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how many orders the epochs have."""
-    yield api.Bars(
-        "Different orders of the shards",
-        "with the bug all epochs have one order; otherwise each has its own",
-        [
-            (variant, "all epochs", len({one["like"] for one in records.of("epoch")}))
-            for variant, records in trials.items()
-        ],
-        "orders",
-    )
+picture = api.bars(
+    "Different orders of the shards",
+    "with the bug all epochs have one order; otherwise each has its own",
+    lambda records: [("all epochs", len({one["like"] for one in records.of("epoch")}))],
+    "orders",
+)
