@@ -24,5 +24,15 @@ def first_counts(step: api.Record, records: api.Records) -> bool:
     return applied.times(step, (LENGTH - 1) / LENGTH)
 
 
+def divided_twice(step: api.Record, records: api.Records) -> bool:
+    """The symptom of ``trainer_gas_twice``."""
+    return applied.times(step, 1 / records.params.accumulation)
+
+
+def never_divided(step: api.Record, records: api.Records) -> bool:
+    """The symptom of ``trainer_gas_never``."""
+    return applied.times(step, records.params.accumulation)
+
+
 without_first = applied.Applied(first_counts, facts=facts, checks=[applied.same_direction])
 """The oracle of bugs by which the first label of a row counts, though nothing predicts it."""

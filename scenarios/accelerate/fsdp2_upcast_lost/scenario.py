@@ -71,22 +71,13 @@ SCENARIO = api.Scenario(
 
 def plan(at: api.Position) -> api.Plan:
     """What was prepared; and each step: its gradient, and where it led."""
-    prepared = {
-        "loaded": api.alike(DTYPE),
-        "forward": api.alike(DTYPE),
-        "own": api.COUNT,
-        "whole": api.COUNT,
-    }
+    dtype = api.alike(DTYPE)
+    prepared = {"loaded": dtype, "forward": dtype, "own": api.COUNT, "whole": api.COUNT}
     step = {
-        "loss": api.NUMBER,
-        "reference_loss": api.NUMBER,
-        "ratio": api.alike(api.NUMBER),
-        "off": api.alike(api.SIZE),
-        "weights": api.alike(DTYPE),
-        "state": api.alike(DTYPE),
-        "from_fp32": api.SIZE,
-        "from_bf16": api.SIZE,
-        "moved": api.SIZE,
+        **dict.fromkeys(("loss", "reference_loss"), api.NUMBER),
+        **dict.fromkeys(("from_fp32", "from_bf16", "moved"), api.SIZE),
+        **{"ratio": api.alike(api.NUMBER), "off": api.alike(api.SIZE)},
+        **dict.fromkeys(("weights", "state"), dtype),
     }
     return {"prepared": api.Kind(prepared), "step": api.Kind(step, api.each(at.params.steps))}
 

@@ -17,7 +17,6 @@ another one, ``sampler_shards``. The fix of that one in 0.30.0 brought this bug 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,16 +115,14 @@ def exercised(records: api.Records) -> api.Exercise:
     return coverage.shuffled(records) & api.Exercise.of(met, text)
 
 
-def _orders(records: api.Records) -> Iterator[tuple[int, str, int]]:
-    for number, one in enumerate(records.of("epoch", 0)[:: records.params.epochs], 1):
-        for place, sample in enumerate(one["order"], 1):
-            yield place, f"{number}: seed {one['seed']}", sample
-
-
 picture = api.grid(
     "The order of the first epoch",
     "with the bug all rows are alike; otherwise the second seed has an order of its own",
-    _orders,
+    lambda records: (
+        (place, f"{number}: seed {one['seed']}", sample)
+        for number, one in enumerate(records.of("epoch", 0)[:: records.params.epochs], 1)
+        for place, sample in enumerate(one["order"], 1)
+    ),
     x="place",
     y="loader",
     value="sample",

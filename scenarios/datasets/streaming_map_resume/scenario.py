@@ -71,9 +71,7 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
-    return stream.plan(at.params.before)
+oracle = stream
 
 
 def run(ctx: api.Context) -> None:
@@ -126,7 +124,3 @@ def exercised(records: api.Records) -> api.Exercise:
     transform = records.params.transform
     text = f"the stream had the transform {transform}"
     return stream.resumed(records) & api.Exercise.of(transform != "none", text)
-
-
-picture = stream.around_resume
-insufficient_checks = stream.insufficient_checks

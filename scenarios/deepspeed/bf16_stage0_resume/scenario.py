@@ -60,10 +60,8 @@ def plan(at: api.Position) -> api.Plan:
     step = api.Kind({"loss": api.NUMBER}, api.each(MORE))
     if at.launch == "train":
         return {"saved": api.Kind({"adam": state}), "step": step}
-    return {
-        "loaded": api.Kind({"fresh": state, "adam": state, "differing": api.alike(api.COUNT)}),
-        "step": step,
-    }
+    loaded = {"fresh": state, "adam": state, "differing": api.alike(api.COUNT)}
+    return {"loaded": api.Kind(loaded), "step": step}
 
 
 def run(ctx: api.Context) -> None:
@@ -114,11 +112,9 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """The training was in bf16, and Adam had a state when it was saved."""
     saved, precision = records.of("saved")[0]["adam"], records.params.precision
-    return api.Exercise.needs(
-        precision == "bf16", f"the precision was {precision}"
-    ) & api.Exercise.of(
-        saved["mean"] > 0, f"Adam was saved after {saved['count']} steps", "Adam had no state"
-    )
+    in_bf16 = api.Exercise.needs(precision == "bf16", f"the precision was {precision}")
+    text = f"Adam was saved after {saved['count']} steps"
+    return in_bf16 & api.Exercise.of(saved["mean"] > 0, text, "Adam had no state")
 
 
 insufficient_checks = _loaded.weights_differ

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
+from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
-from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
 SILENT = 10
 """After so many overflows at the minimum, each skipped, the run was not about to raise."""
@@ -34,7 +34,7 @@ draws a batch that does not overflow at these weights, and is taken."""
 
 
 @dataclass
-class Params(sibling.Params):
+class Params(fp16.Params):
     zero_stage: int = api.knob(0, choices=(0, 1, 2), about="stage of ZeRO")
     # Since 0.18.3 gradients at stage 0 are too small by the loss scale, and logits grow slowly.
     lr: float = api.knob(
@@ -81,16 +81,29 @@ SCENARIO = api.Scenario(
         ),
     },
 )
+oracle = loss_scale
 
-plan = sibling.plan
-run = sibling.run
+
+def run(ctx: api.Context) -> None:
+    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
+    from scenarios.deepspeed import _byte_gpt as byte_gpt
+
+    with ctx.phase("init"):
+        made = byte_gpt.Training(ctx, fp16.config(ctx))
+    with ctx.phase("steps"):
+        for step in api.each(ctx.params.steps):
+            batch = made.begin(step)
+            loss = made.engine(batch)
+            made.engine.backward(loss)
+            if not made.watch.step(step, loss):
+                return
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and until the run ends steps are skipped at the smallest scale."""
     if loss_scale.exceptions(records) or not loss_scale.broke(records):
         # The exception that the sibling documents is right here; any other end is not documented.
-        found = sibling.detect(records)
+        found = fp16.raised(records)
         return None if found is None or found.documented else found
     wasted = loss_scale.skipped_at_minimum(records)
     return loss_scale.finding(
@@ -124,11 +137,6 @@ def _doubts(records: api.Records) -> Iterator[str]:
             yield f"rank {rank}: of the steps since {wasted[0]}, only {len(wasted)} were skipped"
     if len(ends) > 1:
         yield "the ranks do not agree on the skipped steps and the loss scale"
-
-
-exercised = loss_scale.overflowed
-picture = loss_scale.pictures
-agree = loss_scale.agree
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

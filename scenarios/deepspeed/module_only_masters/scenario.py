@@ -154,9 +154,8 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """There were masters, and the checkpoint had other weights than the new engine."""
     precision, apart = records.params.precision, records.of("loaded")[0]["apart"]
-    return api.Exercise.needs(
-        precision == "bf16", f"the precision was {precision}"
-    ) & api.Exercise.of(
+    in_bf16 = api.Exercise.needs(precision == "bf16", f"the precision was {precision}")
+    return in_bf16 & api.Exercise.of(
         apart > ROUNDED,
         f"the saved weights were up to {apart:.3g} from those of the new engine",
         "the saved weights were those of the new engine",

@@ -73,9 +73,8 @@ SCENARIO = api.Scenario(
 
 def plan(at: api.Position) -> api.Plan:
     """The loss of the Trainer, and that of plain torch on all rows; the same on all ranks."""
-    return {
-        "evaluation": api.Kind({"loss": api.alike(api.NUMBER), "reference": api.alike(api.NUMBER)})
-    }
+    loss = api.alike(api.NUMBER)
+    return {"evaluation": api.Kind({"loss": loss, "reference": loss})}
 
 
 def run(ctx: api.Context) -> None:
@@ -121,9 +120,10 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks evaluated a model whose head computes a plain mean."""
     ranks, divides = len(records.ranks), records.params.head == "llama"
-    return api.Exercise.of(
+    several = api.Exercise.of(
         ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank"
-    ) & api.Exercise.needs(not divides, "the head divides the loss itself")
+    )
+    return several & api.Exercise.needs(not divides, "the head divides the loss itself")
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

@@ -97,15 +97,10 @@ def multiplied(_: api.Record, records: api.Records) -> bool:
     return any(all(applied.times(step, factor) for step in steps) for factor in factors)
 
 
-def times_micro_batches(step: api.Record, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_never``."""
-    return applied.times(step, records.params.accumulation)
-
-
 oracle = applied.Applied(
     multiplied,
     facts=labels.facts,
-    instead={"trainer_gas_never": times_micro_batches},
+    instead={"trainer_gas_never": labels.never_divided},
     checks=[applied.same_direction],
 )
 

@@ -76,16 +76,14 @@ def multiplied(_: api.Record, records: api.Records) -> bool:
     ``trainer_gas_twice`` is there, too."""
     steps, ranks, parts = records.of("step"), len(records.ranks), records.params.accumulation
     return any(
-        all(_shares(step, task, task * factor) for step in steps)
+        all(_near(step["micro"], (task, task * factor)) for step in steps)
         for task in (1, 1 / parts)
         for factor in {ranks * parts, ranks, parts} - {1}
     )
 
 
-def _shares(step: api.Record, task: float, auxiliary: float) -> bool:
-    """Whether the two gradients have these shares; in part of what was applied they are alone."""
-    expected = zip(step["micro"], (task, auxiliary), strict=True)
-    return all(api.near(found, right, share=5e-3) for found, right in expected)
+def _near(shares: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(api.near(a, b, share=5e-3) for a, b in zip(shares, expected, strict=True))
 
 
 def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:

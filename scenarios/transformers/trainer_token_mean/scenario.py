@@ -94,16 +94,11 @@ def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
     )
 
 
-def divided_twice(step: api.Record, records: api.Records) -> bool:
-    """The symptom of ``trainer_gas_twice``."""
-    return applied.times(step, 1 / records.params.accumulation)
-
-
 oracle = applied.Applied(
     of_means,
     facts=labels.facts,
     found=found,
-    instead={"trainer_gas_twice": divided_twice},
+    instead={"trainer_gas_twice": labels.divided_twice},
     checks=[unused],
 )
 
