@@ -6,6 +6,7 @@ Plain torch can compute their gradients. Imports torch and DeepSpeed: import it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -27,12 +28,17 @@ takes 1 to 3 s on a CPU."""
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
+def sgd(lr: float) -> Optimizer:
+    """SGD at a constant rate."""
+    return partial(torch.optim.SGD, lr=lr)
+
+
 def engine(
     ctx: api.Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
 ) -> Any:
     """DeepSpeed's engine over a model, data-parallel; ``config`` goes to DeepSpeed.
 
-    The model is a linear map unless one is given.
+    The model is a linear map unless one is given. Nothing is clipped unless ``config`` says so.
     """
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     model = model or linear.model()
@@ -42,6 +48,7 @@ def engine(
         optimizer=optimizer(model.parameters()),
         config={
             "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
             **config,
             "zero_optimization": BUCKETS | config.get("zero_optimization", {}),
@@ -67,7 +74,8 @@ def layers(seed: int) -> nn.Sequential:
 
 
 def pipeline(ctx: api.Context, optimizer: Optimizer, **config: Any) -> Any:
-    """DeepSpeed's pipeline over the layers of tanh, one stage on each rank."""
+    """DeepSpeed's pipeline over the layers of tanh, one stage on each rank. Nothing is clipped
+    unless ``config`` says so."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
         list(layers(ctx.seed)),
@@ -76,9 +84,11 @@ def pipeline(ctx: api.Context, optimizer: Optimizer, **config: Any) -> Any:
         partition_method="uniform",
         activation_checkpoint_interval=0,
     )
-    settings = {"zero_allow_untested_optimizer": True, "steps_per_print": 1_000_000, **config}
+    settings = {"zero_allow_untested_optimizer": True, "steps_per_print": 1_000_000}
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer(module.parameters()), config=settings
+        model=module,
+        optimizer=optimizer(module.parameters()),
+        config={"gradient_clipping": 0.0, **settings, **config},
     )
     return engine
 

@@ -96,3 +96,13 @@ def trainer(
         more=facts,
         **settings,
     )
+
+
+def mean_loss(model: nn.Module, head: str, rows: list[Rows]) -> float:
+    """Plain torch's mean loss (nats) of all rows, over the labels that count."""
+    device = next(model.parameters()).device
+    batch = {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
+    loss = Loss(head in NEXT_TOKEN)
+    with torch.no_grad():
+        logits = model(input_ids=batch["input_ids"])["logits"]
+        return float(loss.total(logits, batch["labels"]) / loss.count(batch["labels"]))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from harness import api
 from scenarios.common import applied
@@ -86,9 +85,8 @@ def run(ctx: api.Context) -> None:
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
+            regression.sgd(p.lr),
             linear.exact_model(),
-            gradient_clipping=0.0,
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": p.zero_stage},
             zero_allow_untested_optimizer=True,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from harness import api
 from scenarios.common import applied, usual_checks
@@ -100,15 +99,13 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
-    import torch
-
     from scenarios.common import linear, regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
+            regression.sgd(p.lr),
             gradient_clipping=p.clipping,
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": 0},

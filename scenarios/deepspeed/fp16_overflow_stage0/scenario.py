@@ -105,22 +105,18 @@ def detect(records: api.Records) -> api.Finding | None:
         # The exception that the sibling documents is right here; any other end is not documented.
         found = fp16.raised(records)
         return None if found is None or found.documented else found
-    wasted = loss_scale.skipped_at_minimum(records)
+    wasted, last = loss_scale.skipped_at_minimum(records), records.of("step")[-1]
+    since = f" since step {wasted[0]}" if wasted else ""
     return loss_scale.finding(
         records,
         _doubts(records),
         ranks=records.ranks,
         magnitude=float(len(wasted)),
         unit="steps skipped with the loss scale at its minimum",
-        lines=[_summary(records, wasted)],
-    )
-
-
-def _summary(records: api.Records, wasted: list[int]) -> str:
-    last, since = records.of("step")[-1], f" since step {wasted[0]}" if wasted else ""
-    return (
-        f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
-        f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+        lines=[
+            f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
+            f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+        ],
     )
 
 

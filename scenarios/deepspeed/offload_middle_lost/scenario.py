@@ -14,7 +14,6 @@ this one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from harness import api
@@ -87,8 +86,6 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    import torch
-
     from scenarios.common import linear, regression
 
     p = ctx.params
@@ -98,8 +95,7 @@ def run(ctx: api.Context) -> None:
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
-            gradient_clipping=0.0,
+            regression.sgd(p.lr),
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=p.micro_batches,
             zero_allow_untested_optimizer=True,

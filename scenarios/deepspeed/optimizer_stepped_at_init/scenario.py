@@ -78,26 +78,17 @@ def run(ctx: api.Context) -> None:
         engine = regression.engine(
             ctx,
             make,
-            gradient_clipping=0.0,
             train_micro_batch_size_per_gpu=p.batch,
             zero_allow_untested_optimizer=True,
             zero_optimization={"stage": p.zero_stage},
         )
-    right, ahead = (reference.Reference(engine.module, make, empty) for empty in (0, 1))
+    beside = reference.Beside(engine.module, make)
     data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        plain = right.step(rows)
-        ahead.step(rows)
+        beside.step(rows)
         loss = regression.step(ctx, engine, rows)
-        ctx.record(
-            "step",
-            step,
-            loss=loss,
-            reference_loss=plain,
-            count=reference.counted(engine),
-            strayed=right.distance(engine.module) / p.lr,
-            strayed_ahead=ahead.distance(engine.module) / p.lr,
-        )
+        weights = dict(engine.module.named_parameters())
+        ctx.record("step", step, loss=loss, **beside.facts(engine, weights, p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:

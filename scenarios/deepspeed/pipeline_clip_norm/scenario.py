@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from harness import api
@@ -142,15 +141,13 @@ oracle = stages.Stages(
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    import torch
-
     from scenarios.common import regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.pipeline(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
+            regression.sgd(p.lr),
             gradient_clipping=p.clipping,
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=1,

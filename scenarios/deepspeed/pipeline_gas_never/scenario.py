@@ -14,8 +14,6 @@ but the last; right again from 0.19.3 on.
 
 from __future__ import annotations
 
-from functools import partial
-
 from harness import api
 from scenarios.deepspeed import _stages as stages
 
@@ -65,16 +63,13 @@ oracle = stages.Stages(
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    import torch
-
     from scenarios.common import regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.pipeline(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
-            gradient_clipping=0.0,
+            regression.sgd(p.lr),
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=p.micro_batches,
             zero_optimization={"stage": p.zero_stage},

@@ -115,7 +115,6 @@ def run(ctx: api.Context) -> None:
         engine = regression.engine(
             ctx,
             make,
-            gradient_clipping=0.0,
             train_micro_batch_size_per_gpu=p.batch,
             zero_allow_untested_optimizer=True,
             zero_optimization={"stage": p.zero_stage},
@@ -123,22 +122,13 @@ def run(ctx: api.Context) -> None:
         )
     ctx.record("made", optimizer=type(engine.optimizer).__name__)
     module = copy.deepcopy(engine.module).float()
-    right, ahead = (reference.Reference(module, make, empty) for empty in (0, 1))
+    beside = reference.Beside(module, make)
     data = linear.batches(ctx, module, ctx.world_size * p.batch, distance=5.0, noise=0.1)
     for step, rows in zip(api.each(p.steps), data, strict=False):
-        plain = right.step(rows)
-        ahead.step(rows)
+        beside.step(rows)
         loss = regression.step(ctx, engine, rows)
-        masters = restored.masters(engine)
-        ctx.record(
-            "step",
-            step,
-            loss=loss,
-            reference_loss=plain,
-            count=reference.counted(engine),
-            strayed=restored.apart(masters, dict(right.module.named_parameters())) / p.lr,
-            strayed_ahead=restored.apart(masters, dict(ahead.module.named_parameters())) / p.lr,
-        )
+        weights = restored.masters(engine)
+        ctx.record("step", step, loss=loss, **beside.facts(engine, weights, p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:

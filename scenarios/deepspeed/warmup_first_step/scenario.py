@@ -111,8 +111,6 @@ oracle = schedule.Scheduled(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
-    import torch
-
     from scenarios.common import linear, regression
     from scenarios.deepspeed import _rates as rates
 
@@ -121,8 +119,7 @@ def run(ctx: api.Context) -> None:
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.own_rate),
-            gradient_clipping=0.0,
+            regression.sgd(p.own_rate),
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": 0},
             scheduler={"type": SCHEDULE, "params": {**rates_of, "warmup_type": "linear"}},

@@ -13,7 +13,6 @@ only at the last micro-batch, so each micro-batch counts as the first and overwr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from harness import api
 from scenarios.common import applied, usual_checks
@@ -83,16 +82,13 @@ oracle = applied.Applied(
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradients."""
-    import torch
-
     from scenarios.common import linear, regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
-            gradient_clipping=0.0,
+            regression.sgd(p.lr),
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=p.micro_batches,
             zero_allow_untested_optimizer=True,

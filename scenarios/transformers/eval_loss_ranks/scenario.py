@@ -82,7 +82,7 @@ def run(ctx: api.Context) -> None:
     import torch
     from transformers import Trainer
 
-    from scenarios.common.hf_trainer import Loss, arguments
+    from scenarios.common.hf_trainer import arguments
     from scenarios.transformers import _heads as heads
 
     head = ctx.params.head
@@ -93,12 +93,8 @@ def run(ctx: api.Context) -> None:
     settings = arguments(ctx, ctx.folder / "out", per_device_eval_batch_size=size)
     with ctx.phase("evaluate"):
         found = Trainer(model=model, args=settings, eval_dataset=rows).evaluate()
-    batch = {name: torch.stack([row[name] for row in rows]).to(ctx.device) for name in rows[0]}
-    loss = Loss(head in heads.NEXT_TOKEN)
-    with torch.no_grad():
-        logits = model(input_ids=batch["input_ids"])["logits"]
-        mean = loss.total(logits, batch["labels"]) / loss.count(batch["labels"])
-    ctx.record("evaluation", loss=float(found["eval_loss"]), reference=float(mean))
+    mean = heads.mean_loss(model, head, rows)
+    ctx.record("evaluation", loss=float(found["eval_loss"]), reference=mean)
 
 
 def detect(records: api.Records) -> api.Finding | None:
