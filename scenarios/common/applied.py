@@ -137,8 +137,10 @@ def _even(step: api.Record) -> bool:
     return all(api.near(share, step["ratio"], within=within) for share in step["micro"])
 
 
-def loss_wrong(records: api.Records, *, parts: bool = False) -> Iterator[str]:
-    """One message for each step whose ``loss`` is not that of plain torch.
+def loss_wrong(
+    records: api.Records, *, parts: bool = False, tolerance: float = TOLERANCE
+) -> Iterator[str]:
+    """One message for each step whose ``loss`` is not that of plain torch, within a fraction.
 
     ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
     """
@@ -149,7 +151,7 @@ def loss_wrong(records: api.Records, *, parts: bool = False) -> Iterator[str]:
         mean = math.fsum(step["loss"] for step in steps) / len(steps)
         for step in steps:
             loss, right = mean if parts else step["loss"], step["reference_loss"]
-            if not api.near(loss, right, share=TOLERANCE):
+            if not api.near(loss, right, share=tolerance):
                 yield f"the loss of step {number} is {loss:.5g}, but plain torch has {right:.5g}"
 
 

@@ -131,8 +131,6 @@ def exercised(records: api.Records) -> api.Exercise:
 insufficient_checks = usual_checks.together(
     usual_checks.loss_ends_higher, partial(usual_checks.loss_unlike_reference, tolerance=TOLERANCE)
 )
-
-
 picture = api.lines(
     "How much of the weights has moved",
     "with the bug most weights never move; otherwise all move at the first step",

@@ -69,8 +69,6 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-
-
 oracle = stream
 
 

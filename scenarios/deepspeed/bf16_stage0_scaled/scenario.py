@@ -13,7 +13,6 @@ fp16's dynamic loss scale. ``backward`` does not scale the loss, as bf16 needs n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -151,11 +150,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def _losses_wrong(records: api.Records) -> bool:
     """Whether a step's loss, the mean of the ranks' parts, is not plain torch's."""
-    for first in records.of("step", 0):
-        parts = [step["loss"] for step in records.of("step") if step["step"] == first["step"]]
-        if not api.near(math.fsum(parts) / len(parts), first["reference_loss"], share=TOLERANCE):
-            return True
-    return False
+    return any(applied.loss_wrong(records, parts=True, tolerance=TOLERANCE))
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

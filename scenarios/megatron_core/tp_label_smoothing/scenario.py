@@ -153,8 +153,6 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 insufficient_checks = usual_checks.loss_ends_higher
-
-
 picture = api.lines(
     "The loss of the first rank, less the right loss",
     "with the bug the first rank's loss is not that of plain torch; without it, it is",

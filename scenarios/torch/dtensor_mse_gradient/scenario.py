@@ -219,6 +219,4 @@ def exercised(records: api.Records) -> api.Exercise:
 insufficient_checks = usual_checks.together(
     usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction
 )
-
-
 picture = applied.ratios

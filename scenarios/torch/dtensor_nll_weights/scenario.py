@@ -209,8 +209,6 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 insufficient_checks = usual_checks.together(applied.same_direction, usual_checks.loss_rises)
-
-
 picture = api.bars(
     "The reported loss, as a share of the right one",
     "with the bug the mean of the ranks' own losses is reported",

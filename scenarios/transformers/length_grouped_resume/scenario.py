@@ -63,8 +63,6 @@ SCENARIO = api.Scenario(
         "first_epoch": api.control("5.23.0, resumed within the first epoch", params={"stop": 2}),
     },
 )
-
-
 oracle = resumed.Resumed()
 
 

@@ -223,6 +223,4 @@ def exercised(records: api.Records) -> api.Exercise:
 
 
 insufficient_checks = usual_checks.together(buffers.weights_differ, buffers.ranks_differ)
-
-
 picture = buffers.by_position
