@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
+from harness import catalog
 from harness.api import spec
 from scenarios.deepspeed import _loss_scale as loss_scale
-from scenarios.deepspeed._loss_scale import expected_skips, overflowed
-from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
-from scenarios.deepspeed.fp16_overflow_stage0 import scenario as fp16_overflow_stage0
+from scenarios.deepspeed._loss_scale import exercised, expected_skips
 from tests.tampering.changes import Case, changed, during, recorded_trial
 from tests.tampering.findings import leave
+
+fp16_overflow = catalog.load("fp16_overflow")
+fp16_overflow_stage0 = catalog.load("fp16_overflow_stage0")
 
 Records = list[dict[str, Any]]
 
 
 def test_the_trigger_is_the_overflow_whatever_follows() -> None:
     for variant, met in (("buggy", True), ("fixed", True), ("control", False)):
-        text = overflowed(recorded_trial("fp16_overflow", variant)).text
+        text = exercised(recorded_trial("fp16_overflow", variant)).text
         assert ("passed 65504 at step" in text) is met
         assert "nan" not in text
 

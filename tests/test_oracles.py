@@ -191,6 +191,54 @@ def test_the_applied_gradient_is_compared_with_plain_torchs() -> None:
     assert not applied.times({**step, "off": math.nan}, 1)
 
 
+def quartered(step: dict[str, Any], records: Records) -> bool:
+    return applied.times(step, records.params.share)
+
+
+def trial(*steps: dict[str, Any]) -> Records:
+    return ranks([{"kind": "step", **step} for step in steps], share=0.25)
+
+
+def test_an_oracle_finds_its_documented_steps_or_another_bug() -> None:
+    oracle = applied.Applied(
+        quartered, then="why", instead={"other": lambda step, _: applied.times(step, 2)}
+    )
+    quarter, double, right = (stepped([share] * 4) for share in (0.25, 2.0, 1.0))
+    assert oracle.detect(trial(right)) is None
+    cases = {"ours": [quarter] * 2, "mixed": [quarter, double], "theirs": [double] * 2}
+    found = {name: oracle.detect(trial(*steps)) for name, steps in cases.items()}
+    assert {n: f and (f.documented, f.another) for n, f in found.items()} == {
+        "ours": (True, ""),
+        "mixed": (False, ""),
+        "theirs": (False, "other"),
+    }
+    assert found["ours"] is not None
+    assert found["ours"].message.endswith("\nwhy")
+
+
+def test_a_step_that_should_be_clipped_must_apply_less() -> None:
+    clipped = applied.Applied(quartered, lambda step, records: 0.5)
+    assert clipped.detect(trial(stepped([0.5] * 4))) is None
+    assert clipped.detect(trial(stepped([1.0] * 4))) is not None
+
+
+def test_an_explanation_counts_only_if_nothing_else_is_wrong() -> None:
+    steps = [stepped([0.25] * 4)]
+    explained = partial(applied.explained, steps, lambda step: True, "it is so")
+    found, odd, unsound = explained(), explained(odd=["odd"]), explained(sound=False)
+    assert found is not None
+    assert odd is not None
+    assert unsound is not None
+    assert [one.documented for one in (found, odd, unsound)] == [True, False, False]
+    assert found.message.endswith("\nexactly that follows if it is so")
+    assert odd.message.startswith("odd\n")
+    right = [stepped([1.0] * 4)]
+    assert applied.explained(right, lambda step: True, "") is None
+    parted = applied.explained(right, lambda step: True, "", parted=right)
+    assert parted is not None
+    assert not parted.documented
+
+
 def test_a_loss_is_explained_by_its_divisor() -> None:
     means, tokens = [1.0, 4.0], [30, 10]
     assert normaliser.explains(1.75, means, tokens) == [normaliser.TOKENS]

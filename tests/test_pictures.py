@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from harness import catalog
+from harness import api, catalog
 from harness.api.pictures import Bars, Grid, Lines, Picture
 from harness.api.spec import BUGGY, FIXED, Records
 from harness.catalog.code import digest
@@ -92,3 +92,25 @@ def test_device_math_shows_what_the_device_has_besides() -> None:
     values = {"powers": powers, "kind": "values", "rank": 0}
     (picture,) = catalog.load("device_math").picture({BUGGY: Records({0: [values]})})
     assert picture.values == [*((BUGGY, f"n = {n}", 0.0) for n in range(9)), (BUGGY, "n = 9", 0.5)]
+
+
+def test_a_picture_of_one_chart_has_the_values_of_each_variant() -> None:
+    step = {"kind": "step", "rank": 0, "step": 1, "x": 2.0}
+    trials = {"buggy": Records({0: [step]}), "fixed": Records({0: [{**step, "x": 1.0}]})}
+
+    def named(records: Records) -> list[tuple[str, float]]:
+        return [(f"step {one['step']}", one["x"]) for one in records.of("step")]
+
+    (bars,) = api.bars("title", "caption", named, "x", {"right": 1.0})(trials)
+    assert bars == Bars(
+        "title",
+        "caption",
+        [("buggy", "step 1", 2.0), ("fixed", "step 1", 1.0)],
+        "x",
+        {"right": 1.0},
+    )
+    (lines,) = api.lines("title", "caption", lambda one: one["x"], y="x")(trials)
+    assert lines == Lines("title", "caption", [("buggy", 1, 2.0), ("fixed", 1, 1.0)], y="x")
+    (grid,) = api.grid("title", "caption", lambda _: [(1, "", "once")], wrong=("never",))(trials)
+    fields = [("buggy", 1, "", "once"), ("fixed", 1, "", "once")]
+    assert grid == Grid("title", "caption", fields, wrong=("never",))

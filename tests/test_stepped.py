@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.api.spec import Records
 from scenarios.common import stepped
-from scenarios.deepspeed.fp16_overflow import first_steps as begun
+from scenarios.deepspeed import _first_steps as begun
 
 Step = Callable[[Any, nn.Module], None]
 """How an engine steps its optimizer; its module has gradients."""

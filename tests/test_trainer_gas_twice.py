@@ -9,8 +9,8 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Records
-from scenarios.transformers.trainer_gas_twice import scenario as trainer_gas_twice
 
+trainer_gas_twice = catalog.load("trainer_gas_twice")
 TWO = trainer_gas_twice.Params(accumulation=2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.api.knobs import Knobs, knob
 from harness.api.numbers import finite, named, near
-from harness.api.pictures import Bars, Grid, Lines, Picture, by_step
+from harness.api.pictures import Bars, Grid, Lines, Picture, Pictures, bars, by_step, grid, lines
 from harness.api.plan import Kind, Plan, each
 from harness.api.projection import projection
 from harness.api.settings import above, by_code
@@ -46,6 +46,7 @@ from harness.api.spec import (
     Story,
     Trials,
     Variant,
+    control,
     expect_clean,
     expect_symptom,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "Lane",
     "Lines",
     "Picture",
+    "Pictures",
     "Plan",
     "Position",
     "Record",
@@ -88,16 +90,20 @@ __all__ = [
     "Variant",
     "above",
     "alike",
+    "bars",
     "by_code",
     "by_name",
     "by_step",
+    "control",
     "each",
     "exactly",
     "expect_clean",
     "expect_symptom",
     "finite",
+    "grid",
     "held",
     "knob",
+    "lines",
     "many",
     "matching",
     "maybe",

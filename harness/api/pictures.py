@@ -6,8 +6,9 @@ one sentence for readers, also for those who cannot see the picture. Standard li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 
@@ -62,6 +63,58 @@ class Grid:
 
 
 Picture = Lines | Bars | Grid
+
+Pictures = Callable[[Mapping[str, Any]], Iterator[Picture]]
+"""A scenario's ``picture``: it gets the records by variant, ``spec.Trials``."""
+
+
+def lines(
+    title: str,
+    caption: str,
+    value: Callable[[Any], float | None],
+    kind: str = "step",
+    **options: Any,
+) -> Pictures:
+    """A picture of one value of each record of a kind on rank 0, a line for each variant.
+    ``options`` are further fields of Lines."""
+
+    def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
+        yield Lines(title, caption, by_step(trials, value, kind), **options)
+
+    return picture
+
+
+def bars(
+    title: str,
+    caption: str,
+    values: Callable[[Any], Iterable[tuple[str, float]]],
+    x: str = "",
+    limits: Mapping[str, float] = MappingProxyType({}),
+) -> Pictures:
+    """A picture of some values of each variant: ``values`` returns pairs of a name and a value for
+    the records of one."""
+
+    def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
+        found = [(v, *pair) for v, records in trials.items() for pair in values(records)]
+        yield Bars(title, caption, found, x, dict(limits))
+
+    return picture
+
+
+def grid(
+    title: str,
+    caption: str,
+    fields: Callable[[Any], Iterable[tuple[str | int, str | int, float | str | None]]],
+    **options: Any,
+) -> Pictures:
+    """A picture of some fields, a panel for each variant: ``fields`` returns the column, the row
+    and the value of each for the records of one. ``options`` are further fields of Grid."""
+
+    def picture(trials: Mapping[str, Any]) -> Iterator[Picture]:
+        found = [(v, *one) for v, records in trials.items() for one in fields(records)]
+        yield Grid(title, caption, found, **options)
+
+    return picture
 
 
 def by_step(

@@ -153,8 +153,16 @@ def expect_symptom(release: str = "", about: str = "", **changes: Any) -> Varian
 
 
 def expect_clean(release: str = "", about: str = "", **changes: Any) -> Variant:
-    """A variant that is expected to be clean. Its arguments are those of ``affected``."""
+    """A variant that is expected to be clean. Its arguments are those of ``expect_symptom``."""
     return Variant(about, Outcome.CLEAN, release=release, **changes)
+
+
+def control(about: str = "", **changes: Any) -> Variant:
+    """A variant whose trigger is off, so that it is expected to be clean.
+
+    ``changes`` are further fields of Variant: ``params=``, ``ranks=``, ``release=``, ``defects=``.
+    """
+    return Variant(about, Outcome.CLEAN, triggers=False, **changes)
 
 
 @dataclass(frozen=True)
@@ -303,6 +311,11 @@ class Exercise:
     def of(met: bool, how: str, why_not: str | None = None) -> Exercise:
         """An Exercise with the text ``how``; with ``why_not``, if given, unless it is met."""
         return Exercise(met, how if met or why_not is None else why_not)
+
+    @staticmethod
+    def needs(met: bool, why_not: str) -> Exercise:
+        """A condition that says nothing if it is met, and ``why_not`` otherwise."""
+        return Exercise(met, "" if met else why_not)
 
     def __bool__(self) -> bool:
         return self.met

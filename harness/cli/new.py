@@ -103,13 +103,13 @@ PAIR = """{{
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("{fixed}"),
         # UNFINISHED: the same release, its trigger off, for example params={{"seeding": "common"}}.
-        "control": api.expect_clean(about="{buggy}, UNFINISHED", triggers=False),
+        "control": api.control("{buggy}, UNFINISHED"),
     }}"""
 EDIT = """{
         # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
         "buggy": api.expect_symptom(about="UNFINISHED: the bug"),
         "fixed": api.expect_clean(about="UNFINISHED: without the bug"),
-        "control": api.expect_clean(about="UNFINISHED: the bug, its trigger off", triggers=False),
+        "control": api.control("UNFINISHED: the bug, its trigger off"),
     }"""
 
 

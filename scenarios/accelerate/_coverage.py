@@ -154,22 +154,21 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def seen_by(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of which ranks saw which sample in each epoch."""
-    fields: list[tuple[str, int, int, str]] = []
-    for variant, records in trials.items():
-        for number, ranks in _epochs(records).items():
-            for sample in range(records.params.samples):
-                seen = [
-                    f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample
-                ]
-                fields.append((variant, sample, number, " and ".join(seen) or "nobody"))
-    yield api.Grid(
-        "Who saw which sample",
-        "with the bug, two ranks see some samples, and nobody sees others",
-        fields,
-        "sample",
-        "epoch",
-        "seen by",
-        wrong=("nobody",),
-    )
+def _seen_by(records: api.Records) -> Iterator[tuple[int, int, str]]:
+    """Which ranks saw each sample, in each epoch."""
+    for number, ranks in _epochs(records).items():
+        for sample in range(records.params.samples):
+            seen = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
+            yield sample, number, " and ".join(seen) or "nobody"
+
+
+seen_by = api.grid(
+    "Who saw which sample",
+    "with the bug, two ranks see some samples, and nobody sees others",
+    _seen_by,
+    x="sample",
+    y="epoch",
+    value="seen by",
+    wrong=("nobody",),
+)
+"""Which ranks saw which sample in each epoch."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness import api
+from scenarios.common import usual_checks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,61 +115,6 @@ def facts(
     }
 
 
-@dataclass(frozen=True)
-class Applied:
-    """The oracle of scenarios whose steps apply another gradient than plain torch's mean.
-
-    It needs records ``step`` with ``facts``, one for each step of each rank."""
-
-    documented: Callable[[api.Record, Any], bool]
-    """Whether a step, under the scenario's ``Params``, is wrong as documented. Its docstring is the
-    symptom on the bug's page."""
-    parts: Callable[[api.Position], int | None] = lambda at: None
-    """The number of micro-batches, or of ranks, whose gradients a step should average; None if that
-    is not known before."""
-    facts: api.Facts = field(default_factory=dict)
-    """What the scenario records of a step besides."""
-    replicas: bool = False
-    """Whether all ranks apply the same."""
-    loss: Literal["", "whole", "parts"] = ""
-    """Whether each step has a ``loss``, to be compared with plain torch's: that of all rows, or
-    that of the rank's part of them."""
-    instead: Mapping[str, Callable[[api.Record, Any], bool]] = field(default_factory=dict)
-    """Other bugs of the catalogue, by name, and what holds for every step with them."""
-    checks: Sequence[Callable[[api.Records], dict[str, bool]]] = ()
-    """Checks that miss the bug."""
-
-    def plan(self, at: api.Position) -> api.Plan:
-        """Each step, with what it applied."""
-        return {"step": api.Kind(self.step(at), api.each(at.params.steps))}
-
-    def step(self, at: api.Position) -> api.Facts:
-        """The facts of a step."""
-        facts = {**self.facts, **shapes(self.parts(at))}
-        same = {name: api.alike(shape) for name, shape in facts.items()} if self.replicas else facts
-        return {**same, **({"loss": api.NUMBER} if self.loss else {})}
-
-    def detect(self, records: api.Records) -> api.Finding | None:
-        """The finding that steps applied another gradient than plain torch's mean."""
-        p = records.params
-        odd = loss_wrong(records, parts=self.loss == "parts") if self.loss else ()
-        instead = {name: partial(_of, holds, p) for name, holds in self.instead.items()}
-        return judged(records, partial(_of, self.documented, p), odd, instead=instead)
-
-    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
-        """The checks that miss this bug, and whether they fired."""
-        return {name: fired for check in self.checks for name, fired in check(records).items()}
-
-    @staticmethod
-    def picture(trials: api.Trials) -> Iterator[api.Picture]:
-        """How much of the right gradient each step applied."""
-        yield from ratios(trials)
-
-
-def _of(holds: Callable[[api.Record, Any], bool], params: Any, step: api.Record) -> bool:
-    return holds(step, params)
-
-
 def straight(step: api.Record) -> bool:
     """Whether the applied gradient has the right direction."""
     return bool(step["off"] <= math.sqrt(2 * TOLERANCE))
@@ -193,8 +137,10 @@ def _even(step: api.Record) -> bool:
     return all(api.near(share, step["ratio"], within=within) for share in step["micro"])
 
 
-def loss_wrong(records: api.Records, *, parts: bool = False) -> Iterator[str]:
-    """One message for each step whose ``loss`` is not that of plain torch.
+def loss_wrong(
+    records: api.Records, *, parts: bool = False, tolerance: float = TOLERANCE
+) -> Iterator[str]:
+    """One message for each step whose ``loss`` is not that of plain torch, within a fraction.
 
     ``parts``: each rank computed the loss of its own part of the rows, so their mean counts.
     """
@@ -205,7 +151,7 @@ def loss_wrong(records: api.Records, *, parts: bool = False) -> Iterator[str]:
         mean = math.fsum(step["loss"] for step in steps) / len(steps)
         for step in steps:
             loss, right = mean if parts else step["loss"], step["reference_loss"]
-            if not api.near(loss, right, share=TOLERANCE):
+            if not api.near(loss, right, share=tolerance):
                 yield f"the loss of step {number} is {loss:.5g}, but plain torch has {right:.5g}"
 
 
@@ -226,31 +172,38 @@ def described(step: api.Record) -> str:
     )
 
 
-def judged(
-    records: api.Records,
-    documented: Callable[[api.Record], bool],
-    others: Iterable[str] = (),
+def explained(
+    steps: Sequence[api.Record],
+    explains: Callable[[api.Record], bool],
+    why: str,
     *,
-    then: str = "",
-    instead: Mapping[str, Callable[[api.Record], bool]] = MappingProxyType({}),
+    odd: Sequence[str] = (),
+    sound: bool = True,
+    parted: Sequence[api.Record] = (),
+    last: Callable[[Sequence[api.Record]], str] = lambda steps: "",
+    words: Callable[[api.Record], str] | None = None,
 ) -> api.Finding | None:
-    """The finding that steps applied another gradient than plain torch's mean.
+    """The finding that steps applied another gradient, of which ``why`` is the explanation.
 
-    It is the documented one if ``documented`` holds for every step; ``then`` is a line for that
-    case. ``others`` are messages of other faults, with which it is not the documented one.
-    ``instead`` has other bugs of the catalogue, by name, and what holds for every step with them.
+    It is the documented one if ``explains`` holds for every step, and nothing else is wrong:
+    ``odd`` are messages of other faults, and ``sound`` says that there is none. ``parted`` are
+    steps that another fact says are wrong. ``last`` makes a line for the end; ``words`` describes
+    the first wrong step.
     """
-    for other in others:
-        return api.Finding(other, documented=False)
-    steps = records.of("step")
     wrong = [step for step in steps if not times(step, 1)]
-    if not wrong:
+    if not (wrong or parted or odd) and sound:
         return None
+    ours = all(map(explains, steps))
+    lines = [*odd, *map(words or described, wrong[:1])]
+    lines += [f"exactly that follows if {why}"] * ours + [*filter(None, [last(steps)])]
+    documented = ours and bool(wrong) and not odd and sound
+    return finding(wrong or parted or steps, lines, documented=documented)
+
+
+def first_step(wrong: Sequence[api.Record], _: api.Records) -> api.Finding:
+    """The finding of these steps, with what each rank applied in the first one."""
     lines = [described(step) for step in wrong if step["step"] == wrong[0]["step"]]
-    ours = all(map(documented, steps))
-    another = "" if ours else next((n for n, of in instead.items() if all(map(of, steps))), "")
-    texts = [*lines, then] if ours and then else lines
-    return finding(wrong, texts, documented=ours, another=another)
+    return finding(wrong, lines, documented=True)
 
 
 def finding(
@@ -270,6 +223,30 @@ def finding(
         unit=UNIT,
         documented=documented,
         another=another,
+    )
+
+
+def accumulated(records: api.Records, counted: Callable[[api.Record], int]) -> api.Exercise:
+    """Each step of the optimizer came after several micro-batches: as many as were requested.
+
+    ``counted`` returns how many a step had."""
+    steps, wanted = records.of("step"), records.params.accumulation
+    counts = sorted(set(map(counted, steps)))
+    text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
+    return api.Exercise.needs(wanted > 1, "no accumulation was requested") & api.Exercise.of(
+        counts == [wanted], text, f"{text}, but {wanted} were requested"
+    )
+
+
+def divided(records: api.Records, counted: Callable[[api.Record], int]) -> api.Exercise:
+    """Several ranks or several micro-batches made each step, as many as were requested.
+
+    ``counted`` returns how many micro-batches a rank had in a step."""
+    steps, wanted, ranks = records.of("step"), records.params.accumulation, len(records.ranks)
+    counts = sorted(set(map(counted, steps)))
+    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
+    return api.Exercise.needs(wanted * ranks > 1, "one micro-batch on one rank") & api.Exercise.of(
+        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
     )
 
 
@@ -307,3 +284,70 @@ def norms(trials: api.Trials) -> Iterator[api.Picture]:
         log=True,
         limits={"threshold": max(thresholds, default=0.0)},
     )
+
+
+Judge = Callable[[api.Record, api.Records], bool]
+"""Whether something holds for a step, among the records of its trial."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The oracle of scenarios whose steps apply another gradient than plain torch's mean.
+
+    It needs records ``step`` with ``facts``, one for each of the scenario's ``steps`` on each rank;
+    without such a parameter there is one step."""
+
+    documented: Judge
+    """Whether a step is wrong as documented. Its docstring is the symptom on the bug's page."""
+    right: Callable[[api.Record, api.Records], float] = lambda step, records: 1.0
+    """How much of plain torch's mean a step should apply; less than 1 if it should be clipped."""
+    parts: Callable[[api.Position], int | None] = lambda at: None
+    """The number of micro-batches, or of ranks, whose gradients a step should average; None if that
+    is not known before."""
+    facts: Callable[[api.Position], api.Facts] = lambda at: {}
+    """What the scenario records of a step besides."""
+    also: Callable[[api.Position], api.Plan] = lambda at: {}
+    """What it records besides the steps."""
+    replicas: bool = False
+    """Whether all ranks apply the same."""
+    loss: Literal["", "whole", "parts"] = ""
+    """Whether each step has a ``loss``, to be compared with plain torch's: that of all rows, or
+    that of the rank's part of them."""
+    found: Callable[[Sequence[api.Record], api.Records], api.Finding] = first_step
+    """The finding of the wrong steps."""
+    then: str = ""
+    """A line for the documented finding: what explains it."""
+    instead: Mapping[str, Judge] = field(default_factory=dict)
+    """Other bugs of the catalogue, by name, and what holds for every step with them."""
+    checks: Sequence[usual_checks.Check] = ()
+    """Checks that miss the bug."""
+    picture: api.Pictures = ratios
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """Each step, with what it applied."""
+        steps = api.each(getattr(at.params, "steps", 1))
+        return {"step": api.Kind(self.step(at), steps), **self.also(at)}
+
+    def step(self, at: api.Position) -> api.Facts:
+        """The facts of a step."""
+        facts = {**shapes(self.parts(at)), **self.facts(at)}
+        same = {name: api.alike(shape) for name, shape in facts.items()} if self.replicas else facts
+        return {**({"loss": api.NUMBER} if self.loss else {}), **same}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that steps applied another gradient than plain torch's mean."""
+        for odd in loss_wrong(records, parts=self.loss == "parts") if self.loss else ():
+            return api.Finding(odd, documented=False)
+        steps = records.of("step")
+        wrong = [step for step in steps if not times(step, self.right(step, records))]
+        if not wrong:
+            return None
+        found = self.found(wrong, records)
+        if all(self.documented(step, records) for step in steps):
+            return replace(found, message="\n".join([found.message, *filter(None, [self.then])]))
+        others = (n for n, of in self.instead.items() if all(of(step, records) for step in steps))
+        return replace(found, documented=False, another=next(others, ""))
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return usual_checks.together(*self.checks)(records)

@@ -6,6 +6,7 @@ Plain torch can compute their gradients. Imports torch and DeepSpeed: import it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -15,7 +16,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from harness import api
-from scenarios.common import linear
+from scenarios.common import applied, linear
 from scenarios.common.linear import Rows
 
 WIDTH, LAYERS = 16, 4
@@ -27,12 +28,17 @@ takes 1 to 3 s on a CPU."""
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
+def sgd(lr: float) -> Optimizer:
+    """SGD at a constant rate."""
+    return partial(torch.optim.SGD, lr=lr)
+
+
 def engine(
     ctx: api.Context, optimizer: Optimizer, model: nn.Module | None = None, **config: Any
 ) -> Any:
     """DeepSpeed's engine over a model, data-parallel; ``config`` goes to DeepSpeed.
 
-    The model is a linear map unless one is given.
+    The model is a linear map unless one is given. Nothing is clipped unless ``config`` says so.
     """
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     model = model or linear.model()
@@ -42,6 +48,7 @@ def engine(
         optimizer=optimizer(model.parameters()),
         config={
             "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
             **config,
             "zero_optimization": BUCKETS | config.get("zero_optimization", {}),
@@ -67,7 +74,8 @@ def layers(seed: int) -> nn.Sequential:
 
 
 def pipeline(ctx: api.Context, optimizer: Optimizer, **config: Any) -> Any:
-    """DeepSpeed's pipeline over the layers of tanh, one stage on each rank."""
+    """DeepSpeed's pipeline over the layers of tanh, one stage on each rank. Nothing is clipped
+    unless ``config`` says so."""
     deepspeed.init_distributed(dist_backend=ctx.lane.backend)
     module = deepspeed.PipelineModule(
         list(layers(ctx.seed)),
@@ -76,9 +84,11 @@ def pipeline(ctx: api.Context, optimizer: Optimizer, **config: Any) -> Any:
         partition_method="uniform",
         activation_checkpoint_interval=0,
     )
-    settings = {"zero_allow_untested_optimizer": True, "steps_per_print": 1_000_000, **config}
+    settings = {"zero_allow_untested_optimizer": True, "steps_per_print": 1_000_000}
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer(module.parameters()), config=settings
+        model=module,
+        optimizer=optimizer(module.parameters()),
+        config={"gradient_clipping": 0.0, **settings, **config},
     )
     return engine
 
@@ -95,3 +105,21 @@ def gathered(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in weights.items()})
     return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+class Stage:
+    """This rank's stage of the pipeline, beside plain torch over all layers."""
+
+    def __init__(self, ctx: api.Context, engine: Any) -> None:
+        self.engine, self.whole = engine, linear.of(layers(ctx.seed))
+
+    def begin(self, micro_batches: list[Rows]) -> None:
+        """Before a step on these micro-batches; a collective call."""
+        self.before = applied.copied(self.engine.module, torch.float64)
+        self.plain = applied.plainly(self.whole, gathered(self.before), micro_batches)
+
+    def facts(self, rate: float) -> dict[str, Any]:
+        """After the step: ``applied.facts`` of it, at this learning rate, and which stage it is."""
+        after = applied.copied(self.engine.module)
+        stage = {"stage": self.engine.stage_id, "stages": self.engine.num_stages}
+        return {**stage, **applied.facts(self.plain, self.before, after, rate)}

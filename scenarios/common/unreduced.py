@@ -6,7 +6,8 @@ reference is plain torch in one process, on the whole global batch and the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import api
@@ -97,27 +98,55 @@ def _apart(weights: Weights) -> float:
     return float((stacked.amax(0) - stacked.amin(0)).max())
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
-    return own_alone(records, 1.0)
-
-
-def own_alone(records: api.Records, share: float) -> api.Finding | None:
-    """The finding that each rank applied ``share`` times its own gradient, and nothing else."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records))
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    parted = [step for step in steps if step["apart"]]
-    if not wrong and not odd and not parted:
-        return None
-    own = all(applied.times(step["own"], share) for step in steps)
-    lines = [*odd, *map(applied.described, wrong[:1])]
-    if own:
-        times = "" if share == 1 else f"{share:.3g} times "
-        lines.append(f"exactly that follows if each rank applies {times}its own gradient alone")
+def _at_last(steps: Sequence[api.Record]) -> str:
     last = max(steps, key=lambda step: step["step"])
-    lines.append(f"after step {last['step']} the ranks' weights are {last['apart']:.3g} apart")
-    documented = own and bool(wrong) and not odd
-    return applied.finding(wrong or parted or steps, lines, documented=documented)
+    return f"after step {last['step']} the ranks' weights are {last['apart']:.3g} apart"
+
+
+def own(records: api.Records) -> float:
+    """A step applied another gradient than plain torch's mean over the ranks: the rank's own."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """The oracle of scenarios whose ranks do not average their gradients."""
+
+    also: Callable[[api.Position], api.Plan]
+    """What the scenario records besides the steps."""
+    documented: Callable[[api.Records], float] = own
+    """How much of its own gradient each rank applies. Its docstring is the symptom on the bug's
+    page."""
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """The scenario's own records, and the steps."""
+        return {**self.also(at), "step": steps(at)}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that each rank applied its own gradient, or so much of it, alone."""
+        steps, share = records.of("step"), self.documented(records)
+        times = "" if share == 1 else f"{share:.3g} times "
+        return applied.explained(
+            steps,
+            lambda step: applied.times(step["own"], share),
+            f"each rank applies {times}its own gradient alone",
+            odd=list(applied.loss_wrong(records)),
+            parted=[step for step in steps if step["apart"]],
+            last=_at_last,
+        )
+
+    insufficient_checks = staticmethod(
+        usual_checks.together(usual_checks.loss_unlike_reference, usual_checks.loss_ends_higher)
+    )
+    """Checks of the loss on one rank miss it: each rank learns from its own rows."""
+    picture = staticmethod(
+        api.lines(
+            "The greatest difference between the ranks' weights",
+            "with the bug each rank trains a model of its own; without the bug all have the same",
+            lambda step: step["apart"],
+            y="difference",
+        )
+    )
 
 
 def parted(records: api.Records) -> api.Exercise:
@@ -126,18 +155,3 @@ def parted(records: api.Records) -> api.Exercise:
     differed = ranks > 1 and all(step["parted"] for step in records.of("step"))
     text = f"the gradients of {ranks} ranks differed"
     return api.Exercise.of(differed, text, f"{ranks} ranks had equal gradients")
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks of the loss on one rank miss it: each rank learns from its own rows."""
-    return usual_checks.loss_unlike_reference(records) | usual_checks.loss_ends_higher(records)
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How far the ranks' weights are apart after each step."""
-    yield api.Lines(
-        "The greatest difference between the ranks' weights",
-        "with the bug each rank trains a model of its own; without the bug all have the same",
-        api.by_step(trials, lambda step: step["apart"]),
-        y="difference",
-    )

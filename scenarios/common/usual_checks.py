@@ -1,14 +1,25 @@
 """The usual checks of a training loop, which miss most of these bugs; each with whether it fired.
 
-They read ``loss`` and ``grad_norm`` of the records ``step``. Combine the checks with ``|``.
+They read ``loss`` and ``grad_norm`` of the records ``step``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from harness import api
+
+Check = Callable[[api.Records], dict[str, bool]]
+
+
+def together(*checks: Check) -> Check:
+    """All of these checks in one."""
+
+    def all_of(records: api.Records) -> dict[str, bool]:
+        return {name: fired for check in checks for name, fired in check(records).items()}
+
+    return all_of
 
 
 def norm(records: api.Records) -> dict[str, bool]:

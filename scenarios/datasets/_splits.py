@@ -20,9 +20,11 @@ SHARDS, IN_SHARD = 4, 4
 
 _ROWS = api.many(api.COUNT)
 
-PLAN: api.Plan = {
-    "rows": api.Kind({"seen": _ROWS, "part": _ROWS, "right": _ROWS, "whole": api.alike(_ROWS)})
-}
+
+def plan(at: api.Position) -> api.Plan:
+    """What a rank sees."""
+    rows = {"seen": _ROWS, "part": _ROWS, "right": _ROWS, "whole": api.alike(_ROWS)}
+    return {"rows": api.Kind(rows)}
 
 
 def stream(start: int = 0) -> Any:
@@ -119,20 +121,19 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of which ranks saw which row."""
-    fields = []
-    for variant, records in trials.items():
-        ranks = records.of("rows")
-        for row in range(max(max(one["whole"]) for one in ranks) + 1):
-            seen = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
-            fields.append((variant, row, "", " and ".join(seen) or "nobody"))
-    yield api.Grid(
-        "Who saw which row",
-        "with the bug, every rank sees every row",
-        fields,
-        "row",
-        "",
-        "seen by",
-        wrong=("rank 0 and rank 1",),
-    )
+def _seen_by(records: api.Records) -> Iterator[tuple[int, str, str]]:
+    """Which ranks saw each row."""
+    ranks = records.of("rows")
+    for row in range(max(max(one["whole"]) for one in ranks) + 1):
+        seen = [f"rank {one['rank']}" for one in ranks if row in one["seen"]]
+        yield row, "", " and ".join(seen) or "nobody"
+
+
+picture = api.grid(
+    "Who saw which row",
+    "with the bug, every rank sees every row",
+    _seen_by,
+    x="row",
+    value="seen by",
+    wrong=("rank 0 and rank 1",),
+)

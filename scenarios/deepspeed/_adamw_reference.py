@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scenarios.common import linear
 from scenarios.common.linear import Rows
@@ -33,10 +33,31 @@ class Reference:
         self.optimizer.step()
         return float(loss.detach())
 
-    def distance(self, module: nn.Module) -> float:
-        """The greatest difference between the weights and a module's."""
-        pairs = zip(self.module.parameters(), module.parameters(), strict=True)
-        return max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
+    def distance(self, weights: Mapping[str, Tensor]) -> float:
+        """The greatest difference between its weights and these."""
+        own = dict(self.module.named_parameters())
+        return max(float((own[n] - w).detach().abs().max()) for n, w in weights.items())
+
+
+class Beside:
+    """Plain torch beside DeepSpeed: as it should be, and after an empty step."""
+
+    def __init__(self, module: nn.Module, make: Callable[[Any], Any]) -> None:
+        self.right, self.ahead = (Reference(module, make, empty) for empty in (0, 1))
+
+    def step(self, rows: Rows) -> None:
+        """Train both on a global batch."""
+        self.loss = self.right.step(rows)
+        self.ahead.step(rows)
+
+    def facts(self, engine: Any, weights: Mapping[str, Tensor], lr: float) -> dict[str, Any]:
+        """What to record of a step besides its loss; ``weights`` are those that Adam updates."""
+        return {
+            "reference_loss": self.loss,
+            "count": counted(engine),
+            "strayed": self.right.distance(weights) / lr,
+            "strayed_ahead": self.ahead.distance(weights) / lr,
+        }
 
 
 def counted(engine: Any) -> int:

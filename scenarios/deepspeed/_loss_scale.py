@@ -15,7 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from harness import api
-from scenarios.deepspeed.fp16_overflow import first_steps as begun
+from scenarios.deepspeed import _first_steps as begun
 
 LIMIT = 65504
 """The largest finite fp16 number; ``harness.detectors.headroom`` has it too, but needs torch."""
@@ -59,16 +59,16 @@ STEP = {
 }
 
 
-def plan(params: Any) -> api.Plan:
+def plan(at: api.Position) -> api.Plan:
     """The scaler's settings, then so many steps, unless the documented exception ends them; and the
     comparison of the first steps with plain torch."""
-    steps = api.each(params.steps)
+    steps = api.each(at.params.steps)
     raised = {"type": api.exactly("Exception"), "text": api.exactly(GIVEN_UP)}
     return {
         "setup": api.Kind({"corpus": api.alike(CORPUS), "scaler": api.alike(SCALER)}),
         "step": api.Kind(STEP, steps),
         "exception": api.Kind(raised, steps, ends=True),
-        **begun.plan(params.steps),
+        **begun.plan(at.params.steps),
     }
 
 
@@ -455,7 +455,7 @@ def unwell(records: api.Records) -> api.Finding | None:
     return api.Finding("\n".join(odd), ranks=records.ranks, documented=False) if odd else None
 
 
-def overflowed(records: api.Records) -> api.Exercise:
+def exercised(records: api.Records) -> api.Exercise:
     """A watched tensor passed 65504, the largest fp16 number, in whichever precision it has."""
     steps, overflow = records.of("step"), first_overflow(records)
     if not steps:
@@ -520,7 +520,7 @@ def agree(trials: Mapping[str, api.Records]) -> Iterator[str]:
         yield f"control: the headroom went below the threshold at step {warned}"
 
 
-def pictures(trials: api.Trials) -> Iterator[api.Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """Pictures of the largest value with fp16's limit, and of the loss scale, by step."""
     largest, scales, marks = [], [], []
     for variant, records in trials.items():

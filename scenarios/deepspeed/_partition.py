@@ -7,7 +7,6 @@ DeepSpeed: import it inside ``run``.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +33,8 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=lr),
+            regression.sgd(lr),
             linear.exact_model(),
-            gradient_clipping=0.0,
             train_micro_batch_size_per_gpu=BATCH,
             gradient_accumulation_steps=micro_batches,
             zero_allow_untested_optimizer=True,

@@ -25,7 +25,6 @@ def engine(ctx: api.Context, lr: float, **config: Any) -> Any:
     return regression.engine(
         ctx,
         partial(torch.optim.Adam, lr=lr),
-        gradient_clipping=0.0,
         train_micro_batch_size_per_gpu=BATCH,
         zero_allow_untested_optimizer=True,
         **config,

@@ -5,11 +5,13 @@ A rank records ``rate``: the rates that a step of the optimizer used, one for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from harness import api
-from scenarios.common import applied
+from scenarios.common import applied, usual_checks
 
 TOLERANCE = 1e-6
 """How far (as a fraction of the greatest rate that the formula gives) a rate may be from it."""
@@ -96,12 +98,54 @@ def finding(wrong: Sequence[Deviation], *, documented: bool) -> api.Finding:
     )
 
 
-def rates(trials: api.Trials) -> Iterator[api.Picture]:
+@dataclass(frozen=True)
+class Scheduled:
+    """The oracle of scenarios whose steps use another rate than the schedule's."""
+
+    documented: Callable[[Sequence[Deviation], api.Records], bool]
+    """Whether the deviations are the documented ones. Its docstring is the symptom on the bug's
+    page."""
+    formula: Callable[[Any, int], float]
+    """The right rate of a step, counted from 1, under the scenario's ``Params``."""
+    name: str
+    """The name of the schedule's class."""
+    facts: Callable[[api.Position], api.Facts]
+    """What is recorded of a step besides its ``loss``. Because steps are measured in rates of 1,
+    ``ratio`` is the rate that was applied."""
+    odd: Callable[[api.Records], Iterable[str]]
+    """Messages of other faults."""
+    picture: api.Pictures
+    checks: Sequence[usual_checks.Check] = (usual_checks.loss_ends_higher,)
+    """Checks that miss the bug."""
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """The schedule's class; the rate of each step; and what it did to the weights."""
+        steps = api.each(at.params.steps)
+        return {
+            "schedule": api.Kind({"name": api.exactly(self.name)}),
+            "rate": api.Kind({"rates": RATES}, steps),
+            "step": api.Kind({"loss": api.NUMBER, **self.facts(at)}, steps),
+        }
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that steps used another rate than the schedule's."""
+        if odd := list(self.odd(records)):
+            return api.Finding("\n".join(odd[:3]), documented=False)
+        wrong = deviations(records, partial(self.formula, records.params))
+        return finding(wrong, documented=self.documented(wrong, records)) if wrong else None
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return usual_checks.together(*self.checks)(records)
+
+
+def rates(caption: str) -> api.Pictures:
     """A picture of the learning rate of each step."""
-    yield api.Lines(
+    return api.lines(
         "The learning rate that each step used",
-        "with the bug, the first step uses another rate than the schedule's",
-        api.by_step(trials, lambda record: record["rates"][0], "rate"),
+        caption,
+        lambda record: record["rates"][0],
+        "rate",
         y="learning rate",
         stairs=True,
     )

@@ -6,7 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness import api
@@ -15,14 +15,6 @@ EXPERTS, HIDDEN = 4, 8
 
 WITHIN = 1e-3
 """How far a share may be from the right one; rounding in fp32 moves it by 1e-6."""
-
-
-def plan(at: api.Position) -> api.Plan:
-    """For each step the three gradients, [experts * hidden], and whether the ranks shared the
-    sequence."""
-    flat = api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))
-    step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": api.alike(api.FLAG)}
-    return {"step": api.Kind(step, api.each(at.params.steps))}
 
 
 @dataclass(frozen=True)
@@ -58,33 +50,6 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(x * y for x, y in zip(one, other, strict=True))
 
 
-def scaled(records: api.Records, factor: float) -> api.Finding | None:
-    """The finding that steps applied another share of the auxiliary loss's gradient than all of it.
-
-    The symptom is documented if each step applied ``factor`` times it, and the task's as it is.
-    """
-    steps = [(step, of(step)) for step in records.of("step")]
-    wrong = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
-    if not wrong:
-        return None
-    first, _ = wrong[0]
-    lines = [
-        f"step {step['step']}: applied {shares.auxiliary:.4g} times the auxiliary loss's gradient, "
-        f"{shares.task:.4g} times the task's, and {shares.rest:.2g} of another direction"
-        for step, shares in wrong
-        if step["rank"] == first["rank"]
-    ]
-    return api.Finding(
-        "\n".join(lines[:3]),
-        step=first["step"],
-        parameters=("router.weight",),
-        ranks=records.ranks,
-        magnitude=max(abs(shares.auxiliary - 1) for _, shares in wrong),
-        unit="of the auxiliary loss's gradient",
-        documented=all(shares.are(1.0, factor) for _, shares in steps),
-    )
-
-
 def shared(records: api.Records) -> api.Exercise:
     """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
     gradient."""
@@ -96,7 +61,7 @@ def shared(records: api.Records) -> api.Exercise:
             f"{ranks} ranks shared the sequence",
             "no ranks shared the sequence",
         )
-        & api.Exercise.of(records.params.per_token, "", "the loss was a mean over each micro-batch")
+        & api.Exercise.needs(records.params.per_token, "the loss was a mean over each micro-batch")
         & api.Exercise.of(
             min(norms) > 0,
             f"the auxiliary loss's gradient had norms from {min(norms):.3g}",
@@ -105,26 +70,64 @@ def shared(records: api.Records) -> api.Exercise:
     )
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The ranks agree, and the gradient of the loss that is watched is right."""
-    steps = records.of("step")
-    first = records.of("step", 0)
-    unlike = any(step["applied"] != first[step["step"] - 1]["applied"] for step in steps)
-    task = any(not api.near(of(step).task, 1.0, share=WITHIN) for step in steps)
-    return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}
+auxiliary = api.bars(
+    "How much of the auxiliary loss's gradient was applied",
+    "with the bug a fraction or a multiple of the right gradient is applied; without it, just "
+    "that gradient",
+    lambda records: (
+        (f"step {step['step']}", of(step).auxiliary) for step in records.of("step", 0)
+    ),
+    "times the right gradient",
+    {"right": 1.0},
+)
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how much of the auxiliary loss's gradient was applied."""
-    yield api.Bars(
-        "How much of the auxiliary loss's gradient was applied",
-        "with the bug a fraction or a multiple of the right gradient is applied; without it, just "
-        "that gradient",
-        [
-            (variant, f"step {step['step']}", of(step).auxiliary)
-            for variant, records in trials.items()
-            for step in records.of("step", 0)
-        ],
-        "times the right gradient",
-        {"right": 1.0},
-    )
+@dataclass(frozen=True)
+class Scaled:
+    """The oracle of scenarios that scale the auxiliary loss's gradient."""
+
+    documented: Callable[[api.Records], float]
+    """What it is multiplied with. Its docstring is the symptom on the bug's page."""
+    picture: api.Pictures = auxiliary
+
+    @staticmethod
+    def plan(at: api.Position) -> api.Plan:
+        """For each step the three gradients, [experts * hidden], and whether the ranks shared the
+        sequence."""
+        flat = api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))
+        step = {"task": flat, "auxiliary": flat, "applied": flat, "shared": api.alike(api.FLAG)}
+        return {"step": api.Kind(step, api.each(at.params.steps))}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that steps applied another share of the auxiliary loss's gradient than all of
+        it; documented if each applied the task's gradient as it is."""
+        steps = [(step, of(step)) for step in records.of("step")]
+        wrong = [(step, shares) for step, shares in steps if not shares.are(1.0, 1.0)]
+        if not wrong:
+            return None
+        first, _ = wrong[0]
+        lines = [
+            f"step {step['step']}: applied {shares.auxiliary:.4g} times the auxiliary loss's "
+            f"gradient, {shares.task:.4g} times the task's, and {shares.rest:.2g} of another "
+            "direction"
+            for step, shares in wrong
+            if step["rank"] == first["rank"]
+        ]
+        return api.Finding(
+            "\n".join(lines[:3]),
+            step=first["step"],
+            parameters=("router.weight",),
+            ranks=records.ranks,
+            magnitude=max(abs(shares.auxiliary - 1) for _, shares in wrong),
+            unit="of the auxiliary loss's gradient",
+            documented=all(shares.are(1.0, self.documented(records)) for _, shares in steps),
+        )
+
+    @staticmethod
+    def insufficient_checks(records: api.Records) -> dict[str, bool]:
+        """The ranks agree, and the gradient of the loss that is watched is right."""
+        steps = records.of("step")
+        first = records.of("step", 0)
+        unlike = any(step["applied"] != first[step["step"] - 1]["applied"] for step in steps)
+        task = any(not api.near(of(step).task, 1.0, share=WITHIN) for step in steps)
+        return {"the ranks took different steps": unlike, "the task's gradient is scaled": task}

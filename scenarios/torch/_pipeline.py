@@ -7,7 +7,7 @@ So plain torch can compute the gradient of the complete model on each rank.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,13 @@ class Pipeline:
         """Those of this rank's stages."""
         return [weight for block in self.blocks.values() for weight in block.parameters()]
 
+    @property
+    def halves(self) -> int:
+        """How many backward passes of the weights this rank has apart from those of the inputs."""
+        actions = self.schedule.pipeline_order[dist.get_rank(self.group)]
+        kinds = [action.computation_type.name for action in actions if action is not None]
+        return kinds.count("BACKWARD_WEIGHT")
+
     def step(self, batch: Rows) -> float | None:
         """Run the schedule on a batch; returns the mean loss on the last stage's rank."""
         losses: list[Tensor] = []
@@ -100,8 +107,12 @@ class Pipeline:
 
     def own(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Of these weights, those of this rank's stages."""
-        mine = tuple(f"{n}." for n in self.blocks)
-        return {name: weight for name, weight in weights.items() if name.startswith(mine)}
+        return {name: w for n in self.blocks for name, w in of_stage(n, weights).items()}
+
+
+def of_stage(stage: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of these weights, those of one stage."""
+    return {name: weight for name, weight in weights.items() if name.startswith(f"{stage}.")}
 
 
 def _owners(schedule: str, ranks: int) -> Sequence[int]:

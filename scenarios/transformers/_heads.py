@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from harness import api
-from scenarios.common.hf_trainer import VOCABULARY, Loss, Rows, llama, sgd
+from scenarios.common.hf_trainer import IGNORED, VOCABULARY, Loss, Rows, llama, sgd
 
 ROWS, LENGTH, LABELS = 8, 8, 4
 
@@ -62,15 +62,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def dataset(head: str, count: int, seed: int) -> list[Rows]:
-    """Rows of random tokens [LENGTH], with labels [1] of a sequence or [LENGTH] of its tokens."""
+def dataset(head: str, count: int, seed: int, first_label: bool = True) -> list[Rows]:
+    """Rows of random tokens [LENGTH], with labels [1] of a sequence or [LENGTH] of its tokens.
+
+    ``first_label`` says whether the first label of a row counts for the Trainer.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
     labels = {"sequence": tokens.sum(1, keepdim=True) % LABELS, "token": tokens % LABELS}
-    return [
-        {"input_ids": row, "labels": label}
-        for row, label in zip(tokens, labels.get(head, tokens), strict=True)
-    ]
+    chosen = labels.get(head, tokens).clone()
+    if not first_label:
+        chosen[:, 0] = IGNORED
+    return [{"input_ids": row, "labels": label} for row, label in zip(tokens, chosen, strict=True)]
 
 
 def trainer(
@@ -93,3 +96,13 @@ def trainer(
         more=facts,
         **settings,
     )
+
+
+def mean_loss(model: nn.Module, head: str, rows: list[Rows]) -> float:
+    """Plain torch's mean loss (nats) of all rows, over the labels that count."""
+    device = next(model.parameters()).device
+    batch = {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
+    loss = Loss(head in NEXT_TOKEN)
+    with torch.no_grad():
+        logits = model(input_ids=batch["input_ids"])["logits"]
+        return float(loss.total(logits, batch["labels"]) / loss.count(batch["labels"]))

@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # typ
 from harness import api
 from harness.detectors.buffers import buffer_differences, difference
 from harness.detectors.replicas import replica_differences
+from scenarios.transformers import _plain_llama as plain_llama
 from scenarios.transformers import _rope_buffers as buffers
-from scenarios.transformers.rope_zero_init import plain_llama
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.bfloat16, "fp16": torch.float16}
 """The model's dtype for each precision of the DeepSpeed config. The report compared with a config

@@ -16,7 +16,7 @@ not clear it when the loader starts again. 0.20.3 clears it for loaders that eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,9 @@ SCENARIO = api.Scenario(
         "map_fixed": api.expect_clean(
             about="0.20.3 with a map-style dataset", params={"data": "map"}
         ),
-        "control": api.expect_clean(
-            about="0.20.3 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
-        "remedy": api.expect_clean(
-            about="0.20.3, the script resets the loader at each epoch",
-            params={"reset": True},
-            triggers=False,
+        "control": api.control("0.20.3 without accumulation", params={"accumulation": 1}),
+        "remedy": api.control(
+            "0.20.3, the script resets the loader at each epoch", params={"reset": True}
         ),
     },
 )
@@ -213,8 +209,8 @@ def exercised(records: api.Records) -> api.Exercise:
     loader as it was."""
     p, (loader,) = records.params, records.of("loader")
     text = f"{p.epochs} epochs of {p.accumulation} accumulation steps, with {loader['name']}"
-    return api.Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & api.Exercise.of(
-        not p.reset, "", "the script reset the loader at each epoch"
+    return api.Exercise.of(p.epochs > 1 and p.accumulation > 1, text) & api.Exercise.needs(
+        not p.reset, "the script reset the loader at each epoch"
     )
 
 
@@ -226,18 +222,13 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return losses | {"the first loss of a window is not that of plain torch": unlike}
 
 
-def picture(trials: api.Trials) -> Iterable[api.Picture]:
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
     """A picture of how many updates each epoch had."""
-    bars = [
-        (variant, f"epoch {epoch}", float(count))
-        for variant, records in trials.items()
-        for epoch, count in enumerate(_updates(records), 1)
-    ]
     wanted = {float(records.params.updates) for records in trials.values()}
-    yield api.Bars(
+    yield from api.bars(
         "Updates of each epoch",
         "with the bug, each micro-batch is an update from the second epoch on",
-        bars,
+        lambda records: ((f"epoch {n}", float(c)) for n, c in enumerate(_updates(records), 1)),
         "updates",
         {"right": wanted.pop()} if len(wanted) == 1 else {},
-    )
+    )(trials)

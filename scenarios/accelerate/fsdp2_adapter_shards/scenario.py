@@ -71,9 +71,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.15.0"),
-        "control": api.expect_clean(
-            about="1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}, triggers=False
-        ),
+        "control": api.control("1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}),
     },
 )
 
@@ -150,8 +148,8 @@ def exercised(records: api.Records) -> api.Exercise:
     parted = len(own) > 1 and all(own) and sum(own) == whole
     text = f"{kind} of an adapter; the ranks have {own} of its {whole} values"
     peft = all(one["peft"] for one in loaded)
-    return api.Exercise.of(
-        moved and parted and peft, "", f"not a trained, sharded adapter: {text}"
+    return api.Exercise.needs(
+        moved and parted and peft, f"not a trained, sharded adapter: {text}"
     ) & (api.Exercise.of(kind == FULL, text))
 
 
@@ -162,20 +160,18 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return {"a weight is missing in the checkpoint, or has another shape": lacks}
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of what became of each rank's part of each adapter weight."""
-    fields = [
-        (variant, was["rank"], name, "saved" if new["values"][name] == values else "lost")
-        for variant, records in trials.items()
-        for was, new in zip(records.of("saved"), records.of("loaded"), strict=True)
-        for name, values in was["values"].items()
-    ]
-    yield api.Grid(
-        "Which parts of the adapter a load restored",
-        "with the bug only rank 0 has the values that were saved",
-        fields,
-        "rank",
-        "weight",
-        "values",
-        wrong=("lost",),
-    )
+def _parts(records: api.Records) -> Iterator[tuple[int, str, str]]:
+    for was, new in zip(records.of("saved"), records.of("loaded"), strict=True):
+        for name, values in was["values"].items():
+            yield was["rank"], name, "saved" if new["values"][name] == values else "lost"
+
+
+picture = api.grid(
+    "Which parts of the adapter a load restored",
+    "with the bug only rank 0 has the values that were saved",
+    _parts,
+    x="rank",
+    y="weight",
+    value="values",
+    wrong=("lost",),
+)

@@ -14,12 +14,10 @@ accelerate, so the bug depends on both packages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
-from scenarios.transformers.length_grouped_resume import scenario as sibling
-from scenarios.transformers.length_grouped_resume.scenario import BATCH
+from scenarios.transformers import _resumed_rows as resumed
 
 
 @dataclass
@@ -46,19 +44,24 @@ SCENARIO = api.Scenario(
     settings={"trainer": True},
     files=("accelerate/data_loader.py",),
     ranks=1,
-    launches=("whole", "save", "resume"),
+    launches=resumed.LAUNCHES,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.15.0"),
-        "control": api.expect_clean(
-            about="1.14.0, resumed within the first epoch", params={"stop": 3}, triggers=False
-        ),
-        "epoch_end": api.expect_clean(
-            about="1.14.0, resumed at the end of an epoch", params={"stop": 6}, triggers=False
-        ),
+        "control": api.control("1.14.0, resumed within the first epoch", params={"stop": 3}),
+        "epoch_end": api.control("1.14.0, resumed at the end of an epoch", params={"stop": 6}),
     },
 )
-plan = sibling.plan
+
+
+def row_missing(records: api.Records) -> dict[str, bool]:
+    """The next epoch is complete."""
+    _, stopped = resumed.orders(records)
+    missing = len(set(stopped[-1])) < records.params.rows
+    return {"a row is missing in the last epoch": missing}
+
+
+oracle = resumed.Resumed(checks=(resumed.another_number, row_missing))
 
 
 def run(ctx: api.Context) -> None:
@@ -69,27 +72,16 @@ def run(ctx: api.Context) -> None:
     ctx.record("order", rows=[row for step in given for row in step])
 
 
-def _epochs(records: api.Records) -> tuple[list[list[int]], list[list[int]]]:
-    """The rows by epoch: of the run without a stop, and of the stopped and resumed one."""
-    whole, save, resume = (record["rows"] for record in records.of("order"))
-    rows = records.params.rows
-
-    def by_epoch(order: list[int]) -> list[list[int]]:
-        return [order[start : start + rows] for start in range(0, len(order), rows)]
-
-    return by_epoch(whole), by_epoch([*save, *resume])
-
-
 def detect(records: api.Records) -> api.Finding | None:
     """The rest of the epoch of the resume is the end of the first epoch; all other rows come as in
     the run without a stop, which sees each row once in each epoch."""
     p = records.params
-    whole, stopped = _epochs(records)
+    whole, stopped = resumed.orders(records)
     if any(sorted(epoch) != list(range(p.rows)) for epoch in whole):
         return api.Finding("without a stop, an epoch does not have each row once", documented=False)
     if whole == stopped:
         return None
-    number, done = divmod(p.stop * BATCH, p.rows)
+    number, done = resumed.stop(records)
     seen = len(set(stopped[number]))
     replayed = whole[number][:done] + whole[0][done:]
     return api.Finding(
@@ -106,40 +98,10 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """The run was resumed within the second epoch or later, and its epochs have other orders."""
     p = records.params
-    whole, _ = _epochs(records)
-    number, done = divmod(p.stop * BATCH, p.rows)
+    whole, _ = resumed.orders(records)
+    number, done = resumed.stop(records)
     text = f"resumed after {done} of {p.rows} rows of epoch {number + 1}"
     orders = len({tuple(epoch) for epoch in whole})
-    return api.Exercise.of(number > 0 and done > 0, text) & api.Exercise.of(
-        orders == len(whole), "", f"{len(whole)} epochs have only {orders} orders"
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The number of rows is right, and the next epoch is complete."""
-    whole, stopped = _epochs(records)
-    last = len(set(stopped[-1])) < records.params.rows
-    return {
-        "another number of rows": sum(map(len, whole)) != sum(map(len, stopped)),
-        "a row is missing in the last epoch": last,
-    }
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How often each row came in the epoch of the resume."""
-    words = {0: "never", 1: "once"}
-    fields = [
-        (variant, row, "", words.get(epoch.count(row), "twice"))
-        for variant, records in trials.items()
-        for epoch in [_epochs(records)[1][records.params.stop * BATCH // records.params.rows]]
-        for row in range(records.params.rows)
-    ]
-    yield api.Grid(
-        "How often each row came in the epoch of the resume",
-        "with the bug some rows come twice and others never",
-        fields,
-        "row",
-        "",
-        "came",
-        wrong=("never", "twice"),
+    return api.Exercise.of(number > 0 and done > 0, text) & api.Exercise.needs(
+        orders == len(whole), f"{len(whole)} epochs have only {orders} orders"
     )

@@ -64,10 +64,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.30.0"),
-        "control": api.expect_clean(
-            about="0.29.3 with the same seed on all ranks",
-            params={"seeding": "common"},
-            triggers=False,
+        "control": api.control(
+            "0.29.3 with the same seed on all ranks", params={"seeding": "common"}
         ),
         "alive": api.expect_symptom(
             "1.15.0",

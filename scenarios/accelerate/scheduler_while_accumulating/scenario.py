@@ -13,9 +13,8 @@ did not. The fix checks the gradient state, as the optimizer does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from harness import api
@@ -63,27 +62,48 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.0"),
-        "control": api.expect_clean(
-            about="0.15.0 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
-        "remedy": api.expect_clean(
-            about="0.15.0, the script steps the scheduler only if sync_gradients",
+        "control": api.control("0.15.0 without accumulation", params={"accumulation": 1}),
+        "remedy": api.control(
+            "0.15.0, the script steps the scheduler only if sync_gradients",
             params={"only_synced": True},
-            triggers=False,
         ),
     },
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The scheduler's class; the rate of each step; and what it did to the weights. Because steps
-    are measured in rates of 1, ``ratio`` is the rate that was applied."""
-    steps = api.each(at.params.steps)
-    return {
-        "schedule": api.Kind({"name": api.exactly(PREPARED)}),
-        "rate": api.Kind({"rates": schedule.RATES}, steps),
-        "step": api.Kind({"loss": api.NUMBER, **applied.shapes(at.params.accumulation)}, steps),
-    }
+def each_micro_batch(wrong: Sequence[schedule.Deviation], records: api.Records) -> bool:
+    """The rates are those of a schedule that steps with each micro-batch. Each step moved the
+    weights by its rate times the gradient of its micro-batches."""
+    p = records.params
+    return not schedule.deviations(records, lambda step: _rate(p, p.accumulation * step - 1))
+
+
+def _rate(p: Params, done: int) -> float:
+    """The rate after so many steps of the schedule."""
+    return float(p.lr * max(0.0, 1 - done / p.steps))
+
+
+def odd(records: api.Records) -> Iterator[str]:
+    """Other faults: of the movements and the losses."""
+    yield from schedule.not_moved(records)
+    yield from applied.loss_wrong(records)
+
+
+def rate_rises(records: api.Records) -> dict[str, bool]:
+    """A rate that decays never rises."""
+    used = [record["rates"][0] for record in records.of("rate", 0)]
+    return {"a rate is above the one before": used != sorted(used, reverse=True)}
+
+
+oracle = schedule.Scheduled(
+    each_micro_batch,
+    lambda p, step: _rate(p, step - 1),
+    PREPARED,
+    facts=lambda at: applied.shapes(at.params.accumulation),
+    odd=odd,
+    picture=schedule.rates("with the bug the schedule is over long before the training is"),
+    checks=[usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, rate_rises],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -134,24 +154,6 @@ def run(ctx: api.Context) -> None:
             seen, losses = [], []
 
 
-def _rate(records: api.Records, step: int, *, each_micro_batch: bool = False) -> float:
-    """The rate of a step: of the schedule, or of one that steps with each micro-batch."""
-    p = records.params
-    done = p.accumulation * step - 1 if each_micro_batch else step - 1
-    return float(p.lr * max(0.0, 1 - done / p.steps))
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """The rates are those of a schedule that steps with each micro-batch. Each step moved the
-    weights by its rate times the gradient of its micro-batches."""
-    odd = [*schedule.not_moved(records), *applied.loss_wrong(records)]
-    if odd:
-        return api.Finding("\n".join(odd[:3]), documented=False)
-    wrong = schedule.deviations(records, partial(_rate, records))
-    fast = schedule.deviations(records, partial(_rate, records, each_micro_batch=True))
-    return schedule.finding(wrong, documented=not fast) if wrong else None
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """A prepared scheduler was stepped, and each step of the optimizer came after several
     micro-batches, as many as were requested."""
@@ -161,25 +163,7 @@ def exercised(records: api.Records) -> api.Exercise:
     counted = all(len(step["micro"]) == wanted for step in steps)
     always = not records.params.only_synced
     return (
-        api.Exercise.of(wanted > 1, "", "no accumulation was requested")
+        api.Exercise.needs(wanted > 1, "no accumulation was requested")
         & api.Exercise.of(counted, text, f"not {text}")
-        & api.Exercise.of(always, "", "the scheduler was stepped only after the last micro-batch")
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss falls, and is plain torch's; and a rate that decays never rises."""
-    used = [record["rates"][0] for record in records.of("rate", 0)]
-    losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
-    return losses | {"a rate is above the one before": used != sorted(used, reverse=True)}
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the learning rate of each step."""
-    yield api.Lines(
-        "The learning rate that each step used",
-        "with the bug the schedule is over long before the training is",
-        api.by_step(trials, lambda record: record["rates"][0], "rate"),
-        y="learning rate",
-        stairs=True,
+        & api.Exercise.needs(always, "the scheduler was stepped only after the last micro-batch")
     )

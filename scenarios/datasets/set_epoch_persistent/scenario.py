@@ -47,10 +47,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.21.0"),
-        "control": api.expect_clean(
-            about="2.20.0 with new workers for each epoch",
-            params={"persistent": False},
-            triggers=False,
+        "control": api.control(
+            "2.20.0 with new workers for each epoch", params={"persistent": False}
         ),
     },
 )
@@ -139,13 +137,15 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the order of each epoch."""
-    fields = [
-        (variant, place, one["step"], row)
-        for variant, records in trials.items()
+picture = api.grid(
+    "The order of each epoch",
+    "with the bug all epochs are alike; otherwise each has an order of its own",
+    lambda records: (
+        (place, one["step"], row)
         for one in records.of("epoch")
         for place, row in enumerate(one["seen"], 1)
-    ]
-    caption = "with the bug all epochs are alike; otherwise each has an order of its own"
-    yield api.Grid("The order of each epoch", caption, fields, "place", "epoch", "row")
+    ),
+    x="place",
+    y="epoch",
+    value="row",
+)

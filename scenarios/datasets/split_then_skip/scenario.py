@@ -56,20 +56,12 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.1.0"),
-        "control": api.expect_clean(
-            about="4.8.5, skip() comes before the split",
-            params={"split": splits.LAST},
-            triggers=False,
+        "control": api.control(
+            "4.8.5, skip() comes before the split", params={"split": splits.LAST}
         ),
     },
 )
-detect, exercised = splits.detect, splits.exercised
-insufficient_checks, picture = splits.insufficient_checks, splits.picture
-
-
-def plan(at: api.Position) -> api.Plan:
-    """What a rank sees."""
-    return splits.PLAN
+oracle = splits
 
 
 def run(ctx: api.Context) -> None:

@@ -58,9 +58,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.8.5"),
-        "control": api.expect_clean(
-            about="4.8.4 without map()", params={"transform": "none"}, triggers=False
-        ),
+        "control": api.control("4.8.4 without map()", params={"transform": "none"}),
         "batched": api.expect_symptom(
             about="4.8.4 with a batched map()", params={"transform": "batched"}
         ),
@@ -71,11 +69,7 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-
-
-def plan(at: api.Position) -> api.Plan:
-    """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
-    return stream.plan(at.params.before)
+oracle = stream
 
 
 def run(ctx: api.Context) -> None:
@@ -128,7 +122,3 @@ def exercised(records: api.Records) -> api.Exercise:
     transform = records.params.transform
     text = f"the stream had the transform {transform}"
     return stream.resumed(records) & api.Exercise.of(transform != "none", text)
-
-
-picture = stream.around_resume
-insufficient_checks = stream.insufficient_checks

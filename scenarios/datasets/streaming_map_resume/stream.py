@@ -18,9 +18,10 @@ BATCH = 4
 _ROWS = api.many(api.COUNT)
 
 
-def plan(before: int) -> api.Plan:
-    """A record ``resume`` after so many rows."""
-    rows = {"before": api.many(api.COUNT, before), "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
+def plan(at: api.Position) -> api.Plan:
+    """The rows before the checkpoint, after it, and those of a run without a checkpoint."""
+    before = api.many(api.COUNT, at.params.before)
+    rows = {"before": before, "after": _ROWS, "whole": _ROWS, "marks": _ROWS}
     return {"resume": api.Kind(rows)}
 
 
@@ -108,23 +109,20 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def around_resume(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the rows that came before the checkpoint, after it, twice or never."""
-    fields: list[tuple[str, int, str, str]] = []
-    for variant, records in trials.items():
-        for seen in records.of("resume", 0):
-            before, after = set(seen["before"]), set(seen["after"])
-            words = {(True, False): "before", (False, True): "after", (True, True): "twice"}
-            fields += [
-                (variant, row, "", words.get((row in before, row in after), "never"))
-                for row in range(records.params.rows)
-            ]
-    yield api.Grid(
-        "Which rows came before the checkpoint and after it",
-        "with the bug, the rest of the table in which the stream was stopped never comes",
-        fields,
-        "row",
-        "",
-        "came",
-        wrong=("never", "twice"),
-    )
+def _came(records: api.Records) -> Iterator[tuple[int, str, str]]:
+    """Whether each row came before the checkpoint, after it, twice or never."""
+    words = {(True, False): "before", (False, True): "after", (True, True): "twice"}
+    for seen in records.of("resume", 0):
+        before, after = set(seen["before"]), set(seen["after"])
+        for row in range(records.params.rows):
+            yield row, "", words.get((row in before, row in after), "never")
+
+
+picture = api.grid(
+    "Which rows came before the checkpoint and after it",
+    "with the bug, the rest of the table in which the stream was stopped never comes",
+    _came,
+    x="row",
+    value="came",
+    wrong=("never", "twice"),
+)

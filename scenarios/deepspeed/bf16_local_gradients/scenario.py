@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness import api
-from scenarios.common import applied
+from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import NEVER_TAKEN
 
 
@@ -46,23 +46,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.3"),
-        "control": api.expect_clean(about="0.13.2 on one rank", ranks=1, triggers=False),
+        "control": api.control("0.13.2 on one rank", ranks=1),
         "stage_0": api.expect_symptom(about="0.13.2 with ZeRO stage 0", params={"zero_stage": 0}),
     },
 )
-picture = applied.ratios
-
-
-def plan(at: api.Position) -> api.Plan:
-    """One step. The ranks hold replicas, so all ranks apply the same gradient."""
-    shapes = applied.shapes(at.params.micro_batches)
-    same = {name: api.alike(shape) for name, shape in shapes.items()}
-    local = api.alike(api.held(applied.shapes(1)))
-    return {
-        "step": api.Kind(
-            {"loss": api.NUMBER, "parted": api.alike(api.FLAG), "local": local, **same}, [1]
-        )
-    }
+oracle = local.oracle
 
 
 def run(ctx: api.Context) -> None:
@@ -74,25 +62,4 @@ def run(ctx: api.Context) -> None:
     partition.step(ctx, p.micro_batches, 0, p.lr, zero_optimization=zero)
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each rank's part of the weights got that rank's own gradient. The losses are right."""
-    return applied.judged(
-        records,
-        lambda step: applied.times(step["local"], 1),
-        applied.loss_wrong(records, parts=True),
-        then="exactly that follows if each rank uses its own gradient in the place of the mean",
-    )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """There were several ranks, and their gradients differed."""
-    ranks, parted = len(records.ranks), records.of("step")[0]["parted"]
-    return api.Exercise.of(
-        ranks > 1 and parted, f"the gradients of {ranks} ranks differed", f"{ranks} rank's gradient"
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The replicas are equal: grading compares what the ranks recorded."""
-    applied_norms = {step["applied"] for step in records.of("step")}
-    return {"the ranks applied different updates": len(applied_norms) > 1}
+exercised = local.parted

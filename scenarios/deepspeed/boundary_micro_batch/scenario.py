@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import api
-from scenarios.common import applied
+from scenarios.deepspeed import _local_gradients as local
 from scenarios.deepspeed._history import NEVER_TAKEN
-from scenarios.deepspeed.bf16_local_gradients import scenario as local_gradients
 
 
 @dataclass
@@ -54,18 +53,14 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.19.0"),
-        "control": api.expect_clean(about="0.18.9 on one rank", ranks=1, triggers=False),
+        "control": api.control("0.18.9 on one rank", ranks=1),
         "one": api.expect_symptom(
             about="0.18.9 with one micro-batch: nothing is averaged", params={"micro_batches": 1}
         ),
-        "immediate": api.expect_clean(
-            about="0.18.9 with immediate_grad_update", params={"immediate": True}, triggers=False
-        ),
+        "immediate": api.control("0.18.9 with immediate_grad_update", params={"immediate": True}),
     },
 )
-picture = applied.ratios
-plan, detect = local_gradients.plan, local_gradients.detect
-insufficient_checks = local_gradients.insufficient_checks
+oracle = local.oracle
 
 
 def run(ctx: api.Context) -> None:
@@ -84,6 +79,6 @@ def run(ctx: api.Context) -> None:
 
 def exercised(records: api.Records) -> api.Exercise:
     """The ranks' gradients differed, and were added at the end of a backward."""
-    return api.Exercise.of(
-        not records.params.immediate, "", "immediate_grad_update adds gradients earlier"
-    ) & local_gradients.exercised(records)
+    return api.Exercise.needs(
+        not records.params.immediate, "immediate_grad_update adds gradients earlier"
+    ) & local.parted(records)

@@ -7,6 +7,7 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import calling, followed, guarded, left_out, repeated, setting, stepping
 from scenarios.common.mutation import mutation
+from scenarios.deepspeed._mutations import not_reduced
 
 ENGINE = "deepspeed/runtime/engine.py"
 UTILS = "deepspeed/runtime/utils.py"
@@ -30,17 +31,6 @@ def norm_doubled(function: Any) -> api.Edits:
 @mutation("step_left_out", ENGINE, "DeepSpeedEngine._take_model_step", "clips, and never steps")
 def never_steps(function: Any) -> api.Edits:
     yield from left_out(stepping(function))
-
-
-@mutation(
-    "not_reduced",
-    ENGINE,
-    "DeepSpeedEngine.allreduce_and_copy",
-    "the bug, and each rank steps with its own gradient",
-    variant="buggy",
-)
-def not_reduced(function: Any) -> api.Edits:
-    yield from left_out(calling(function, "copy_"))
 
 
 @mutation(

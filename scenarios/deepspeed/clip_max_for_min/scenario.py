@@ -13,8 +13,8 @@ of tensors (DeepSpeed PR 4915). The fix is the minimum. ZeRO, fp16 and bf16 clip
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from harness import api
 from scenarios.common import applied, usual_checks
@@ -45,31 +45,67 @@ SCENARIO = api.Scenario(
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.3"),
         "before": api.expect_clean("0.13.1"),
-        "control": api.expect_clean(
-            about="0.13.2 without clipping", params={"clipping": 0.0}, triggers=False
-        ),
+        "control": api.control("0.13.2 without clipping", params={"clipping": 0.0}),
     },
 )
-picture = applied.norms
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step. The ranks hold replicas, so all ranks apply the same gradient."""
-    same = {name: api.alike(shape) for name, shape in applied.shapes(1).items()}
-    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
+def larger_factor(step: api.Record, records: api.Records) -> bool:
+    """Gradients above the threshold were applied unclipped, and those below it were scaled up to
+    it."""
+    whole, raised = _kinds(records.of("step"), records)
+    factor = max(1.0, records.params.clipping / step["gradient"])
+    return bool(whole and raised) and applied.times(step, factor)
+
+
+def smaller_factor(step: api.Record, records: api.Records) -> float:
+    """What clipping should multiply a step's gradient with."""
+    clipping = records.params.clipping
+    return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
+
+
+def _kinds(steps: Sequence[api.Record], records: api.Records) -> Sequence[list[api.Record]]:
+    """The steps that were not clipped, and those that were raised to the threshold."""
+    clipping = records.params.clipping
+    whole = [s for s in steps if s["gradient"] > clipping and applied.times(s, 1)]
+    small = [s for s in steps if s["gradient"] < clipping]
+    return whole, [s for s in small if applied.times(s, clipping / s["gradient"])]
+
+
+def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+    """The finding, with the first step that was not clipped, and the last that was raised."""
+    clipping, (whole, raised) = records.params.clipping, _kinds(wrong, records)
+    lines = [
+        *([applied.described(wrong[0])] if not (whole or raised) else []),
+        *(f"not clipped to {clipping:g}: {applied.described(s)}" for s in whole[:1]),
+        *(f"raised to {clipping:g}: {applied.described(s)}" for s in raised[-1:]),
+        f"of {len(records.of('step'))} steps of {len(records.ranks)} ranks {len(wrong)} are wrong: "
+        f"{len(whole)} not clipped, {len(raised)} raised to the threshold",
+    ]
+    return applied.finding(wrong, lines, lambda s: smaller_factor(s, records), documented=True)
+
+
+oracle = applied.Applied(
+    larger_factor,
+    smaller_factor,
+    parts=lambda at: 1,
+    replicas=True,
+    loss="parts",
+    found=found,
+    checks=[usual_checks.loss_ends_higher, applied.same_direction],
+    picture=applied.norms,
+)
 
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD; compare each step with plain torch's gradient."""
-    import torch
-
     from scenarios.common import linear, regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
+            regression.sgd(p.lr),
             gradient_clipping=p.clipping,
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": 0},
@@ -81,39 +117,6 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=loss, **update.facts(p.lr))
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Gradients above the threshold were applied unclipped, and those below it were scaled up to
-    it."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records, parts=True))
-    if odd:
-        return api.Finding(odd[0], documented=False)
-    clipping = records.params.clipping
-
-    def right(step: api.Record) -> float:
-        return float(min(1.0, clipping / step["gradient"])) if clipping else 1.0
-
-    wrong = [step for step in steps if not applied.times(step, right(step))]
-    if not wrong:
-        return None
-    whole = [s for s in wrong if s["gradient"] > clipping and applied.times(s, 1)]
-    raised = [s for s in wrong if s["gradient"] < clipping and _scaled_to(clipping, s)]
-    lines = [
-        *(f"not clipped to {clipping:g}: {applied.described(s)}" for s in whole[:1]),
-        *(f"raised to {clipping:g}: {applied.described(s)}" for s in raised[-1:]),
-        f"of {len(steps)} steps of {len(records.ranks)} ranks {len(wrong)} are wrong: {len(whole)} "
-        f"not clipped, {len(raised)} raised to the threshold",
-    ]
-    if not (whole or raised):
-        lines = [applied.described(wrong[0]), *lines]
-    larger = all(applied.times(s, max(1.0, clipping / s["gradient"])) for s in steps)
-    return applied.finding(wrong, lines, right, documented=bool(whole and raised) and larger)
-
-
-def _scaled_to(clipping: float, step: api.Record) -> bool:
-    """Whether a step applied the gradient scaled to the norm of the threshold."""
-    return applied.times(step, clipping / step["gradient"])
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Some gradients were above the threshold, and some below it."""
     steps, clipping = records.of("step", 0), records.params.clipping
@@ -121,8 +124,3 @@ def exercised(records: api.Records) -> api.Exercise:
     small = sum(step["gradient"] < clipping for step in steps)
     text = f"{large} gradients were above the threshold, and {small} below it, of {len(steps)}"
     return api.Exercise.of(bool(large and small), text)
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired."""
-    return usual_checks.loss_ends_higher(records) | applied.same_direction(records)

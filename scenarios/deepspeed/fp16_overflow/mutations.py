@@ -6,37 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from harness import api
-from scenarios.common.edits import followed, guarded, repeated, setting, stepping
+from scenarios.common.edits import followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
+from scenarios.deepspeed._mutations import zero_no_clipping, zero_rank_0_alone
 
 OPTIMIZER = "deepspeed/runtime/zero/stage_1_and_2.py"
 SCALER = "deepspeed/runtime/fp16/loss_scaler.py"
 ZERO = "DeepSpeedZeroOptimizer"
 
 
-@mutation("no_clipping", OPTIMIZER, f"{ZERO}.unscale_and_clip_grads", "never clips")
-def no_clipping(function: Any) -> api.Edits:
-    import libcst as cst
-    import libcst.matchers as m
-
-    node: Any
-    for node in m.findall(function, m.If(m.Comparison(m.Name("clip")))):
-        yield node, node.with_changes(test=cst.Name("False"))
-
-
 @mutation("stepped_twice", OPTIMIZER, f"{ZERO}._optimizer_step", "takes each step twice")
 def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
-
-
-@mutation(
-    "rank_0_alone_steps",
-    OPTIMIZER,
-    f"{ZERO}._optimizer_step",
-    "steps with the part of the weights that rank 0 holds, and with no other",
-)
-def rank_0_alone(function: Any) -> api.Edits:
-    yield from guarded(stepping(function), "dist.get_rank() == 0")
 
 
 @mutation(
@@ -69,9 +50,9 @@ def quartered(function: Any) -> api.Edits:
 
 
 MUTATIONS = (
-    no_clipping,
+    zero_no_clipping,
     stepped_twice,
-    rank_0_alone,
+    zero_rank_0_alone,
     not_unscaled,
     quartered,
     replace(stepped_twice, variant="buggy"),

@@ -22,58 +22,11 @@ injected: the logits grow by training.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
 from harness import api
+from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
-from scenarios.deepspeed.fp16_overflow import first_steps as begun
 
-
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("fp16", choices=("fp16", "bf16"), about="of weights and activations")
-    lr: float = api.knob(
-        8e-2, above=0, about="greatest learning rate; at 5e-3 nothing comes near the limit"
-    )
-    first_lr: float = api.knob(1e-4, above=0, about="learning rate of the first step; at most lr")
-    ramp: int = api.knob(
-        150, least=1, unit="steps", about="from first_lr to lr (OneCycle), and as many back again"
-    )
-    steps: int = api.knob(170, least=1, about="greatest number of steps")
-    sequences: int = api.knob(8, least=2, multiple=2, about="size of a step, over all ranks")
-    zero_stage: int = api.knob(1, choices=(0, 1, 2), about="stage of ZeRO")
-    gradient_clipping: float = api.knob(
-        1.0, least=0, about="the greatest gradient norm, 0 for no clipping"
-    )
-    initial_scale_power: int = api.knob(12, about="the loss scale starts at 2 to the power of this")
-    min_loss_scale: float = api.knob(
-        1.0, above=0, about="smallest loss scale; at most the first one"
-    )
-    hysteresis: int = api.knob(
-        2, least=1, about="number of the overflow that first lowers the scale, in a row or not"
-    )
-    consecutive_hysteresis: bool = api.knob(
-        False, about="whether a finite step restarts the count of hysteresis"
-    )
-    loss_scale_window: int = api.knob(
-        500, least=1, unit="finite steps", about="after which the scale is doubled"
-    )
-    warn_below: float = api.knob(3.0, unit="bits of headroom", about="threshold of the detector")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.first_lr > self.lr:
-            raise ValueError(f"scenario.first_lr={self.first_lr}: must be at most scenario.lr")
-        if math.log2(self.min_loss_scale) > self.initial_scale_power:
-            raise ValueError(
-                f"scenario.min_loss_scale={self.min_loss_scale}: must be at most the first, which "
-                f"is 2 to the power of {self.initial_scale_power}"
-            )
-
+Params = fp16.Params
 
 SCENARIO = api.Scenario(
     report=(
@@ -99,117 +52,30 @@ SCENARIO = api.Scenario(
         "fixed": api.expect_clean(
             about="bf16, with the same seed, data and schedule", params={"precision": "bf16"}
         ),
-        "control": api.expect_clean(
-            about="fp16 at a sixteenth of the learning rate: the logits stay small",
-            params={"lr": 5e-3},
-            triggers=False,
+        "control": api.control(
+            "fp16 at a sixteenth of the learning rate: the logits stay small", params={"lr": 5e-3}
         ),
     },
 )
-
-
-def plan(at: api.Position) -> api.Plan:
-    """The scaler's settings; each step, unless the documented exception ends the training."""
-    return loss_scale.plan(at.params)
+oracle = loss_scale
 
 
 def run(ctx: api.Context) -> None:
     """Train, and record each step, until all steps are done or DeepSpeed gives up."""
-    from harness.detectors.headroom import Headroom
-    from scenarios.deepspeed.fp16_overflow import byte_gpt, corpus
+    from scenarios.deepspeed import _byte_gpt as byte_gpt
 
-    params = ctx.params
-    headroom = Headroom(warn_below=params.warn_below)
     with ctx.phase("init"):
-        engine = byte_gpt.engine(ctx, params.lr, _config(ctx), headroom.observe)
+        made = byte_gpt.Training(ctx, fp16.config(ctx))
     with ctx.phase("steps"):
-        text = corpus.standard_library()
-        optimizer = partial(byte_gpt.optimizer, lr=params.lr)
-        first = begun.Watch(engine, optimizer, params.gradient_clipping)
-        watch = loss_scale.Watch(ctx, engine, headroom, first, text.facts)
-        batches = text.batches(ctx, params.sequences, byte_gpt.Shape().sequence + 1)
-        for step in range(1, params.steps + 1):
-            batch = next(batches)
-            watch.begin(step, batch)
-            loss = engine(batch)
-            engine.backward(loss)
-            if not watch.step(step, loss):
+        for step in api.each(ctx.params.steps):
+            batch = made.begin(step)
+            loss = made.engine(batch)
+            made.engine.backward(loss)
+            if not made.watch.step(step, loss):
                 return
-
-
-def _config(ctx: api.Context) -> dict[str, Any]:
-    params = ctx.params
-    fp16 = {
-        "enabled": True,
-        "loss_scale": 0,  # dynamic
-        "initial_scale_power": params.initial_scale_power,
-        "min_loss_scale": params.min_loss_scale,
-        "hysteresis": params.hysteresis,
-        "consecutive_hysteresis": params.consecutive_hysteresis,
-        "loss_scale_window": params.loss_scale_window,
-    }
-    cycle = {
-        "cycle_min_lr": params.first_lr,
-        "cycle_max_lr": params.lr,
-        "cycle_first_step_size": params.ramp,
-    }
-    return {
-        "train_micro_batch_size_per_gpu": params.sequences // ctx.world_size,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": params.gradient_clipping,
-        params.precision: fp16 if params.precision == "fp16" else {"enabled": True},
-        "zero_optimization": {
-            "stage": params.zero_stage,
-            "reduce_bucket_size": 1_000_000,  # the default of 5e8 costs 3.5 s a step on a CPU
-            "allgather_bucket_size": 1_000_000,
-        },
-        "zero_allow_untested_optimizer": True,
-        "scheduler": {"type": "OneCycle", "params": cycle},
-        "steps_per_print": 1_000_000,
-    }
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and after the expected number of skipped steps the documented
     exception ends the training."""
-    if not loss_scale.broke(records):
-        return loss_scale.unwell(records)
-    return loss_scale.finding(
-        records,
-        _doubts(records),
-        ranks=tuple(loss_scale.exceptions(records)),
-        magnitude=float(loss_scale.skipped(records)),
-        unit="skipped steps",
-    )
-
-
-def _doubts(records: api.Records) -> Iterator[str]:
-    """What differs from the report."""
-    broken, raised = loss_scale.first_broken(records), loss_scale.exceptions(records)
-    if not raised:
-        yield f"{loss_scale.skipped(records)} steps were skipped, but nothing was raised"
-        return
-    if set(raised) != set(records.ranks):
-        yield f"raised on ranks {sorted(raised)} alone"
-    if len({(r["step"], r["type"], r["text"]) for r in raised.values()}) > 1:
-        yield "the ranks do not agree on what was raised, or when"
-    for rank, r in raised.items():
-        if (r["type"], r["text"]) != ("Exception", loss_scale.GIVEN_UP):
-            yield f"rank {rank}: not the documented exception but {r['type']}: {r['text']}"
-    if broken is None or broken >= max(r["step"] for r in raised.values()):
-        yield "every loss before that was finite"
-    for rank in records.ranks:
-        steps, setup = records.of("step", rank), records.one("setup", rank)
-        if setup is None or not setup["scaler"]["dynamic"]:
-            yield f"rank {rank} has no dynamic loss scaler"
-            continue
-        taken = steps[-1]["skipped"] if steps else 0
-        allowed = loss_scale.expected_skips(steps, setup["scaler"])
-        if taken != allowed:
-            yield f"rank {rank}: {taken} skipped steps, where the loss scaler allows {allowed}"
-
-
-exercised = loss_scale.overflowed
-picture = loss_scale.pictures
-insufficient_checks = loss_scale.insufficient_checks
-agree = loss_scale.agree
+    return fp16.raised(records)

@@ -7,7 +7,7 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import calling, followed, left_out, repeated, setting, stepping
 from scenarios.common.mutation import mutation
-from scenarios.deepspeed.fp16_overflow.mutations import no_clipping, rank_0_alone
+from scenarios.deepspeed._mutations import zero_no_clipping, zero_rank_0_alone
 
 OPTIMIZER = "deepspeed/runtime/fp16/unfused_optimizer.py"
 UNFUSED = "FP16_UnfusedOptimizer"
@@ -58,4 +58,4 @@ def twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
 
 
-MUTATIONS = (not_unscaled, stale, quartered, twice, no_clipping, rank_0_alone)
+MUTATIONS = (not_unscaled, stale, quartered, twice, zero_no_clipping, zero_rank_0_alone)

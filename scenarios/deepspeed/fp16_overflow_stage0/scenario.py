@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
+from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
-from scenarios.deepspeed.fp16_overflow import scenario as sibling
 
 SILENT = 10
 """After so many overflows at the minimum, each skipped, the run was not about to raise."""
@@ -34,7 +34,7 @@ draws a batch that does not overflow at these weights, and is taken."""
 
 
 @dataclass
-class Params(sibling.Params):
+class Params(fp16.Params):
     zero_stage: int = api.knob(0, choices=(0, 1, 2), about="stage of ZeRO")
     # Since 0.18.3 gradients at stage 0 are too small by the loss scale, and logits grow slowly.
     lr: float = api.knob(
@@ -75,40 +75,48 @@ SCENARIO = api.Scenario(
         "bf16": api.expect_clean(
             about="bf16 at ZeRO stage 0: does not overflow", params={"precision": "bf16"}
         ),
-        "control": api.expect_clean(
-            about="fp16 at stage 0, a 24th of the learning rate: the logits stay small",
+        "control": api.control(
+            "fp16 at stage 0, a 24th of the learning rate: the logits stay small",
             params={"lr": 5e-3},
-            triggers=False,
         ),
     },
 )
+oracle = loss_scale
 
-plan = sibling.plan
-run = sibling.run
+
+def run(ctx: api.Context) -> None:
+    """Train, and record each step, until all steps are done or DeepSpeed gives up."""
+    from scenarios.deepspeed import _byte_gpt as byte_gpt
+
+    with ctx.phase("init"):
+        made = byte_gpt.Training(ctx, fp16.config(ctx))
+    with ctx.phase("steps"):
+        for step in api.each(ctx.params.steps):
+            batch = made.begin(step)
+            loss = made.engine(batch)
+            made.engine.backward(loss)
+            if not made.watch.step(step, loss):
+                return
 
 
 def detect(records: api.Records) -> api.Finding | None:
     """The loss is not finite, and until the run ends steps are skipped at the smallest scale."""
     if loss_scale.exceptions(records) or not loss_scale.broke(records):
         # The exception that the sibling documents is right here; any other end is not documented.
-        found = sibling.detect(records)
+        found = fp16.raised(records)
         return None if found is None or found.documented else found
-    wasted = loss_scale.skipped_at_minimum(records)
+    wasted, last = loss_scale.skipped_at_minimum(records), records.of("step")[-1]
+    since = f" since step {wasted[0]}" if wasted else ""
     return loss_scale.finding(
         records,
         _doubts(records),
         ranks=records.ranks,
         magnitude=float(len(wasted)),
         unit="steps skipped with the loss scale at its minimum",
-        lines=[_summary(records, wasted)],
-    )
-
-
-def _summary(records: api.Records, wasted: list[int]) -> str:
-    last, since = records.of("step")[-1], f" since step {wasted[0]}" if wasted else ""
-    return (
-        f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
-        f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+        lines=[
+            f"step {last['step']}: {last['skipped']} steps skipped in all, {len(wasted)} of them"
+            f"{since} with the loss scale already at {last['loss_scale']:g}; nothing was raised"
+        ],
     )
 
 
@@ -125,11 +133,6 @@ def _doubts(records: api.Records) -> Iterator[str]:
             yield f"rank {rank}: of the steps since {wasted[0]}, only {len(wasted)} were skipped"
     if len(ends) > 1:
         yield "the ranks do not agree on the skipped steps and the loss scale"
-
-
-exercised = loss_scale.overflowed
-picture = loss_scale.pictures
-agree = loss_scale.agree
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

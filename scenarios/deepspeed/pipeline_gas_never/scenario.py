@@ -14,13 +14,10 @@ but the last; right again from 0.19.3 on.
 
 from __future__ import annotations
 
-from functools import partial
-
 from harness import api
-from scenarios.common import applied
-from scenarios.deepspeed.pipeline_gas_twice import scenario as twice
+from scenarios.deepspeed import _stages as stages
 
-Params = twice.Params
+Params = stages.Params
 
 SCENARIO = api.Scenario(
     report=(
@@ -52,28 +49,40 @@ SCENARIO = api.Scenario(
             about="0.18.2 with four stages: the factor is the same on all", ranks=4
         ),
         "one_stage": api.expect_symptom(about="0.18.2 with all layers in one stage", ranks=1),
-        "control": api.expect_clean(
-            about="0.18.2 with one micro-batch: nothing to divide by",
-            params={"micro_batches": 1},
-            triggers=False,
+        "control": api.control(
+            "0.18.2 with one micro-batch: nothing to divide by", params={"micro_batches": 1}
         ),
     },
 )
-picture = twice.picture
-plan, run = twice.plan, twice.run
-insufficient_checks = twice.insufficient_checks
+oracle = stages.Stages(
+    stages.never_divided,
+    parts=lambda at: at.params.micro_batches,
+    instead={"pipeline_gas_twice": stages.divided_again},
+)
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """All stages applied GAS times their gradient. The loss is that of plain torch."""
-    count, others = records.params.micro_batches, applied.loss_wrong(records)
-    instead = {"pipeline_gas_twice": partial(twice.divided_again, count)}
-    return applied.judged(records, lambda step: applied.times(step, count), others, instead=instead)
+def run(ctx: api.Context) -> None:
+    """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
+    from scenarios.common import regression
+
+    p = ctx.params
+    with ctx.phase("init"):
+        engine = regression.pipeline(
+            ctx,
+            regression.sgd(p.lr),
+            train_micro_batch_size_per_gpu=p.batch,
+            gradient_accumulation_steps=p.micro_batches,
+            zero_optimization={"stage": p.zero_stage},
+        )
+    data, stage = regression.rows(ctx, p.micro_batches, p.batch), regression.Stage(ctx, engine)
+    for step in api.each(p.steps):
+        stage.begin(data)
+        loss = float(engine.train_batch(iter(data)))
+        ctx.record("step", step, loss=loss, **stage.facts(p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """A step of the pipeline, even of one stage, had several micro-batches."""
-    stages = max((step["stages"] for step in records.of("step")), default=0)
-    count = records.params.micro_batches
-    text = f"a pipeline of {stages} stages accumulated over {count} micro-batches"
+    ranks, count = stages.count(records), records.params.micro_batches
+    text = f"a pipeline of {ranks} stages accumulated over {count} micro-batches"
     return api.Exercise.of(count > 1, text)

@@ -16,25 +16,10 @@ apply GAS times the gradient. Here that does not count as the documented symptom
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
 from harness import api
-from scenarios.common import applied, usual_checks
+from scenarios.deepspeed import _stages as stages
 
-
-@dataclass
-class Params(api.Knobs):
-    micro_batches: int = api.knob(
-        4, least=1, about="GAS: a step averages the gradients of this many"
-    )
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
-    steps: int = api.knob(5, least=1, about="steps of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-    zero_stage: int = api.knob(
-        1, choices=(0, 1), about="stage of ZeRO; 0.18.3 and 0.18.4 refuse 0 with an error"
-    )
-
+Params = stages.Params
 
 SCENARIO = api.Scenario(
     report=(
@@ -64,86 +49,42 @@ SCENARIO = api.Scenario(
         "four_stages": api.expect_symptom(
             about="0.19.2 with four stages: the first divides four times", ranks=4
         ),
-        "control": api.expect_clean(
-            about="0.19.2 with one micro-batch: nothing to divide by",
-            params={"micro_batches": 1},
-            triggers=False,
+        "control": api.control(
+            "0.19.2 with one micro-batch: nothing to divide by", params={"micro_batches": 1}
         ),
-        "one_stage": api.expect_clean(
-            about="0.19.2 with all layers in one stage: divided once", ranks=1, triggers=False
-        ),
+        "one_stage": api.control("0.19.2 with all layers in one stage: divided once", ranks=1),
     },
 )
-picture = partial(applied.ratios, by="stage")
-
-
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with what this stage applied."""
-    stage = {"stages": api.exactly(at.world_size), "stage": api.exactly(at.rank)}
-    losses = {"loss": api.alike(api.NUMBER), "reference_loss": api.alike(api.NUMBER)}
-    facts = {**stage, **applied.shapes(at.params.micro_batches), **losses}
-    return {"step": api.Kind(facts, api.each(at.params.steps))}
+oracle = stages.Stages(
+    stages.divided_again,
+    parts=lambda at: at.params.micro_batches,
+    found=stages.all_stages,
+    instead={"pipeline_gas_never": stages.never_divided},
+)
 
 
 def run(ctx: api.Context) -> None:
     """Train a pipeline with SGD; compare each stage's step with plain torch's gradient."""
-    import torch
-
-    from scenarios.common import linear, regression
+    from scenarios.common import regression
 
     p = ctx.params
     with ctx.phase("init"):
         engine = regression.pipeline(
             ctx,
-            partial(torch.optim.SGD, lr=p.lr),
-            gradient_clipping=0.0,
+            regression.sgd(p.lr),
             train_micro_batch_size_per_gpu=p.batch,
             gradient_accumulation_steps=p.micro_batches,
             zero_optimization={"stage": p.zero_stage},
         )
-    data = regression.rows(ctx, p.micro_batches, p.batch)
-    whole = linear.of(regression.layers(ctx.seed))
-    for step in range(1, p.steps + 1):
-        before = applied.copied(engine.module, torch.float64)
-        plain = applied.plainly(whole, regression.gathered(before), data)
+    data, stage = regression.rows(ctx, p.micro_batches, p.batch), regression.Stage(ctx, engine)
+    for step in api.each(p.steps):
+        stage.begin(data)
         loss = float(engine.train_batch(iter(data)))
-        facts = applied.facts(plain, before, applied.copied(engine.module), p.lr)
-        stage = {"stage": engine.stage_id, "stages": engine.num_stages}
-        ctx.record("step", step, loss=loss, **stage, **facts)
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """The last stage applied its gradient, and each stage before it divided by GAS once more. The
-    loss is that of plain torch."""
-    steps, count = records.of("step"), records.params.micro_batches
-    for odd in applied.loss_wrong(records):
-        return api.Finding(odd, documented=False)
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    documented = all(divided_again(count, step) for step in steps)
-    never = all(applied.times(step, count) for step in steps)
-    return applied.finding(
-        wrong,
-        [applied.described(step) for step in steps if step["step"] == wrong[0]["step"]],
-        documented=documented,
-        another="pipeline_gas_never" if never and not documented else "",
-    )
-
-
-def divided_again(count: int, step: api.Record) -> bool:
-    """Whether the step divided by ``count`` once more for every stage behind this one."""
-    return applied.times(step, float(count ** (step["stage"] + 1 - step["stages"])))
+        ctx.record("step", step, loss=loss, **stage.facts(p.lr))
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """There were several stages, and several micro-batches in a step."""
-    stages = max((step["stages"] for step in records.of("step")), default=0)
-    count = records.params.micro_batches
-    text = f"{stages} stages accumulated over {count} micro-batches"
-    return api.Exercise.of(stages > 1 and count > 1, text)
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired."""
-    return usual_checks.loss_unlike_reference(records) | applied.same_direction(records)
+    ranks, count = stages.count(records), records.params.micro_batches
+    text = f"{ranks} stages accumulated over {count} micro-batches"
+    return api.Exercise.of(ranks > 1 and count > 1, text)

@@ -6,21 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from harness import api
-from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
+from scenarios.common.edits import calling, followed, repeated, setting, stepping
 from scenarios.common.mutation import mutation
+from scenarios.deepspeed._tied_mutations import one_left_out, summed_twice
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
 PIPE = "deepspeed/runtime/pipe/engine.py"
-
-
-@mutation(
-    "summed_twice",
-    PIPE,
-    "PipelineEngine._exec_reduce_tied_grads",
-    "sums the tied gradients over the stages twice",
-)
-def summed_twice(function: Any) -> api.Edits:
-    yield from repeated(calling(function, "all_reduce"))
 
 
 @mutation(
@@ -28,16 +19,6 @@ def summed_twice(function: Any) -> api.Edits:
 )
 def stepped_twice(function: Any) -> api.Edits:
     yield from repeated(stepping(function))
-
-
-@mutation(
-    "one_weight_left_out",
-    OPTIMIZER,
-    "BF16_Optimizer._update_hp_grad",
-    "never gathers the gradient of the fourth weight of a stage",
-)
-def left_out(function: Any) -> api.Edits:
-    yield from guarded(calling(function, "add_"), "param_idx != 3")
 
 
 @mutation(
@@ -64,7 +45,7 @@ def last_micro_batch(function: Any) -> api.Edits:
 MUTATIONS = (
     summed_twice,
     stepped_twice,
-    left_out,
+    one_left_out,
     halved,
     last_micro_batch,
     replace(stepped_twice, variant="buggy"),

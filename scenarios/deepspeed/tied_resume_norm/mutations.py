@@ -6,41 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from harness import api
-from scenarios.common.edits import calling, guarded, left_out, repeated, stepping
+from scenarios.common.edits import repeated, stepping
 from scenarios.common.mutation import mutation
+from scenarios.deepspeed._tied_mutations import no_layer, no_masters, no_moments
 
 OPTIMIZER = "deepspeed/runtime/bf16_optimizer.py"
 MODULE = "deepspeed/runtime/pipe/module.py"
-
-
-@mutation(
-    "masters_not_loaded",
-    OPTIMIZER,
-    "BF16_Optimizer._load_legacy_checkpoint",
-    "loads the weights, and leaves the fp32 masters as initialised",
-)
-def no_masters(function: Any) -> api.Edits:
-    yield from left_out(calling(function, "copy_"))
-
-
-@mutation(
-    "moments_not_loaded",
-    OPTIMIZER,
-    "BF16_Optimizer._load_legacy_checkpoint",
-    "loads weights and masters, but AdamW starts again",
-)
-def no_moments(function: Any) -> api.Edits:
-    yield from left_out(calling(function, "load_state_dict"))
-
-
-@mutation(
-    "second_layer_not_loaded",
-    MODULE,
-    "PipelineModule.load_state_dir",
-    "leaves the second layer of each stage as initialised",
-)
-def no_layer(function: Any) -> api.Edits:
-    yield from guarded(calling(function, "load_state_dict"), "idx != 1")
 
 
 @mutation(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scenarios.deepspeed.tied_grad_reduce.mutations import left_out, summed_twice
-from scenarios.deepspeed.tied_resume_norm.mutations import no_layer, no_masters, no_moments
+from scenarios.deepspeed._tied_mutations import (
+    no_layer,
+    no_masters,
+    no_moments,
+    one_left_out,
+    summed_twice,
+)
 
 MUTATIONS = (
     no_masters,
@@ -13,5 +18,5 @@ MUTATIONS = (
     summed_twice,
     replace(no_layer, variant="buggy"),
     replace(no_moments, variant="buggy"),
-    replace(left_out, variant="clipping"),
+    replace(one_left_out, variant="clipping"),
 )

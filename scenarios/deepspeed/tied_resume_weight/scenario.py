@@ -32,7 +32,7 @@ from harness import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
 from scenarios.deepspeed._history import LOAD_RAISES, NEVER_TAKEN
-from scenarios.deepspeed.tied_grad_reduce.scenario import DEFECT as REDUCE_DEFECT
+from scenarios.deepspeed._tied_defect import DEFECT as REDUCE_DEFECT
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import calling, followed, guarded, repeated, setting, stepping
 from scenarios.common.mutation import mutation
-from scenarios.deepspeed.clip_max_for_min.mutations import not_reduced
+from scenarios.deepspeed._mutations import not_reduced
 
 ENGINE = "deepspeed/runtime/engine.py"
 SCHEDULES = "deepspeed/runtime/lr_schedules.py"

@@ -14,6 +14,7 @@ do not set the rates of the optimizer's groups in ``__init__``. The fix sets the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,45 +66,63 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.15.3"),
-        "control": api.expect_clean(
-            about="0.15.2 with the schedule's first rate as the optimizer's own",
-            params={"own": "low"},
-            triggers=False,
+        "control": api.control(
+            "0.15.2 with the schedule's first rate as the optimizer's own", params={"own": "low"}
         ),
     },
 )
-picture = schedule.rates
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The schedule's class; the rate of each step; what the engine reports after it, and what it
-    applied. Because steps are measured in rates of 1, ``ratio`` is the rate that was applied."""
-    steps = api.each(at.params.steps)
-    facts = {"loss": api.NUMBER, "logged": schedule.RATES, **applied.shapes(1)}
-    return {
-        "schedule": api.Kind({"name": api.exactly(SCHEDULE)}),
-        "rate": api.Kind({"rates": schedule.RATES}, steps),
-        "step": api.Kind(facts, steps),
-    }
+def own_first(wrong: Sequence[schedule.Deviation], records: api.Records) -> bool:
+    """The first step used the optimizer's own rate, and all others the schedule's. Each step moved
+    the weights by its rate times the gradient, and the next step's rate was logged."""
+    return all(each.step == 1 and each.rate == records.params.own_rate for each in wrong)
+
+
+def warmup(p: Params, step: int) -> float:
+    """WarmupLR's rate: the lowest in its own first step, which is the optimizer's second."""
+    return p.low + (p.high - p.low) * min(max(step - 2, 0) / p.warmup, 1.0)
+
+
+def odd(records: api.Records) -> Iterator[str]:
+    """Other faults: of the groups, the movements, the logged rates and the losses."""
+    yield from schedule.groups_wrong(records)
+    yield from schedule.not_moved(records)
+    yield from schedule.logged_wrong(records, partial(warmup, records.params))
+    yield from applied.loss_wrong(records, parts=True)
+
+
+def logged_unlike(records: api.Records) -> dict[str, bool]:
+    """The rate that the engine reports after a step is that of the next one."""
+    beyond = any(schedule.logged_wrong(records, partial(warmup, records.params)))
+    return {"a rate that is logged is not the schedule's": beyond}
+
+
+oracle = schedule.Scheduled(
+    own_first,
+    warmup,
+    SCHEDULE,
+    facts=lambda at: {"logged": schedule.RATES, **applied.shapes(1)},
+    odd=odd,
+    picture=schedule.rates("with the bug, the first step uses another rate than the schedule's"),
+    checks=[usual_checks.loss_ends_higher, logged_unlike],
+)
 
 
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD under WarmupLR; record the rate of each step."""
-    import torch
-
     from scenarios.common import linear, regression
     from scenarios.deepspeed import _rates as rates
 
     p = ctx.params
-    warmup = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}
+    rates_of = {"warmup_min_lr": p.low, "warmup_max_lr": p.high, "warmup_num_steps": p.warmup}
     with ctx.phase("init"):
         engine = regression.engine(
             ctx,
-            partial(torch.optim.SGD, lr=p.own_rate),
-            gradient_clipping=0.0,
+            regression.sgd(p.own_rate),
             train_micro_batch_size_per_gpu=p.batch,
             zero_optimization={"stage": 0},
-            scheduler={"type": SCHEDULE, "params": {**warmup, "warmup_type": "linear"}},
+            scheduler={"type": SCHEDULE, "params": {**rates_of, "warmup_type": "linear"}},
         )
         rates.watch(ctx.record, engine.optimizer)
     ctx.record("schedule", name=type(engine.lr_scheduler).__name__)
@@ -115,40 +134,8 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=loss, logged=logged, **update.facts(1.0))
 
 
-def _formula(params: Params, step: int) -> float:
-    """WarmupLR's rate: the lowest in its own first step, which is the optimizer's second."""
-    done = min(max(step - 2, 0) / params.warmup, 1.0)
-    return params.low + (params.high - params.low) * done
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """The first step used the optimizer's own rate, and all others the schedule's. Each step moved
-    the weights by its rate times the gradient, and the next step's rate was logged."""
-    params = records.params
-    formula = partial(_formula, params)
-    odd = [
-        *schedule.groups_wrong(records),
-        *schedule.not_moved(records),
-        *schedule.logged_wrong(records, formula),
-        *applied.loss_wrong(records, parts=True),
-    ]
-    if odd:
-        return api.Finding("\n".join(odd[:3]), documented=False)
-    wrong = schedule.deviations(records, formula)
-    documented = all(each.step == 1 and each.rate == params.own_rate for each in wrong)
-    return schedule.finding(wrong, documented=documented) if wrong else None
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Steps were taken under a warmup that starts at another rate than the optimizer's own."""
     own, low, steps = records.params.own_rate, records.params.low, len(records.of("rate", 0))
     text = f"the optimizer's own rate is {own:g}, the schedule's first {low:g}; {steps} steps"
     return api.Exercise.of(own != low and steps > 0, f"{text} under {SCHEDULE}", text)
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired: the loss falls, and the rate that the
-    engine reports after a step is that of the next one."""
-    beyond = any(schedule.logged_wrong(records, partial(_formula, records.params)))
-    logged = {"a rate that is logged is not the schedule's": beyond}
-    return usual_checks.loss_ends_higher(records) | logged

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from harness import api
 from scenarios.megatron_core import _moe_shares as shares
-from scenarios.megatron_core.moe_aux_tensor_parallel.fix import times_ranks
+from scenarios.megatron_core._moe_fix import times_ranks
 
 
 @dataclass
@@ -61,12 +61,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with the change of 0.19.0", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="0.16.1 without calculate_per_token_loss",
-            params={"per_token": False},
-            triggers=False,
+        "control": api.control(
+            "0.16.1 without calculate_per_token_loss", params={"per_token": False}
         ),
-        "one_rank": api.expect_clean(about="0.16.1 on one rank", ranks=1, triggers=False),
+        "one_rank": api.control("0.16.1 on one rank", ranks=1),
         "masked": api.expect_clean(
             about="0.16.1 with a padding mask: another bug doubles what this one halves",
             params={"masked": True},
@@ -76,7 +74,15 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-plan, picture, insufficient_checks = shares.plan, shares.picture, shares.insufficient_checks
+
+
+def divided(records: api.Records) -> float:
+    """Each step applied 1/ranks of the auxiliary loss's gradient, and all of the task's."""
+    return 1 / len(records.ranks)
+
+
+oracle = shares.Scaled(divided)
+exercised = shares.shared
 
 
 def run(ctx: api.Context) -> None:
@@ -86,14 +92,3 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     with ctx.phase("steps"):
         router.train(ctx, p.lr, per_token=p.per_token, masked=p.masked)
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step applied 1/ranks of the auxiliary loss's gradient, and all of the task's."""
-    return shares.scaled(records, 1 / len(records.ranks))
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The ranks shared the sequence, the loss was one per token, and the auxiliary loss had a
-    gradient."""
-    return shares.shared(records)

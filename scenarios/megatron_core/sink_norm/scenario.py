@@ -85,9 +85,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="0.16.1 without sinks", params={"sinks": False}, triggers=False
-        ),
+        "control": api.control("0.16.1 without sinks", params={"sinks": False}),
         "sinks": api.expect_symptom(
             about="0.16.1, all other weights are frozen", params={"only_sinks": True}
         ),

@@ -10,7 +10,6 @@ merge multiplies only the product of the weights, and adds the bias as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
@@ -47,12 +46,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.0"),
-        "control": api.expect_clean(
-            about="0.15.2 without lora_bias", params={"bias": False}, triggers=False
-        ),
-        "unscaled": api.expect_clean(
-            about="0.15.2 with alpha and r equal", params={"alpha": 4}, triggers=False
-        ),
+        "control": api.control("0.15.2 without lora_bias", params={"bias": False}),
+        "unscaled": api.control("0.15.2 with alpha and r equal", params={"alpha": 4}),
         "remedy": api.expect_clean(
             about="0.15.2, the biases are scaled right before the merge", params={"scaled": True}
         ),
@@ -148,20 +143,16 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the loss before the training, after it, and after the merge."""
-    yield api.Bars(
-        "The loss of the same rows",
-        "with the bug the merged model has another loss than the trained one; without it, the same",
-        [
-            (variant, name, value)
-            for variant, records in trials.items()
-            for found in records.of("merged")
-            for name, value in (
-                ("before the training", found["losses"][0]),
-                ("trained", found["losses"][-1]),
-                ("merged", found["merged_loss"]),
-            )
-        ],
-        "mean squared error",
-    )
+def _losses(records: api.Records) -> list[tuple[str, float]]:
+    (found,) = records.of("merged")
+    first, *_, trained = found["losses"]
+    named = {"before the training": first, "trained": trained, "merged": found["merged_loss"]}
+    return list(named.items())
+
+
+picture = api.bars(
+    "The loss of the same rows",
+    "with the bug the merged model has another loss than the trained one; without it, the same",
+    _losses,
+    "mean squared error",
+)

@@ -12,7 +12,6 @@ true. The embedding's second matrix is called ``lora_embedding_B``, so it does n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
@@ -50,15 +49,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.21.0"),
-        "control": api.expect_clean(
-            about="0.20.0 without an adapter of the embedding",
-            params={"adapted": False},
-            triggers=False,
+        "control": api.control(
+            "0.20.0 without an adapter of the embedding", params={"adapted": False}
         ),
-        "equal": api.expect_clean(
-            about="0.20.0, where the embedding should have the plain rate",
-            params={"embedding": 0.05},
-            triggers=False,
+        "equal": api.control(
+            "0.20.0, where the embedding should have the plain rate", params={"embedding": 0.05}
         ),
     },
 )
@@ -167,15 +162,14 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of the rates of the last step."""
-    yield api.Bars(
-        "The rate of each matrix, as a multiple of the plain rate",
-        "with the bug the embedding's matrices have the plain rate; without it, their own",
-        [
-            (variant, name, rate / records.params.lr)
-            for variant, records in trials.items()
-            for name, rate in _rates(records.of("step")[-1]).items()
-        ],
-        "times the plain rate",
-    )
+def _of_plain(records: api.Records) -> list[tuple[str, float]]:
+    rates = _rates(records.of("step")[-1])
+    return [(name, rate / records.params.lr) for name, rate in rates.items()]
+
+
+picture = api.bars(
+    "The rate of each matrix, as a multiple of the plain rate",
+    "with the bug the embedding's matrices have the plain rate; without it, their own",
+    _of_plain,
+    "times the plain rate",
+)

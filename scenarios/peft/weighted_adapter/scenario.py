@@ -14,7 +14,6 @@ request 3449 does. As of 0.21.2 no release contains that pull request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
@@ -70,9 +69,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="0.21.2 with plain LoRA", params={"kind": "lora"}, triggers=False
-        ),
+        "control": api.control("0.21.2 with plain LoRA", params={"kind": "lora"}),
         "lora_bias": api.expect_symptom(
             about="0.21.2 with lora_bias", params={"kind": "lora_bias"}
         ),
@@ -143,7 +140,7 @@ def exercised(records: api.Records) -> api.Exercise:
     (found,), kind = records.of("combined"), records.params.kind
     text = f"an adapter with {kind} was combined; the active adapter is {found['adapters']}"
     met = found["adapters"] == ["sum"] and found["effect"] > 0
-    return api.Exercise.of(met, "", f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
+    return api.Exercise.needs(met, f"not combined: {text}") & api.Exercise.of(kind != "lora", text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
@@ -152,14 +149,9 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return {"the combined adapter is not active": found["adapters"] != ["sum"]}
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """A picture of how far the combined adapter is from its only part."""
-    yield api.Bars(
-        "How far a combination of one adapter is from that adapter",
-        "with the bug its effect is another one",
-        [
-            (variant, "weight 1", float(records.of("combined")[0]["from_right"]))
-            for variant, records in trials.items()
-        ],
-        "of the right effect",
-    )
+picture = api.bars(
+    "How far a combination of one adapter is from that adapter",
+    "with the bug its effect is another one",
+    lambda records: [("weight 1", float(records.of("combined")[0]["from_right"]))],
+    "of the right effect",
+)

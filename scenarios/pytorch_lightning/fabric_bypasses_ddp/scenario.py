@@ -52,10 +52,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.2"),
-        "control": api.expect_clean(
-            about="2.0.1, the loop calls the model itself",
-            params={"method": "forward"},
-            triggers=False,
+        "control": api.control(
+            "2.0.1, the loop calls the model itself", params={"method": "forward"}
         ),
         "fixed_other_name": api.expect_symptom(
             "2.0.2",
@@ -64,14 +62,7 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-detect = unreduced.detect
-insufficient_checks = unreduced.insufficient_checks
-picture = unreduced.picture
-
-
-def plan(at: api.Position) -> api.Plan:
-    """Whether DDP wraps the model, and the steps."""
-    return {"wrapped": api.Kind({"ddp": api.FLAG}), "step": unreduced.steps(at)}
+oracle = unreduced.Unreduced(lambda at: {"wrapped": api.Kind({"ddp": api.FLAG})})
 
 
 def run(ctx: api.Context) -> None:

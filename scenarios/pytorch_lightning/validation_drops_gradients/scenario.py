@@ -59,10 +59,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),
-        "control": api.expect_clean(
-            about="2.0.9 with validations at the ends of windows only",
-            params={"validate_every": 4},
-            triggers=False,
+        "control": api.control(
+            "2.0.9 with validations at the ends of windows only", params={"validate_every": 4}
         ),
         "remedy": api.expect_clean(
             about="2.0.9 with a module whose zero_grad does nothing", params={"own_zero_grad": True}
@@ -71,12 +69,23 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step. The ranks hold replicas, so all ranks apply the same gradient.
-    ``before_validation``: how many of its micro-batches came before a validation."""
-    shapes = {"before_validation": api.SIZE, **applied.shapes(at.params.accumulation)}
-    same = {name: api.alike(shape) for name, shape in shapes.items()}
-    return {"step": api.Kind({"loss": api.NUMBER, **same}, api.each(at.params.steps))}
+def only_after(step: api.Record, _: api.Records) -> bool:
+    """Each step applied the gradients of the micro-batches after its last validation, each with its
+    right weight, and nothing of those before. The losses are plain torch's."""
+    return all(
+        api.near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
+        for number, share in enumerate(step["micro"])
+    )
+
+
+oracle = applied.Applied(
+    only_after,
+    parts=lambda at: at.params.accumulation,
+    facts=lambda at: {"before_validation": api.SIZE},  # micro-batches that came before one
+    replicas=True,
+    loss="parts",
+    checks=[usual_checks.loss_ends_higher],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -86,20 +95,6 @@ def run(ctx: api.Context) -> None:
     training.fit(ctx)
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each step applied the gradients of the micro-batches after its last validation, each with its
-    right weight, and nothing of those before. The losses are plain torch's."""
-    return applied.judged(records, _only_after, applied.loss_wrong(records, parts=True))
-
-
-def _only_after(step: api.Record) -> bool:
-    """Whether exactly the micro-batches after the step's last validation count."""
-    return all(
-        api.near(share, 0 if number < step["before_validation"] else 1, within=1e-3)
-        for number, share in enumerate(step["micro"])
-    )
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """A validation ran between two micro-batches of a step."""
     hit = {step["step"] for step in records.of("step") if step["before_validation"]}
@@ -107,11 +102,3 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(
         bool(hit), f"a validation ran inside steps {text}", "no validation ran inside a step"
     )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """Checks that miss this bug, and whether they fired. Grading compares the ranks."""
-    return usual_checks.loss_ends_higher(records)
-
-
-picture = applied.ratios

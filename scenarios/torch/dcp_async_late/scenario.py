@@ -16,7 +16,6 @@ copies, so that path is right (variant ``by_id``); in 2.6 both paths had the bug
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -80,11 +79,8 @@ SCENARIO = api.Scenario(
             about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="2.6's stager; each step waits for the file",
-            params={"wait": True},
-            defects=(UNCOPIED,),
-            triggers=False,
+        "control": api.control(
+            "2.6's stager; each step waits for the file", params={"wait": True}, defects=(UNCOPIED,)
         ),
         "by_id": api.expect_clean(
             about="2.6's stager; through checkpoint_id, where the release has another one",
@@ -195,16 +191,9 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How far each checkpoint is from the weights of its own step."""
-    bars = [
-        (variant, f"step {one['step']}", float(one["own"]))
-        for variant, records in trials.items()
-        for one in records.of("saved", 0)
-    ]
-    yield api.Bars(
-        "How far a checkpoint is from the weights of its step",
-        "with the bug each checkpoint holds the weights of the next step",
-        bars,
-        "greatest difference",
-    )
+picture = api.bars(
+    "How far a checkpoint is from the weights of its step",
+    "with the bug each checkpoint holds the weights of the next step",
+    lambda records: ((f"step {s['step']}", float(s["own"])) for s in records.of("saved", 0)),
+    "greatest difference",
+)

@@ -17,12 +17,12 @@ and ``kept``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from harness import api
 from scenarios.common import edits
+from scenarios.torch import _resumed as resumed
 
 FITS = "torch>=2.4"
 """Releases whose ``load`` gives back what it has loaded."""
@@ -103,17 +103,15 @@ SCENARIO = api.Scenario(
             defects=(COPIED, KEPT),
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="both edits, with a rate that is the constructor's and an epoch that is 0",
+        "control": api.control(
+            "both edits, with a rate that is the constructor's and an epoch that is 0",
             params={"saved": 1.0, "done": 1},
             defects=(COPIED, KEPT),
-            triggers=False,
         ),
-        "stateful": api.expect_clean(
-            about="both edits, with an object that has state_dict and load_state_dict",
+        "stateful": api.control(
+            "both edits, with an object that has state_dict and load_state_dict",
             params={"form": "stateful"},
             defects=(COPIED, KEPT),
-            triggers=False,
         ),
         "copied": api.expect_clean(about="the first edit alone", defects=(COPIED,)),
         "kept": api.expect_clean(about="the second edit alone", defects=(KEPT,)),
@@ -225,20 +223,12 @@ class Training:
         self.epoch = states["progress"]["epoch"]
 
 
-def _both(records: api.Records) -> Iterator[tuple[api.Record, api.Record]]:
-    """Each step of the resumed launch, with the same step of the uninterrupted one."""
-    steps = records.of("step")
-    whole = {(s["rank"], s["step"]): s for s in steps if s["launch"] == "whole"}
-    yield from ((s, whole[s["rank"], s["step"]]) for s in steps if s["launch"] == "resumed")
-
-
 def detect(records: api.Records) -> api.Finding | None:
     """The resumed run has the constructor's rate and epoch 0. All that is a tensor is right."""
-    p, loaded, pairs = records.params, records.of("loaded"), list(_both(records))
+    p, loaded, pairs = records.params, records.of("loaded"), list(resumed.both(records))
     odd = [
         f"rank {s['rank']}, step {s['step']} moved by a rate of {s['moved']:.3g}"
-        for s in records.of("step")
-        if not api.near(s["moved"], s["rate"], share=1e-3)
+        for s in resumed.otherwise_moved(records)
     ]
     odd += [
         f"rank {one['rank']} loaded {name} that differ by {one[name]:.3g} from the saved"
@@ -281,7 +271,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Weights and momentum are as they were saved, and the first loss is the right one."""
-    loaded, pairs = records.of("loaded"), list(_both(records))
+    loaded, pairs = records.of("loaded"), list(resumed.both(records))
     first = [pair for pair in pairs if pair[0]["step"] == pairs[0][0]["step"]]
     return {
         "the loaded weights differ": any(one["weights"] for one in loaded),
@@ -290,17 +280,4 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """The rate of each step, without and with an interruption."""
-    points = [
-        (f"{variant}: {step['launch']}", float(step["step"]), float(step["rate"]))
-        for variant, records in trials.items()
-        for step in records.of("step", 0)
-    ]
-    yield api.Lines(
-        "The learning rate of each step",
-        "with the bug the resumed training has the constructor's rate",
-        points,
-        y="learning rate",
-        stairs=True,
-    )
+picture = resumed.rates("with the bug the resumed training has the constructor's rate")

@@ -99,18 +99,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with a tensor as output",
-            params={"output": "tensor"},
-            triggers=False,
-        ),
-        "tuple": api.expect_clean(
-            about="the release, with a tuple as output", params={"output": "tuple"}, triggers=False
-        ),
-        "dynamic": api.expect_clean(
-            about="the release, with a dataclass and without static_graph",
-            params={"static_graph": False},
-            triggers=False,
+        "control": api.control("the release, with a tensor as output", params={"output": "tensor"}),
+        "tuple": api.control("the release, with a tuple as output", params={"output": "tuple"}),
+        "dynamic": api.control(
+            "the release, with a dataclass and without static_graph", params={"static_graph": False}
         ),
         "plain_class": api.expect_symptom(
             about="the release, with an object of a plain class as output",
@@ -123,16 +115,17 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-detect = unreduced.detect
-insufficient_checks = unreduced.insufficient_checks
-picture = unreduced.picture
+TYPES = {"dataclass": "Output", "plain_class": "Plain", "tuple": "tuple", "tensor": "Tensor"}
+"""The name of the output's type."""
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The type of the output, whether torch takes it for a leaf, and the steps."""
-    name = {"dataclass": "Output", "plain_class": "Plain", "tuple": "tuple", "tensor": "Tensor"}
-    output = {"type": api.exactly(name[at.params.output]), "found": api.FLAG, "static": api.FLAG}
-    return {"output": api.Kind(output), "step": unreduced.steps(at)}
+def output(at: api.Position) -> api.Plan:
+    """The type of the output, and whether torch finds the tensor in it."""
+    name = api.exactly(TYPES[at.params.output])
+    return {"output": api.Kind({"type": name, "found": api.FLAG, "static": api.FLAG})}
+
+
+oracle = unreduced.Unreduced(output)
 
 
 @dataclass

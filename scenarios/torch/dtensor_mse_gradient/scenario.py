@@ -18,7 +18,7 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -108,18 +108,12 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with all rows on each rank", params={"split": False}, triggers=False
+        "control": api.control("the release, with all rows on each rank", params={"split": False}),
+        "written_out": api.control(
+            "the release, with the mean of the squares", params={"loss": "written_out"}
         ),
-        "written_out": api.expect_clean(
-            about="the release, with the mean of the squares",
-            params={"loss": "written_out"},
-            triggers=False,
-        ),
-        "sum": api.expect_clean(
-            about="the release, with a sum instead of a mean",
-            params={"reduction": "sum"},
-            triggers=False,
+        "sum": api.control(
+            "the release, with a sum instead of a mean", params={"reduction": "sum"}
         ),
         "smooth_l1": api.expect_symptom(
             about="the release, with smooth_l1_loss", params={"loss": "smooth_l1_loss"}
@@ -204,18 +198,13 @@ def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
 
 def detect(records: api.Records) -> api.Finding | None:
     """Each step applied the right gradient times the number of ranks. The loss is right."""
-    steps, odd = records.of("step"), list(applied.loss_wrong(records))
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong and not odd:
-        return None
     ranks = len(records.ranks)
-    multiplied = all(applied.times(step, ranks) for step in steps)
-    lines = [*odd[:1], *map(applied.described, wrong[:1])]
-    if multiplied:
-        lines.append(
-            f"exactly that follows if each rank divides by its own 1/{ranks} of the elements"
-        )
-    return applied.finding(wrong or steps, lines, documented=multiplied and not odd)
+    return applied.explained(
+        records.of("step"),
+        lambda step: applied.times(step, ranks),
+        f"each rank divides by its own 1/{ranks} of the elements",
+        odd=list(applied.loss_wrong(records))[:1],
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -227,15 +216,7 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(fused and rows < p.rows, text)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is right and falls, the gradient's direction is right, and all ranks agree."""
-    return (
-        usual_checks.loss_unlike_reference(records)
-        | usual_checks.loss_rises(records)
-        | applied.same_direction(records)
-    )
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How much of the right gradient each step applied."""
-    yield from applied.ratios(trials)
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_unlike_reference, usual_checks.loss_rises, applied.same_direction
+)
+picture = applied.ratios

@@ -16,7 +16,7 @@ gathers the rows for a mean. The fixed variant is our remedy, which makes the ol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +94,9 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, without class weights", params=weighed("none"), triggers=False
-        ),
-        "sum": api.expect_clean(
-            about="the release, with a sum instead of a mean",
-            params={"reduction": "sum"},
-            triggers=False,
+        "control": api.control("the release, without class weights", params=weighed("none")),
+        "sum": api.control(
+            "the release, with a sum instead of a mean", params={"reduction": "sum"}
         ),
         "ignored": api.expect_symptom(
             about="the release, with ignored rows instead of class weights",
@@ -212,22 +208,14 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(p.reduction == "mean" and len(set(step["counted"])) > 1, text)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The gradient is right, all ranks report the same loss, and it falls."""
-    return applied.same_direction(records) | usual_checks.loss_rises(records)
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How far each reported loss is from the right one."""
-    bars = [
-        (variant, f"step {step['step']}", step["loss"] / step["reference_loss"])
-        for variant, records in trials.items()
+insufficient_checks = usual_checks.together(applied.same_direction, usual_checks.loss_rises)
+picture = api.bars(
+    "The reported loss, as a share of the right one",
+    "with the bug the mean of the ranks' own losses is reported",
+    lambda records: (
+        (f"step {step['step']}", step["loss"] / step["reference_loss"])
         for step in records.of("step", 0)
-    ]
-    yield api.Bars(
-        "The reported loss, as a share of the right one",
-        "with the bug the mean of the ranks' own losses is reported",
-        bars,
-        "times the right loss",
-        {"right": 1.0},
-    )
+    ),
+    "times the right loss",
+    {"right": 1.0},
+)

@@ -90,15 +90,11 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with both ranks in one sharding group",
-            params={"shards": 2},
-            triggers=False,
+        "control": api.control(
+            "the release, with both ranks in one sharding group", params={"shards": 2}
         ),
-        "no_shard": api.expect_clean(
-            about="the release, with NO_SHARD and without a mesh",
-            params={"strategy": "NO_SHARD"},
-            triggers=False,
+        "no_shard": api.control(
+            "the release, with NO_SHARD and without a mesh", params={"strategy": "NO_SHARD"}
         ),
         "zero2": api.expect_symptom(
             about="the release, with _HYBRID_SHARD_ZERO2",
@@ -111,18 +107,20 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-insufficient_checks = unreduced.insufficient_checks
-picture = unreduced.picture
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The groups' sizes, and the steps."""
-    groups = {
-        "strategy": api.exactly(at.params.strategy),
-        "shards": api.COUNT,
-        "replicas": api.COUNT,
-    }
-    return {"groups": api.Kind(groups), "step": unreduced.steps(at)}
+def own_divided(records: api.Records) -> float:
+    """Each rank applied its own gradient, divided by the number of ranks, instead of their mean."""
+    return 1 / len(records.ranks)
+
+
+def groups(at: api.Position) -> api.Plan:
+    """The groups' sizes."""
+    sizes = {"shards": api.COUNT, "replicas": api.COUNT}
+    return {"groups": api.Kind({"strategy": api.exactly(at.params.strategy), **sizes})}
+
+
+oracle = unreduced.Unreduced(groups, own_divided)
 
 
 def run(ctx: api.Context) -> None:
@@ -157,11 +155,6 @@ def run(ctx: api.Context) -> None:
             return applied.copied(module.module)
 
     unreduced.train(ctx, plain, module, torch.optim.SGD(module.parameters(), lr=p.lr), whole)
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """Each rank applied its own gradient, divided by the number of ranks, instead of their mean."""
-    return unreduced.own_alone(records, 1 / len(records.ranks))
 
 
 def exercised(records: api.Records) -> api.Exercise:

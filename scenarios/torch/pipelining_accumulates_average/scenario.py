@@ -20,7 +20,6 @@ divides gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,13 +122,10 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),
-        "control": api.expect_clean(
-            about="the release, with one call for each step", params={"calls": 1}, triggers=False
-        ),
-        "unscaled": api.expect_clean(
-            about="the release, with scale_grads=False and a loss that is divided as a whole",
+        "control": api.control("the release, with one call for each step", params={"calls": 1}),
+        "unscaled": api.control(
+            "the release, with scale_grads=False and a loss that is divided as a whole",
             params={"scale_grads": False},
-            triggers=False,
         ),
         "interleaved": api.expect_symptom(
             about="the release, with Interleaved1F1B", params=on("Interleaved1F1B")
@@ -154,11 +150,8 @@ SCENARIO = api.Scenario(
         "fixed_v": api.expect_clean(
             about="our remedy, with ZBVZeroBubble", params=on("ZBVZeroBubble"), defects=REMEDY
         ),
-        "fixed_unscaled": api.expect_clean(
-            about="our remedy, with scale_grads=False",
-            params={"scale_grads": False},
-            defects=REMEDY,
-            triggers=False,
+        "fixed_unscaled": api.control(
+            "our remedy, with scale_grads=False", params={"scale_grads": False}, defects=REMEDY
         ),
     },
 )
@@ -227,23 +220,18 @@ def _decayed(plain: applied.Plain, micro_batches: int) -> applied.Plain:
 
 def detect(records: api.Records) -> api.Finding | None:
     """A step applied another gradient than plain torch's: the calls' decayed sum."""
-    steps, odd = records.of("step"), []
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    for step in steps:
-        if step["loss"] is not None and not api.near(
-            step["loss"], step["reference_loss"], share=1e-3
-        ):
-            odd.append(f"the loss of step {step['step']} is {step['loss']:.5g}")
-    if not wrong and not odd:
-        return None
-    decayed = all(applied.times(step["decayed"], 1) for step in steps)
-    lines = [*odd, *map(applied.described, wrong[:1])]
-    if decayed:
-        lines.append(
-            "exactly that follows if each call divides what earlier calls have accumulated "
-            f"by {records.params.micro_batches}"
-        )
-    return applied.finding(wrong or steps, lines, documented=decayed and not odd)
+    steps = records.of("step")
+    with_loss = [step for step in steps if step["loss"] is not None]
+    return applied.explained(
+        steps,
+        lambda step: applied.times(step["decayed"], 1),
+        f"each call divides what earlier calls have accumulated by {records.params.micro_batches}",
+        odd=[
+            f"the loss of step {step['step']} is {step['loss']:.5g}"
+            for step in with_loss
+            if not api.near(step["loss"], step["reference_loss"], share=1e-3)
+        ],
+    )
 
 
 def exercised(records: api.Records) -> api.Exercise:
@@ -261,17 +249,13 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return usual_checks.loss_unlike_reference(last)
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """What the first step of rank 0 applied of each call's gradient."""
-    bars = [
-        (variant, f"call {number}", share)
-        for variant, records in trials.items()
+picture = api.bars(
+    "How much of each call's gradient was applied in the first step",
+    "with the bug each further call divides what earlier calls have accumulated",
+    lambda records: (
+        (f"call {number}", share)
         for number, share in enumerate(records.of("step", 0)[0]["micro"], 1)
-    ]
-    yield api.Bars(
-        "How much of each call's gradient was applied in the first step",
-        "with the bug each further call divides what earlier calls have accumulated",
-        bars,
-        "times the right gradient",
-        {"right": 1.0},
-    )
+    ),
+    "times the right gradient",
+    {"right": 1.0},
+)

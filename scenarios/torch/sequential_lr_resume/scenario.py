@@ -18,12 +18,12 @@ constructor repeats the steps of the epochs that are done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from harness import api
 from scenarios.common import edits
+from scenarios.torch import _resumed as resumed
 
 FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
 """A constant fraction of the rate for some epochs, then the whole rate with a decay."""
@@ -80,26 +80,20 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.expect_clean(
-            about="the release, with the scheduler's state_dict",
-            params={"resume": "state_dict"},
-            triggers=False,
+        "control": api.control(
+            "the release, with the scheduler's state_dict", params={"resume": "state_dict"}
         ),
-        "lambda": api.expect_clean(
-            about="the release, with the same rates from one LambdaLR(last_epoch=N)",
+        "lambda": api.control(
+            "the release, with the same rates from one LambdaLR(last_epoch=N)",
             params={"schedule": "lambda"},
-            triggers=False,
         ),
-        "in_warmup": api.expect_clean(
-            about="the release, resumed while the first scheduler's rate is constant",
-            params={"done": 2},
-            triggers=False,
+        "in_warmup": api.control(
+            "the release, resumed while the first scheduler's rate is constant", params={"done": 2}
         ),
-        "fixed_state_dict": api.expect_clean(
-            about="our remedy, with the scheduler's state_dict",
+        "fixed_state_dict": api.control(
+            "our remedy, with the scheduler's state_dict",
             params={"resume": "state_dict"},
             defects=(REMEDY,),
-            triggers=False,
         ),
     },
 )
@@ -173,18 +167,10 @@ def _scheduler(optimizer: Any, schedule: str, last_epoch: int) -> Any:
     return SequentialLR(optimizer, [constant, decay], milestones=[WARMUP], last_epoch=last_epoch)
 
 
-def _both(records: api.Records) -> Iterator[tuple[api.Record, api.Record]]:
-    """Each step of the resumed launch, with the same step of the uninterrupted one."""
-    whole = {step["step"]: step for step in records.of("step") if step["launch"] == "whole"}
-    for step in records.of("step"):
-        if step["launch"] == "resumed":
-            yield step, whole[step["step"]]
-
-
 def detect(records: api.Records) -> api.Finding | None:
     """After the resume the rates are not those of the uninterrupted run, but start anew."""
-    pairs = list(_both(records))
-    odd = [s for s in records.of("step") if not api.near(s["moved"], s["rate"], share=1e-3)]
+    pairs = list(resumed.both(records))
+    odd = resumed.otherwise_moved(records)
     wrong = [one for one, whole in pairs if not api.near(one["rate"], whole["rate"], share=1e-6)]
     if not wrong and not odd:
         return None
@@ -234,7 +220,7 @@ def exercised(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The counter is right, and the loss falls on."""
-    pairs = list(_both(records))
+    pairs = list(resumed.both(records))
     losses = [one["loss"] for one, _ in pairs]
     return {
         "the scheduler's last_epoch is wrong": any(a["epoch"] != b["epoch"] for a, b in pairs),
@@ -243,17 +229,4 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     }
 
 
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """The rate of each step, without and with an interruption."""
-    points = [
-        (f"{variant}: {step['launch']}", float(step["step"]), float(step["rate"]))
-        for variant, records in trials.items()
-        for step in records.of("step", 0)
-    ]
-    yield api.Lines(
-        "The learning rate of each step",
-        "with the bug the resumed training begins anew at the first epoch's rate",
-        points,
-        y="learning rate",
-        stairs=True,
-    )
+picture = resumed.rates("with the bug the resumed training begins anew at the first epoch's rate")

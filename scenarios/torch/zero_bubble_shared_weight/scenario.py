@@ -15,18 +15,15 @@ removes that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import api
-from scenarios.common import applied, usual_checks
+from scenarios.common import applied
+from scenarios.torch import _zero_bubble as zero_bubble
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-STAGES = 2
-"""On each rank."""
 
 
 @dataclass
@@ -85,17 +82,15 @@ SCENARIO = api.Scenario(
             about="the release with the fix removed", defects=(COUNTED_TWICE,)
         ),
         "fixed": api.expect_clean(about="the release as published"),
-        "control": api.expect_clean(
-            about="the fix removed, with two weights in each stage",
+        "control": api.control(
+            "the fix removed, with two weights in each stage",
             params={"shared": False},
             defects=(COUNTED_TWICE,),
-            triggers=False,
         ),
-        "unsplit": api.expect_clean(
-            about="the fix removed, with Interleaved1F1B",
+        "unsplit": api.control(
+            "the fix removed, with Interleaved1F1B",
             params={"schedule": "Interleaved1F1B"},
             defects=(COUNTED_TWICE,),
-            triggers=False,
         ),
         "v": api.expect_symptom(
             about="the fix removed, with ZBVZeroBubble",
@@ -106,23 +101,25 @@ SCENARIO = api.Scenario(
 )
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each stage of this rank in each step, beside what counting an early use twice would give."""
-    p = at.params
-    facts = {"stage": api.COUNT, **applied.shapes(1), "twice": api.held(applied.shapes(1))}
-    stages = [step for step in api.each(p.steps) for _ in range(STAGES)]
-    schedule = {
-        "type": api.exactly(f"Schedule{p.schedule}"),
-        "halves": api.COUNT,
-        "shared": api.FLAG,
-    }
-    return {
-        "schedule": api.Kind(schedule),
-        "stage": api.Kind(facts, stages),
-        "step": api.Kind(
-            {"loss": api.maybe(api.SIZE), "reference_loss": api.SIZE}, api.each(p.steps)
+def counted_twice(stage: api.Record) -> bool:
+    """All stages but the first applied a gradient that counts the early use of a weight twice."""
+    return applied.times(stage["twice"], 1)
+
+
+oracle = zero_bubble.Split(
+    counted_twice,
+    "all stages but the first count the early use twice",
+    facts=lambda at: {**applied.shapes(1), "twice": api.held(applied.shapes(1))},
+    schedule={"shared": api.FLAG},
+    picture=api.bars(
+        "The part of the first applied gradient in a wrong direction",
+        "with the bug all stages but the first have a wrong gradient",
+        lambda records: (
+            (f"stage {one['stage']}", one["off"]) for one in records.of("stage") if one["step"] == 1
         ),
-    }
+        "of its norm",
+    ),
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -149,10 +146,8 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     dist.init_process_group(ctx.lane.backend)
     pipe = pipeline.Pipeline(ctx, p.schedule, p.micro_batches, block=lambda: Twice(p.shared))
-    actions = pipe.schedule.pipeline_order[ctx.rank]
-    halves = [a for a in actions if a is not None and a.computation_type.name == "BACKWARD_WEIGHT"]
     kind = type(pipe.schedule).__name__
-    ctx.record("schedule", type=kind, halves=len(halves), shared=p.shared)
+    ctx.record("schedule", type=kind, halves=pipe.halves, shared=p.shared)
     apart = nn.Sequential(*(Twice(False) for _ in pipe.owners)).to(ctx.device)
     optimizer = torch.optim.SGD(pipe.parameters(), lr=p.lr)
     for step in api.each(p.steps):
@@ -165,10 +160,7 @@ def run(ctx: api.Context) -> None:
         optimizer.zero_grad()
         after = pipe.weights()
         for stage in pipe.blocks:
-            was, now = (
-                {n: w for n, w in weights.items() if n.startswith(f"{stage}.")}
-                for weights in (before, after)
-            )
+            was, now = (pipeline.of_stage(stage, weights) for weights in (before, after))
             right, twice = (
                 applied.Plain(plain.losses, [{n: _counted(plain, n, early, p.shared) for n in was}])
                 for early in (1, 2 if stage else 1)
@@ -193,44 +185,9 @@ def _counted(plain: applied.Plain, name: str, early: int, shared: bool) -> Tenso
     return early * gradient + plain.micro[0][name.replace("early", "late")] if shared else gradient
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """All stages but the first applied a gradient that counts the early use of a weight twice."""
-    stages = records.of("stage")
-    wrong = [one for one in stages if not applied.times(one, 1)]
-    odd = any(usual_checks.loss_unlike_reference(records).values())
-    if not wrong and not odd:
-        return None
-    twice = all(applied.times(one["twice"], 1) for one in stages)
-    lines = [f"stage {one['stage']} on {applied.described(one)}" for one in wrong[:1]]
-    if twice:
-        lines.append("exactly that follows if all stages but the first count the early use twice")
-    return applied.finding(wrong or stages, lines, documented=twice and bool(wrong) and not odd)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """The schedule split backward passes of stages that use a weight twice."""
     schedule = records.of("schedule", 0)[0]
     weights = "one weight, used twice" if schedule["shared"] else "two weights"
     text = f"{schedule['type']} split {schedule['halves']} backward passes; a stage has {weights}"
     return api.Exercise.of(schedule["halves"] > 0 and schedule["shared"], text)
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss is right for the weights of each step."""
-    return usual_checks.loss_unlike_reference(records)
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How far each stage's first gradient has a wrong direction."""
-    bars = [
-        (variant, f"stage {one['stage']}", one["off"])
-        for variant, records in trials.items()
-        for one in records.of("stage")
-        if one["step"] == 1
-    ]
-    yield api.Bars(
-        "The part of the first applied gradient in a wrong direction",
-        "with the bug all stages but the first have a wrong gradient",
-        bars,
-        "of its norm",
-    )

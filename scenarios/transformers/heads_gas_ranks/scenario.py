@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from harness import api
 from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers import _labels as labels
 from scenarios.transformers._history import BEFORE_COUNTING
 
 
@@ -71,11 +72,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(about="5.23.0, four micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.57.6"),
-        "control": api.expect_clean(
-            about="5.23.0, one micro-batch on one rank",
-            params={"accumulation": 1},
-            ranks=1,
-            triggers=False,
+        "control": api.control(
+            "5.23.0, one micro-batch on one rank", params={"accumulation": 1}, ranks=1
         ),
         "accumulation": api.expect_symptom(about="5.23.0, four micro-batches on one rank", ranks=1),
         "two_ranks": api.expect_symptom(
@@ -84,20 +82,27 @@ SCENARIO = api.Scenario(
         "masked_lm": api.expect_symptom(
             about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
         ),
-        "llama": api.expect_clean(
-            about="5.23.0 with LLaMA's head, which divides the loss itself",
-            params={"head": "llama"},
-            triggers=False,
+        "llama": api.control(
+            "5.23.0 with LLaMA's head, which divides the loss itself", params={"head": "llama"}
         ),
     },
 )
-picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with what it applied."""
-    step = {"labels": api.many(api.COUNT, least=1), **applied.shapes()}
-    return {"step": api.Kind(step, api.each(at.params.steps))}
+def multiplied(_: api.Record, records: api.Records) -> bool:
+    """Each update is the right one times the number of ranks and of micro-batches; or times the
+    number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
+    steps, ranks = records.of("step"), len(records.ranks)
+    factors = (ranks * records.params.accumulation, ranks)
+    return any(all(applied.times(step, factor) for step in steps) for factor in factors)
+
+
+oracle = applied.Applied(
+    multiplied,
+    facts=labels.facts,
+    instead={"trainer_gas_never": labels.never_divided},
+    checks=[applied.same_direction],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -110,33 +115,10 @@ def run(ctx: api.Context) -> None:
         made.train()
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each update is the right one times the number of ranks and of micro-batches; or times the
-    number of ranks alone, where ``trainer_gas_twice`` divides by the micro-batches once more."""
-    steps, ranks, count = records.of("step"), len(records.ranks), records.params.accumulation
-    multiplied = any(
-        all(applied.times(step, factor) for step in steps) for factor in (ranks * count, ranks)
-    )
-    instead = {"trainer_gas_never": lambda step: applied.times(step, count)} if ranks > 1 else {}
-    return applied.judged(records, lambda _: multiplied, instead=instead)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested, of a model
     whose head computes a plain mean."""
     divides = records.params.head == "llama"
-    return divided(records) & api.Exercise.of(not divides, "", "the head divides the loss itself")
-
-
-def divided(records: api.Records) -> api.Exercise:
-    """Several ranks or several micro-batches made each step, as many as were requested."""
-    steps, wanted = records.of("step"), records.params.accumulation
-    counts = sorted({len(step["labels"]) for step in steps})
-    ranks = len(records.ranks)
-    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return api.Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & api.Exercise.of(
-        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
+    return labels.divided(records) & api.Exercise.needs(
+        not divides, "the head divides the loss itself"
     )
-
-
-insufficient_checks = applied.same_direction

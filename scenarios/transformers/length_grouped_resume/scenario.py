@@ -17,14 +17,11 @@ the sampler of evaluations only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import api
 from scenarios.common.companions import OLD_ACCELERATE
-
-BATCH = 4
-"""Rows of a step; ``loop.BATCH``."""
+from scenarios.transformers import _resumed_rows as resumed
 
 
 @dataclass
@@ -58,26 +55,15 @@ SCENARIO = api.Scenario(
     known_upstream=False,
     files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
     ranks=1,
-    launches=("whole", "save", "resume"),
+    launches=resumed.LAUNCHES,
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.39.3"),
-        "control": api.expect_clean(
-            about="5.23.0 with the default sampler", params={"grouped": False}, triggers=False
-        ),
-        "first_epoch": api.expect_clean(
-            about="5.23.0, resumed within the first epoch", params={"stop": 2}, triggers=False
-        ),
+        "control": api.control("5.23.0 with the default sampler", params={"grouped": False}),
+        "first_epoch": api.control("5.23.0, resumed within the first epoch", params={"stop": 2}),
     },
 )
-
-
-def plan(at: api.Position) -> api.Plan:
-    """The rows of each launch, in the order in which they were trained on."""
-    p = at.params
-    total = p.rows * p.epochs
-    counts = {"whole": total, "save": p.stop * BATCH, "resume": total - p.stop * BATCH}
-    return {"order": api.Kind({"rows": api.many(api.COUNT, counts[at.launch])})}
+oracle = resumed.Resumed()
 
 
 def run(ctx: api.Context) -> None:
@@ -88,24 +74,15 @@ def run(ctx: api.Context) -> None:
     ctx.record("order", rows=[row for step in given for row in step])
 
 
-def _orders(records: api.Records) -> tuple[list[int], list[int], int]:
-    """The rows of the run without a stop, those of the stopped and resumed one, and the first row
-    of the epoch of the resume."""
-    whole, save, resume = (record["rows"] for record in records.of("order"))
-    start = len(save) // records.params.rows * records.params.rows
-    return whole, [*save, *resume], start
-
-
 def detect(records: api.Records) -> api.Finding | None:
     """The resumed run goes on in the first epoch's order, so some rows of its epoch never come."""
-    whole, stopped, start = _orders(records)
+    whole, stopped = resumed.orders(records)
     if whole == stopped:
         return None
-    epoch = stopped[start : start + records.params.rows]
+    number, done = resumed.stop(records)
+    epoch = stopped[number]
     never = records.params.rows - len(set(epoch))
-    seen = records.params.stop * BATCH
-    same_before = whole[:seen] == stopped[:seen]
-    first_again = stopped[seen : start + len(epoch)] == whole[seen - start : len(epoch)]
+    same_before = [*whole[:number], whole[number][:done]] == [*stopped[:number], epoch[:done]]
     return api.Finding(
         f"resumed after step {records.params.stop}: in that epoch {len(set(epoch))} of "
         f"{len(epoch)} rows came, {never} never and {never} a second time",
@@ -113,43 +90,16 @@ def detect(records: api.Records) -> api.Finding | None:
         ranks=records.ranks,
         magnitude=never / len(epoch),
         unit="of the epoch's rows seen by nobody",
-        documented=same_before and first_again and never > 0,
+        documented=same_before and epoch[done:] == whole[0][done:] and never > 0,
     )
 
 
 def exercised(records: api.Records) -> api.Exercise:
     """Rows were grouped, and the run was resumed in the second epoch or later, within the epoch."""
     p = records.params
-    done, rest = divmod(p.stop * BATCH, p.rows)
-    return api.Exercise.of(p.grouped, "", "rows were not grouped by length") & api.Exercise.of(
+    done, rest = resumed.stop(records)
+    return api.Exercise.needs(p.grouped, "rows were not grouped by length") & api.Exercise.of(
         done > 0 and rest > 0,
         f"resumed after {rest} of {p.rows} rows of epoch {done + 1}, grouped by length",
         f"resumed in epoch {done + 1}, after {rest} of its rows",
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The number of rows is right, so it does not show the bug."""
-    whole, stopped, _ = _orders(records)
-    return {"another number of rows": len(whole) != len(stopped)}
-
-
-def picture(trials: api.Trials) -> Iterator[api.Picture]:
-    """How often each row came in the epoch of the resume."""
-    words = {0: "never", 1: "once"}
-    fields = [
-        (variant, row, "", words.get(epoch.count(row), "twice"))
-        for variant, records in trials.items()
-        for _, stopped, start in [_orders(records)]
-        for epoch in [stopped[start : start + records.params.rows]]
-        for row in range(records.params.rows)
-    ]
-    yield api.Grid(
-        "How often each row came in the epoch of the resume",
-        "with the bug some rows come twice and others never",
-        fields,
-        "row",
-        "",
-        "came",
-        wrong=("never", "twice"),
     )

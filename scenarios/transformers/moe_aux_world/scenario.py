@@ -14,6 +14,7 @@ because the model is expected to have divided all of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness import api
@@ -58,11 +59,8 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
         "fixed": api.expect_clean("4.45.2"),
-        "control": api.expect_clean(
-            about="5.23.0, one micro-batch on one rank",
-            params={"accumulation": 1},
-            ranks=1,
-            triggers=False,
+        "control": api.control(
+            "5.23.0, one micro-batch on one rank", params={"accumulation": 1}, ranks=1
         ),
         "accumulation": api.expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
         "two_ranks": api.expect_symptom(
@@ -70,13 +68,56 @@ SCENARIO = api.Scenario(
         ),
     },
 )
-picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with the shares of the task's and of the auxiliary gradient in what it applied."""
-    step = {"micro_batches": api.COUNT, **applied.shapes(2)}
-    return {"step": api.Kind(step, api.each(at.params.steps))}
+def multiplied(_: api.Record, records: api.Records) -> bool:
+    """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
+    them; the task's is right. Both are divided by the micro-batches once more where
+    ``trainer_gas_twice`` is there, too."""
+    steps, ranks, parts = records.of("step"), len(records.ranks), records.params.accumulation
+    return any(
+        all(_near(step["micro"], (task, task * factor)) for step in steps)
+        for task in (1, 1 / parts)
+        for factor in {ranks * parts, ranks, parts} - {1}
+    )
+
+
+def _near(shares: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(api.near(a, b, share=5e-3) for a, b in zip(shares, expected, strict=True))
+
+
+def found(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+    """The finding, with the shares of both gradients."""
+    lines = [
+        f"rank {step['rank']}, step {step['step']}: the task's gradient counts "
+        f"{step['micro'][0]:.4g} times, that of the auxiliary loss {step['micro'][1]:.4g} times "
+        "(right: 1 each)"
+        for step in wrong
+    ]
+    return api.Finding(
+        "\n".join(lines),
+        step=min(step["step"] for step in wrong),
+        ranks=records.ranks,
+        magnitude=max(abs(step["micro"][1] - 1) for step in wrong),
+        unit="of the right auxiliary gradient",
+    )
+
+
+def ranks_unlike(records: api.Records) -> dict[str, bool]:
+    """All ranks apply the same, so comparing them misses the bug."""
+    by_step: dict[int, set[float]] = {}
+    for step in records.of("step"):
+        by_step.setdefault(step["step"], set()).add(round(step["applied"], 5))
+    return {"the ranks apply different updates": any(len(found) > 1 for found in by_step.values())}
+
+
+oracle = applied.Applied(
+    multiplied,
+    parts=lambda at: 2,
+    facts=lambda at: {"micro_batches": api.COUNT},
+    found=found,
+    checks=[ranks_unlike],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -89,57 +130,6 @@ def run(ctx: api.Context) -> None:
         made.train()
 
 
-def _described(step: api.Record) -> str:
-    task, auxiliary = step["micro"]
-    return (
-        f"rank {step['rank']}, step {step['step']}: the task's gradient counts {task:.4g} times, "
-        f"that of the auxiliary loss {auxiliary:.4g} times (right: 1 each)"
-    )
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """The auxiliary gradient is multiplied by the ranks and by the micro-batches, or by one of
-    them; the task's is right. Both are divided by the micro-batches once more where
-    ``trainer_gas_twice`` is there, too."""
-    steps = records.of("step")
-    wrong = [step for step in steps if not applied.times(step, 1)]
-    if not wrong:
-        return None
-    ranks, parts = len(records.ranks), records.params.accumulation
-    multiplied = any(
-        all(_shares(step, task, task * factor) for step in steps)
-        for task in (1, 1 / parts)
-        for factor in {ranks * parts, ranks, parts} - {1}
-    )
-    return api.Finding(
-        "\n".join(map(_described, wrong)),
-        step=min(step["step"] for step in wrong),
-        ranks=records.ranks,
-        magnitude=max(abs(step["micro"][1] - 1) for step in wrong),
-        unit="of the right auxiliary gradient",
-        documented=multiplied,
-    )
-
-
-def _shares(step: api.Record, task: float, auxiliary: float) -> bool:
-    """Whether the two gradients have these shares; in part of what was applied they are alone."""
-    expected = zip(step["micro"], (task, auxiliary), strict=True)
-    return all(api.near(found, right, share=5e-3) for found, right in expected)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Several ranks or several micro-batches made each step, as many as were requested."""
-    steps, wanted = records.of("step"), records.params.accumulation
-    counts, ranks = sorted({step["micro_batches"] for step in steps}), len(records.ranks)
-    text = f"{len(steps)} records of steps with {wanted} micro-batches on each of {ranks} ranks"
-    return api.Exercise.of(wanted * ranks > 1, "", "one micro-batch on one rank") & api.Exercise.of(
-        counts == [wanted], text, f"the steps had {counts} micro-batches, not {wanted}"
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """All ranks apply the same, so comparing them misses the bug."""
-    by_step: dict[int, set[float]] = {}
-    for step in records.of("step"):
-        by_step.setdefault(step["step"], set()).add(round(step["applied"], 5))
-    return {"the ranks apply different updates": any(len(found) > 1 for found in by_step.values())}
+    return applied.divided(records, lambda step: int(step["micro_batches"]))

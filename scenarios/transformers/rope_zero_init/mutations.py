@@ -8,7 +8,7 @@ from typing import Any
 from harness import api
 from scenarios.common.edits import calls
 from scenarios.common.mutation import mutation
-from scenarios.transformers.rope_zero_init_v5.mutations import doubled, reflected
+from scenarios.transformers._rope_mutations import doubled, reflected
 
 LLAMA = "transformers/models/llama/modeling_llama.py"
 ZERO = "deepspeed/runtime/zero/partition_parameters.py"

@@ -7,20 +7,11 @@ from typing import Any
 
 from harness import api
 from scenarios.common.mutation import mutation
+from scenarios.transformers._rope_mutations import doubled, reflected
 
 LLAMA = "transformers/models/llama/modeling_llama.py"
 ZERO = "deepspeed/runtime/zero/partition_parameters.py"
 FREQUENCIES = "LlamaRotaryEmbedding.compute_default_rope_parameters"
-
-
-def doubled(function: Any) -> api.Edits:
-    """Replace 1.0, which is divided by the powers of the base, with 2.0."""
-    import libcst as cst
-    import libcst.matchers as m
-
-    node: Any
-    for node in m.findall(function, m.BinaryOperation(m.Float("1.0"), m.Divide())):
-        yield node, node.with_changes(left=cst.Float("2.0"))
 
 
 @mutation("doubled_frequencies", LLAMA, FREQUENCIES, "every frequency is twice the right one")
@@ -36,15 +27,6 @@ def scaled(function: Any) -> api.Edits:
     node: Any
     for node in m.findall(function, m.Assign([m.AssignTarget(m.Name("attention_factor"))])):
         yield node, node.with_changes(value=cst.Float("1.1"))
-
-
-@mutation("reflected", LLAMA, "rotate_half", "queries and keys are reflected, and not turned")
-def reflected(function: Any) -> api.Edits:
-    import libcst.matchers as m
-
-    node: Any
-    for node in m.findall(function, m.UnaryOperation(m.Minus(), m.Name("x2"))):
-        yield node, node.expression
 
 
 @mutation(

@@ -87,9 +87,7 @@ SCENARIO = api.Scenario(
             about="5.23.0 with its own guard of arange entered before zero.Init",
             params={"guard": True},
         ),
-        "control": api.expect_clean(
-            about="5.23.0 without zero.Init", params={"zero_init": False}, triggers=False
-        ),
+        "control": api.control("5.23.0 without zero.Init", params={"zero_init": False}),
     },
 )
 
@@ -137,7 +135,7 @@ def exercised(records: api.Records) -> api.Exercise:
     missing = sorted(set(FREQUENCIES) - compared)
     return (
         buffers.under_zero_init(records, "ones")
-        & api.Exercise.of(not missing, "", f"the model has no {', '.join(missing)}")
+        & api.Exercise.needs(not missing, f"the model has no {', '.join(missing)}")
         & buffers.compared_beyond(records, 1)
     )
 

@@ -12,20 +12,13 @@ back, together with the fix of ``trainer_gas_never``, and 4.48.1 corrected it ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness import api
-from scenarios.common import applied
 from scenarios.common.companions import OLD_ACCELERATE
+from scenarios.transformers import _trainer_gas as gas
 from scenarios.transformers._history import BEFORE_COUNTING
 from scenarios.transformers._normaliser import SUM, TOKENS
-from scenarios.transformers.trainer_gas_twice import scenario as sibling
 
-
-@dataclass
-class Params(sibling.Params):
-    pass
-
+Params = gas.Params
 
 SCENARIO = api.Scenario(
     report=(
@@ -53,27 +46,33 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.48.1"),
-        "control": api.expect_clean(
-            about="4.48.0 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
+        "control": api.control("4.48.0 without accumulation", params={"accumulation": 1}),
         "plain": api.expect_clean(
             about="4.48.0 with a module of your own", params={"model": "plain"}
         ),
     },
 )
-plan = sibling.plan
-run = sibling.run
-exercised = sibling.exercised
-picture = applied.ratios
-insufficient_checks = applied.same_direction
 
 
-def detect(records: api.Records) -> api.Finding | None:
+def never_divided(p: Params) -> gas.Symptom:
     """Each update and each logged loss is the right one times the number of accumulation steps."""
-    count = records.params.accumulation
-    if sibling.logged_as(records, [TOKENS]) and sibling.multiplied(records, 1 / count):
-        return sibling.judged(records, 1 / count, (), another="trainer_gas_twice")
-    wrong = any(not applied.times(step, 1) for step in records.of("step"))
-    expected = [SUM if wrong else TOKENS]
-    other = () if sibling.logged_as(records, expected) else ("the logged loss is another one",)
-    return sibling.judged(records, count, other)
+    return gas.Symptom(p.accumulation, [SUM])
+
+
+oracle = gas.Accumulated(
+    never_divided,
+    "the logged loss is another one",
+    instead={"trainer_gas_twice": lambda p: gas.Symptom(1 / p.accumulation, [TOKENS])},
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Train a tiny model; compare each applied gradient with plain torch's on the same rows."""
+    from scenarios.common.hf_trainer import logged
+    from scenarios.transformers import _trainer_rows as rows
+
+    with ctx.phase("init"):
+        made = rows.trainer(ctx)
+    with ctx.phase("steps"):
+        made.train()
+    ctx.record("logged", losses=logged(made))

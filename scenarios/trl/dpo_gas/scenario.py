@@ -56,21 +56,31 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.14.0"),
-        "control": api.expect_clean(
-            about="0.13.0 without accumulation", params={"accumulation": 1}, triggers=False
-        ),
+        "control": api.control("0.13.0 without accumulation", params={"accumulation": 1}),
     },
 )
-picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step, with what it applied; at the end, what the Trainer has logged."""
-    step = {"micro_batches": api.COUNT, **applied.shapes()}
-    return {
-        "step": api.Kind(step, api.each(at.params.steps)),
-        "logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)}),
-    }
+def multiplied(step: api.Record, records: api.Records) -> bool:
+    """Each update is the right one times the number of micro-batches."""
+    return applied.times(step, records.params.accumulation)
+
+
+def logged_unlike(records: api.Records) -> dict[str, bool]:
+    """The logged loss shows the bug with some releases of transformers."""
+    logged = records.of("logged")[0]["losses"]
+    pairs = zip(logged, records.of("step"), strict=True)
+    # The Trainer logs four decimals.
+    fired = any(not api.near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
+    return {"the logged loss is not plain torch's": fired}
+
+
+oracle = applied.Applied(
+    multiplied,
+    facts=lambda at: {"micro_batches": api.COUNT},
+    also=lambda at: {"logged": api.Kind({"losses": api.many(api.NUMBER, at.params.steps)})},
+    checks=[applied.same_direction, logged_unlike],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -93,26 +103,6 @@ def run(ctx: api.Context) -> None:
     ctx.record("logged", losses=logged(made))
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each update is the right one times the number of micro-batches."""
-    count = records.params.accumulation
-    return applied.judged(records, lambda step: applied.times(step, count))
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """Each step of the optimizer came after several micro-batches: as many as were requested."""
-    steps, wanted = records.of("step"), records.params.accumulation
-    counts = sorted({step["micro_batches"] for step in steps})
-    text = f"{len(steps)} updates came after {', '.join(map(str, counts))} micro-batches each"
-    return api.Exercise.of(wanted > 1, "", "no accumulation was requested") & api.Exercise.of(
-        counts == [wanted], text, f"{text}, but {wanted} were requested"
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The direction is right. The logged loss shows the bug with some releases of transformers."""
-    logged = records.of("logged")[0]["losses"]
-    pairs = zip(logged, records.of("step"), strict=True)
-    # The Trainer logs four decimals.
-    fired = any(not api.near(loss, step["reference_loss"], within=1e-4) for loss, step in pairs)
-    return applied.same_direction(records) | {"the logged loss is not plain torch's": fired}
+    return applied.accumulated(records, lambda step: int(step["micro_batches"]))

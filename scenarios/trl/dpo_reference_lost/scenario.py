@@ -47,19 +47,30 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.13.0"),
-        "control": api.expect_clean(
-            about="0.12.2 with a reference model", params={"reference": "given"}, triggers=False
-        ),
+        "control": api.control("0.12.2 with a reference model", params={"reference": "given"}),
     },
 )
-picture = applied.ratios
 
 
-def plan(at: api.Position) -> api.Plan:
-    """Each step: what it applied of DPO's gradient; and of that with the policy as reference."""
-    facts = {"micro_batches": api.exactly(1), **applied.shapes(1)}
-    own = api.held(applied.shapes(1))
-    return {"step": api.Kind({**facts, "own": own}, api.each(at.params.steps))}
+def own(step: api.Record, _: api.Records) -> bool:
+    """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
+    seen = step["own"]
+    return applied.times(seen, 1) and api.near(seen["reference_loss"], math.log(2), within=1e-6)
+
+
+def first_step_wrong(records: api.Records) -> dict[str, bool]:
+    """The first step is right, as the policy is still the reference."""
+    first = records.of("step")[0]
+    return {"the first step is not that of plain torch": not applied.times(first, 1)}
+
+
+oracle = applied.Applied(
+    own,
+    parts=lambda at: 1,
+    facts=lambda at: {"micro_batches": api.exactly(1), "own": api.held(applied.shapes(1))},
+    then="each step is right for a reference that is the policy itself",
+    checks=[first_step_wrong],
+)
 
 
 def run(ctx: api.Context) -> None:
@@ -85,33 +96,14 @@ def run(ctx: api.Context) -> None:
         made.train()
 
 
-def detect(records: api.Records) -> api.Finding | None:
-    """Each update is that of DPO with the policy itself as reference, whose loss is log 2."""
-    return applied.judged(
-        records, _own, then="each step is right for a reference that is the policy itself"
-    )
-
-
-def _own(step: api.Record) -> bool:
-    """Whether the step is right for a reference that is the policy itself: its loss is log 2."""
-    own = step["own"]
-    return applied.times(own, 1) and api.near(own["reference_loss"], math.log(2), within=1e-6)
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """No reference model was given, and the policy left the one that it started from."""
     last: api.Record = records.of("step")[-1]
     loss = last["reference_loss"]
-    return api.Exercise.of(
-        records.params.reference == "none", "", "a reference model was given"
+    return api.Exercise.needs(
+        records.params.reference == "none", "a reference model was given"
     ) & api.Exercise.of(
         not api.near(loss, math.log(2), within=1e-3),
         f"the loss of the last step should be {loss:.4f}, no longer log 2",
         "the policy hardly moved",
     )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The first step is right, as the policy is still the reference."""
-    first = records.of("step")[0]
-    return {"the first step is not that of plain torch": not applied.times(first, 1)}

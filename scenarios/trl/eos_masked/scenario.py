@@ -55,9 +55,7 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("0.16.1"),
-        "control": api.expect_clean(
-            about="0.16.0 with a padding token of its own", params={"pad": "own"}, triggers=False
-        ),
+        "control": api.control("0.16.0 with a padding token of its own", params={"pad": "own"}),
     },
 )
 picture = labels.trained
@@ -156,7 +154,6 @@ def exercised(records: api.Records) -> api.Exercise:
     return api.Exercise.of(dataset["pad"] == dataset["eos"], text) & labels.ended(records)
 
 
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The loss falls, and is plain torch's for these labels; and no padding is trained."""
-    losses = usual_checks.loss_ends_higher(records) | usual_checks.loss_unlike_reference(records)
-    return losses | labels.padding_trained(records)
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference, labels.padding_trained
+)

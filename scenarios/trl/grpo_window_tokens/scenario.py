@@ -59,30 +59,26 @@ SCENARIO = api.Scenario(
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.9.1"),
-        "control": api.expect_clean(
-            about="1.9.0 with one generation for each update",
-            params={"generation": 2},
-            triggers=False,
+        "control": api.control(
+            "1.9.0 with one generation for each update", params={"generation": 2}
         ),
         "often": api.expect_symptom(
             about="1.9.0 with two generations for each update: the gradients are doubled",
             params={"generation": 2, "accumulation": 4},
         ),
-        "grpo": api.expect_clean(
-            about="1.9.0 with the loss type grpo", params={"loss_type": "grpo"}, triggers=False
-        ),
+        "grpo": api.control("1.9.0 with the loss type grpo", params={"loss_type": "grpo"}),
     },
 )
-picture = applied.ratios
 
 
-def by_window(step: api.Record, p: Params) -> bool:
+def by_window(step: api.Record, records: api.Records) -> bool:
     """Each update is the right one times gradient_accumulation_steps / steps_per_generation."""
+    p = records.params
     return applied.times(step, p.accumulation / p.generation)
 
 
 oracle = applied.Applied(
-    by_window, facts={"micro_batches": api.COUNT}, checks=[applied.same_direction]
+    by_window, facts=lambda at: {"micro_batches": api.COUNT}, checks=[applied.same_direction]
 )
 
 
@@ -103,6 +99,6 @@ def exercised(records: api.Records) -> api.Exercise:
     p = records.params
     counts = sorted({step["micro_batches"] for step in records.of("step")})
     text = f"each update had {counts} micro-batches, and each generation {p.generation}"
-    return api.Exercise.of(
-        p.loss_type == "dapo", "", f"the loss type was {p.loss_type}"
+    return api.Exercise.needs(
+        p.loss_type == "dapo", f"the loss type was {p.loss_type}"
     ) & api.Exercise.of(counts == [p.accumulation] and p.accumulation != p.generation, text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -21,6 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness import api
+from harness.detectors.headroom import Headroom
+from scenarios.deepspeed import _corpus as corpus
+from scenarios.deepspeed import _first_steps as begun
+from scenarios.deepspeed import _loss_scale as loss_scale
 
 Observe = Callable[[str, Tensor], None]
 """Gets the name and the value of each tensor that enters a softmax, before any mask."""
@@ -64,6 +69,24 @@ def _accumulation(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     takes_bf16 = hasattr(constants, "DDP_BFLOAT16")
     return {} if takes_bf16 else {"data_types": {"grad_accum_dtype": "fp32"}}
+
+
+class Training:
+    """The engine, what watches its steps, and its batches."""
+
+    def __init__(self, ctx: api.Context, config: Mapping[str, Any]) -> None:
+        p, headroom = ctx.params, Headroom(warn_below=ctx.params.warn_below)
+        self.engine = engine(ctx, p.lr, config, headroom.observe)
+        text = corpus.standard_library()
+        first = begun.Watch(self.engine, partial(optimizer, lr=p.lr), p.gradient_clipping)
+        self.watch = loss_scale.Watch(ctx, self.engine, headroom, first, text.facts)
+        self._batches = text.batches(ctx, p.sequences, Shape().sequence + 1)
+
+    def begin(self, step: int) -> Tensor:
+        """Start a step; returns its batch."""
+        batch: Tensor = next(self._batches)
+        self.watch.begin(step, batch)
+        return batch
 
 
 class ByteGPT(nn.Module):

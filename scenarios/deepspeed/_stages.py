@@ -1,0 +1,73 @@
+"""Did each stage of DeepSpeed's pipeline apply plain torch's gradient of its layers?
+
+A rank records ``step`` with what ``regression.Stage`` returns, and the pipeline's ``loss``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from harness import api
+from scenarios.common import applied, usual_checks
+
+
+@dataclass
+class Params(api.Knobs):
+    """Of a pipeline that accumulates gradients."""
+
+    micro_batches: int = api.knob(
+        4, least=1, about="GAS: a step averages the gradients of this many"
+    )
+    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
+    steps: int = api.knob(5, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
+    zero_stage: int = api.knob(
+        1, choices=(0, 1), about="stage of ZeRO; 0.18.3 and 0.18.4 refuse 0 with an error"
+    )
+
+
+_by_stage = partial(applied.ratios, by="stage")
+
+
+@dataclass(frozen=True)
+class Stages(applied.Applied):
+    """The oracle of scenarios in which a stage of a pipeline applies another gradient."""
+
+    loss: Literal["", "whole", "parts"] = "whole"
+    checks: tuple[usual_checks.Check, ...] = (
+        usual_checks.loss_unlike_reference,
+        applied.same_direction,
+    )
+    picture: api.Pictures = _by_stage
+
+    def step(self, at: api.Position) -> api.Facts:
+        """The facts of a step: only the losses are the same on all ranks."""
+        losses = {"loss": api.alike(api.NUMBER), "reference_loss": api.alike(api.NUMBER)}
+        stage = {"stages": api.exactly(at.world_size), "stage": api.exactly(at.rank)}
+        return {**stage, **super().step(at), **losses}
+
+
+def all_stages(wrong: Sequence[api.Record], records: api.Records) -> api.Finding:
+    """The finding, with what all stages applied in the first wrong step."""
+    seen = [step for step in records.of("step") if step["step"] == wrong[0]["step"]]
+    return applied.finding(wrong, map(applied.described, seen), documented=True)
+
+
+def count(records: api.Records) -> int:
+    """The number of stages."""
+    return max((step["stages"] for step in records.of("step")), default=0)
+
+
+def never_divided(step: api.Record, records: api.Records) -> bool:
+    """All stages applied GAS times their gradient. The loss is that of plain torch."""
+    return applied.times(step, records.params.micro_batches)
+
+
+def divided_again(step: api.Record, records: api.Records) -> bool:
+    """The last stage applied its gradient, and each stage before it divided by GAS once more. The
+    loss is that of plain torch."""
+    behind = step["stage"] + 1 - step["stages"]
+    return applied.times(step, float(records.params.micro_batches**behind))

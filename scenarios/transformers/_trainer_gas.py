@@ -1,0 +1,142 @@
+"""By what does the Trainer divide with gradient accumulation: each update, and the logged loss?
+
+A rank records ``step`` with ``applied.facts`` and what ``_trainer_rows`` adds, and at the end
+``logged``, the losses that the Trainer has logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import api
+from scenarios.common import applied, usual_checks
+from scenarios.transformers import _normaliser as normaliser
+
+
+@dataclass
+class Params(api.Knobs):
+    accumulation: int = api.knob(
+        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
+    )
+    steps: int = api.knob(3, least=1, about="steps of training")
+    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
+    model: str = api.knob(
+        "llama",
+        choices=("llama", "plain"),
+        about="the model; only the forward of llama accepts num_items_in_batch",
+    )
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """All updates are multiplied by ``factor``, and the logged losses are of these kinds."""
+
+    factor: float
+    logged: Sequence[str]
+    """One of these ``normaliser``s gives each loss that the Trainer has logged."""
+
+    def shown(self, records: api.Records) -> bool:
+        """Whether each update and each logged loss is as described."""
+        return logged_as(records, self.logged) and multiplied(records, self.factor)
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """The oracle of scenarios whose updates are multiplied or divided by the micro-batches."""
+
+    documented: Callable[[Any], Symptom]
+    """The symptom for the scenario's ``Params``."""
+    unlike: str
+    """The message if the logged loss is another one."""
+    right: Sequence[str] = (normaliser.TOKENS,)
+    """The kinds of the logged loss if no update is wrong."""
+    instead: Mapping[str, Callable[[Any], Symptom]] = field(default_factory=dict)
+    """Other bugs of the catalogue, by name."""
+    checks: Sequence[usual_checks.Check] = (applied.same_direction,)
+    """Checks that miss the bug."""
+    picture: api.Pictures = applied.ratios
+
+    @staticmethod
+    def plan(at: api.Position) -> api.Plan:
+        """Each step, with what it applied; at the end, what the Trainer has logged."""
+        step = {
+            "tokens": api.many(api.COUNT, least=1),
+            "losses": api.many(api.NUMBER, least=1),
+            "aside": api.SIZE,
+            "rows": api.many(api.WHOLE, least=1),
+            **applied.shapes(),
+        }
+        logged = {"losses": api.many(api.NUMBER, at.params.steps)}
+        return {"step": api.Kind(step, api.each(at.params.steps)), "logged": api.Kind(logged)}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that updates are multiplied, as documented or as with another bug."""
+        p = records.params
+        for name, other in self.instead.items():
+            if other(p).factor != 1 and other(p).shown(records):
+                return _judged(records, other(p).factor, (), another=name)
+        symptom = self.documented(p)
+        wrong = any(not applied.times(step, 1) for step in records.of("step"))
+        known = logged_as(records, symptom.logged if wrong else self.right)
+        return _judged(records, symptom.factor, () if known else (self.unlike,))
+
+    @staticmethod
+    def exercised(records: api.Records) -> api.Exercise:
+        """Each step of the optimizer came after several micro-batches: as many as were
+        requested."""
+        return applied.accumulated(records, lambda step: len(step["micro"]))
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """The checks that miss this bug, and whether they fired."""
+        return usual_checks.together(*self.checks)(records)
+
+
+def multiplied(records: api.Records, factor: float) -> bool:
+    """Whether each update is the right one times ``factor``."""
+    return all(applied.times(step, factor) for step in records.of("step"))
+
+
+def _judged(
+    records: api.Records, factor: float, other: Iterable[str], another: str = ""
+) -> api.Finding | None:
+    """The finding, documented if each update is ``factor`` times the right one, and nothing else is
+    wrong; ``other`` says what else is. With ``another`` it is that bug's instead."""
+    wrong = [step for step in records.of("step") if not applied.times(step, 1)]
+    others = [*_otherwise_wrong(records), *other]
+    if wrong:
+        exactly = multiplied(records, factor) and not others
+        lines = [*others, *map(applied.described, wrong)]
+        return applied.finding(
+            wrong, lines, documented=exactly and not another, another=another if exactly else ""
+        )
+    if others:
+        return api.Finding("\n".join(others), ranks=records.ranks, documented=False)
+    return None
+
+
+def _otherwise_wrong(records: api.Records) -> Iterator[str]:
+    """What is wrong besides the size of an update."""
+    steps = records.of("step")
+    rows = [row for step in steps for row in step["rows"]]
+    if sorted(rows) != list(range(len(rows))):
+        known = len({row for row in rows if row >= 0})
+        yield f"the model was given {len(rows)} rows, only {known} of them different"
+    for step in steps:
+        if step["aside"]:
+            yield f"the weights changed by up to {step['aside']:.3g} before step {step['step']}"
+        yield from normaliser.miscounted(step, len(steps[0]["rows"]))
+
+
+def logged_as(records: api.Records, normalisers: Iterable[str]) -> bool:
+    """Whether one of these normalisers gives each loss that the Trainer has logged."""
+    steps, logged = records.of("step"), records.one("logged")
+    losses = logged["losses"] if logged else []
+    return len(losses) == len(steps) and any(
+        all(
+            name in normaliser.explains(loss, step["losses"], step["tokens"])
+            for loss, step in zip(losses, steps, strict=True)
+        )
+        for name in normalisers
+    )
