@@ -288,7 +288,7 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
 ) -> None:
     good = (ROOT / catalog.file("warmup_first_step")).read_text()
     assert "knob(" in good
-    wrong = "class Params(Knobs):\n    lr: float = knob(-1.0, above=0, about='')\n"
+    wrong = "class Params(api.Knobs):\n    lr: float = api.knob(-1.0, above=0, about='')\n"
     scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{wrong}")
     catalog.forget()
     pretend(monkeypatch)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,8 +197,12 @@ def site(tmp_path: Path) -> Path:
 
 def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -> None:
     os.link(site / NAME / "loader.py", site.parent / "another overlay's")
-    diff, files = patch.apply(CHANGE, site, {NAME: "1.0"})
-    assert files == {f"{NAME}/loader.py"}
+    compiled = site / NAME / "__pycache__" / "loader.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.write_bytes(b"of the original")
+    assert patch.files(CHANGE, {NAME: "1.0"}) == {f"{NAME}/loader.py"}
+    diff = patch.apply(CHANGE, site, {NAME: "1.0"})
+    assert not compiled.exists(), "compiling would write through its link to another overlay"
     assert (site / NAME / "loader.py").read_text() == "first\nchanged\nthird\n"
     assert (site.parent / "another overlay's").read_text() == "first\nsecond\nthird\n"
     assert "+changed" in diff
@@ -218,8 +223,9 @@ def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -
 def test_a_patch_that_does_not_fit_says_where(
     site: Path, change: str, error: type[HarnessError], message: str
 ) -> None:
+    ask = patch.files if error is UserError else partial(patch.apply, site=site)
     with pytest.raises(error, match=message):
-        patch.apply(change, site, {NAME: "1.0"})
+        ask(change, pins={NAME: "1.0"})
 
 
 @pytest.mark.parametrize("text", ["", "no diff\n", "--- a/x.py\n+++ b/x.py\n@@ -1,5 +1 @@\n-a\n"])

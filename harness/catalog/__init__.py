@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 import scenarios
-from harness.api.spec import Scenario
+from harness.api.spec import FIXED, Defect, Scenario
 from harness.system.errors import HarnessError, UserError
 from harness.system.text import complaint
 
@@ -29,7 +29,7 @@ ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agre
 """What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
-MODULE = "scenario"
+MODULE, PROPOSAL = "scenario", "proposal"
 REPORT, REPORT_SCRIPT = "report.md", "report.py"
 """The text for the maintainers of a bug that they do not know, and the script that shows it."""
 
@@ -185,6 +185,16 @@ def story(name: str) -> str:
 def upstreams() -> list[str]:
     """Every package that a scenario pins, sorted, without broken scenarios."""
     return sorted({pin for name in sound() for pin in scenario(name).pins})
+
+
+def proposal(name: str) -> tuple[Defect, ...]:
+    """The edits that mend a bug as its report proposes: ``PROPOSAL`` of its module ``proposal``,
+    otherwise those of ``fixed``; empty if it has neither."""
+    if (folder(name) / f"{PROPOSAL}.py").is_file():
+        module = importlib.import_module(places()[name].replace(f".{MODULE}", f".{PROPOSAL}"))
+        found: tuple[Defect, ...] = module.PROPOSAL
+        return found
+    return scenario(name).variant(FIXED).defects
 
 
 def subjects() -> list[str]:

@@ -2,6 +2,9 @@
 
 python -m harness show bf16_clip
 python -m harness show bf16_clip pins.deepspeed=0.15.4
+python -m harness show pipeline_clip_norm --patch > fix.diff
+
+--patch prints what we propose to the maintainers, as a diff of the release with the bug.
 """
 
 from __future__ import annotations
@@ -32,17 +35,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "pins", nargs="*", metavar="pins.NAME=VERSION", help="other releases to show it on"
     )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--patch", action="store_true", help="print our remedy alone, as a diff")
+    options = parser.parse_intermixed_args(arguments)
     given = dict(map(pin, options.pins))
     scenario = catalog.scenario(options.scenario)
     for name in given:
         if name not in scenario.pins:
             raise UserError(catalog.unknown(f"pin of {options.scenario}", name, scenario.pins))
     pins.complete(scenario, given)  # refuses a bad version before anything is printed
+    if options.patch:
+        print(remedy(options.scenario, given), end="")
+        return ExitCode.AS_EXPECTED
     console = terminal()
     _print_story(console, options.scenario, scenario)
     _print_upstream(console, scenario, given)
     return ExitCode.AS_EXPECTED
+
+
+def remedy(name: str, given: Mapping[str, str]) -> str:
+    """What we propose to the maintainers of a bug, as a unified diff of these releases, otherwise
+    of those of ``buggy``. Raises UserError if we propose no edit."""
+    scenario, edits = catalog.scenario(name), catalog.proposal(name)
+    if not edits:
+        known = [each for each in catalog.sound() if catalog.proposal(each)]
+        raise UserError(f"we propose no edit for {name}. Choices: {', '.join(known)}.")
+    stack = resolution.stack(scenario, _pins(scenario, given, BUGGY), cache_folder())
+    with overlay.borrowed(stack, edits, cache_folder()) as lent:
+        return lent.diff
 
 
 def _print_story(console: Console, name: str, scenario: Scenario) -> None:

@@ -30,9 +30,15 @@ def apply(defect: Defect, site: Path, release: str) -> str:
     after = edited(defect, before, release)
     path.unlink()
     path.write_text(after, encoding="utf-8")
-    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        compiled.unlink()  # of the original text
+    remove_bytecode(path)
     return diff(defect.file, before, after)
+
+
+def remove_bytecode(source: Path) -> None:
+    """Remove the bytecode of a source that has changed. Compiling would write through the link to
+    the bytecode of other overlays."""
+    for compiled in source.parent.glob(f"__pycache__/{source.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def edited(defect: Defect, source: str, release: str) -> str:

@@ -227,16 +227,14 @@ def _put_in(
     defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
 ) -> tuple[str, set[str]]:
     """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
-    texts, files = [], {d.file for d in defects}
-    for text in stack.patches:
-        diff, patched = patch.apply(text, site, stack.pins)
-        texts.append(diff)
-        files |= patched
-    releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
-    texts += [edit.apply(d, site, releases[d.upstream]) for d in defects]
+    patched = (patch.files(text, stack.pins) for text in stack.patches)
+    files = {d.file for d in defects}.union(*patched)
     for file in {file for file in files if base.has(file)}:
         if sha256(base.site / file) != base.hash_of(file):
             raise damaged(base, file)  # otherwise the change would pass for a part of the new one
+    releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
+    texts = [patch.apply(text, site, stack.pins) for text in stack.patches]
+    texts += [edit.apply(d, site, releases[d.upstream]) for d in defects]
     sources = [site / file for file in sorted(files) if file.endswith(".py")]
     _compile(stack, [source for source in sources if source.is_file()], site)
     return "".join(texts), files

@@ -32,20 +32,28 @@ def read(file: str) -> str:
     raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
 
 
-def apply(text: str, site: Path, pins: Mapping[str, str]) -> tuple[str, set[str]]:
-    """Apply a patch to the packages under ``site``.
+def apply(text: str, site: Path, pins: Mapping[str, str]) -> str:
+    """Apply a patch to the packages under ``site``; returns the change as a unified diff.
 
-    Returns the change as a unified diff, and the files that it changed. Each file is replaced, so
-    that other hard links to it keep the original text. Raises Inconclusive, naming the first hunk
-    that does not apply, and UserError if no changed file belongs to these packages.
+    Each file is replaced, so that other hard links to it keep the original text. Raises
+    Inconclusive, naming the first hunk that does not apply.
     """
+    changed = _files(text, pins)
+    return "".join(_apply_one(path, of_file, site, pins) for path, of_file in changed.items())
+
+
+def files(text: str, pins: Mapping[str, str]) -> set[str]:
+    """The files under site-packages that a patch changes. Raises UserError if no file of it is in
+    these packages."""
+    if found := set(_files(text, pins)):
+        return found
+    names = ", ".join(f.path for f in PatchSet(text)[:2])
+    raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
+
+
+def _files(text: str, pins: Mapping[str, str]) -> dict[str, PatchedFile]:
     folders = {import_name(name).partition(".")[0] for name in pins}
-    files = {path: changed for changed in PatchSet(text) for path in _installed(changed, folders)}
-    if not files:
-        names = ", ".join(f.path for f in PatchSet(text)[:2])
-        raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
-    texts = [_apply_one(path, changed, site, pins) for path, changed in files.items()]
-    return "".join(texts), set(files)
+    return {path: changed for changed in PatchSet(text) for path in _installed(changed, folders)}
 
 
 def _installed(changed: PatchedFile, folders: set[str]) -> Iterator[str]:
@@ -69,6 +77,7 @@ def _apply_one(path: str, changed: PatchedFile, site: Path, pins: Mapping[str, s
     changed.target_file = "/dev/null" if changed.is_removed_file else f"b/{path}"
     changed.patch_info = None  # names the file by its path in the repository
     _git_apply(str(changed), path, site, pins)
+    defect.remove_bytecode(file)
     after = "" if changed.is_removed_file else file.read_text(encoding="utf-8")
     return defect.diff(path, before, after, new="patched")
 

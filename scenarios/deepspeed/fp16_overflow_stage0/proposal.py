@@ -1,0 +1,36 @@
+"""What report.md proposes, the smaller part, as an edit of both optimizers of stage 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import api
+from scenarios.deepspeed._loss_scale import GIVEN_UP
+
+RAISES = f"""
+if skip and self.loss_scale_config.dynamic_loss_scale and (
+    self.loss_scale_config.cur_scale <= self.loss_scale_config.min_loss_scale
+):
+    raise Exception("{GIVEN_UP}")
+"""
+
+
+def raises_at_minimum(function: Any) -> api.Edits:
+    """An overflow while the scale is at its minimum raises, as at the other stages."""
+    import libcst as cst
+
+    line = cst.parse_statement(RAISES)
+    yield function.body, function.body.with_changes(body=[line, *function.body.body])
+
+
+PROPOSAL = tuple(
+    api.Defect(
+        name=f"{kind}_raises_at_minimum",
+        upstream="deepspeed",
+        file=f"deepspeed/runtime/fp16/{kind}_optimizer.py",
+        scope=f"{scope}._update_scale",
+        edit=raises_at_minimum,
+        about="raises if a step overflows while the loss scale is at its minimum",
+    )
+    for kind, scope in (("unfused", "FP16_UnfusedOptimizer"), ("fused", "FP16_Optimizer"))
+)

@@ -1,0 +1,29 @@
+"""What report.md proposes, as an edit of the Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import api
+
+
+def by_function(function: Any) -> api.Edits:
+    """The loss that the model uses decides whether labels are shifted, not its ``loss_type``."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    asked = m.Call(func=m.Attribute(m.Name("LOSS_MAPPING"), m.Name("get")))
+    for call in m.findall(function, asked):
+        yield call, cst.parse_expression('getattr(model_to_inspect, "loss_function", None)')
+
+
+PROPOSAL = (
+    api.Defect(
+        name="by_function",
+        upstream="transformers",
+        file="transformers/trainer.py",
+        scope="Trainer.__init__",
+        edit=by_function,
+        about="compares model.loss_function, which has the default, with ForCausalLMLoss",
+    ),
+)

@@ -1,0 +1,44 @@
+"""What we propose to maintainers who do not know a bug, run as their users would: a patch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import catalog
+from harness.__main__ import main
+from harness.ranges.periods import alive
+from tests.daily import later
+
+BUGS = [
+    name
+    for name in catalog.sound()
+    if (catalog.folder(name) / catalog.REPORT).is_file() and alive(name)
+]
+
+
+def test_each_bug_that_maintainers_do_not_know_has_a_proposal() -> None:
+    without = [name for name in BUGS if not catalog.proposal(name)]
+    assert not without, "write proposal.py: an edit of upstream that mends the bug"
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=later(at)) for at, name in enumerate(BUGS)]
+)
+def test_the_proposal_mends_the_newest_release_that_has_the_bug(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = alive(name)
+    assert found
+    pin = f"pins.{catalog.subject(name)}={found.release}"
+    if catalog.subject(name) == "torch":
+        pin = "pins.torch=installed"
+    assert main(["show", name, "--patch", *([pin] if "installed" not in pin else [])]) == 0
+    patch = tmp_path / "proposal.diff"
+    patch.write_text(capsys.readouterr().out)
+    words = [f"scenario={name}", "variant=released", pin, f"patch={patch}", f"runs={tmp_path}"]
+    assert main(["run", *words]) == 0
+    assert "released   clean" in capsys.readouterr().out
