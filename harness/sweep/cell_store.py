@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import catalog
 from harness.api.spec import Lane
@@ -30,6 +30,9 @@ from harness.upstream import pins
 
 FORMAT = 4
 """Increase it when older cells must not be used any more."""
+
+
+T = TypeVar("T")
 
 
 def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
@@ -81,10 +84,18 @@ def code(scenario: str) -> str:
 
 def read(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
     """The stored cell of exactly these inputs; None if there is no valid one."""
+    return read_as(Cell.from_json, cache, inputs)
+
+
+def read_as(parsed: Callable[[Any], T], cache: Path, inputs: Mapping[str, Any]) -> T | None:
+    """What is stored under exactly these inputs, parsed; None if there is nothing valid.
+
+    ``parsed`` raises ValueError, KeyError or TypeError for content that is not valid.
+    """
     for folder in (cache / "cells", machine.own_folder(cache, "cells")):
         file = _file(folder, inputs)
         try:
-            return _checked(json.loads(file.read_text(encoding="utf-8")), inputs)
+            return parsed(_checked(json.loads(file.read_text(encoding="utf-8")), inputs))
         except OSError:
             continue  # it does not exist, or we may not read it
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -92,19 +103,25 @@ def read(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
     return None
 
 
-def _checked(content: Any, inputs: Mapping[str, Any]) -> Cell:
-    """The cell of a file; raises ValueError, KeyError or TypeError if the file is not valid."""
+def _checked(content: Any, inputs: Mapping[str, Any]) -> Any:
+    """The cell in a file, as JSON; raises ValueError, KeyError or TypeError if the file is not
+    valid."""
     if content["inputs"] != inputs:
         raise ValueError("the cell of other inputs")
-    return Cell.from_json(content["cell"])
+    return content["cell"]
 
 
 def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:
     """Store a cell under its inputs."""
+    store_json(cache, inputs, cell.to_json())
+
+
+def store_json(cache: Path, inputs: Mapping[str, Any], cell: Any) -> None:
+    """Store JSON values under their inputs, for ``read_as``."""
     file = _file(machine.own_folder(cache, "cells"), inputs)
     with writing(file, "HARNESS_CACHE"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"inputs": inputs, "cell": cell.to_json()}
+        content = {"inputs": inputs, "cell": cell}
         write_whole(file, json.dumps(content, indent=1) + "\n")
 
 

@@ -1,0 +1,71 @@
+"""The process that imports torch and transformers once, and forks one process for each model.
+
+``python -m harness.models.worker`` reads what to ask from stdin, as JSON, and writes a line of JSON
+for each answer. What upstream prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from contextlib import suppress
+from typing import Any
+
+from harness.launch import supervisor
+from harness.launch.imports import freeze
+from harness.models.answer import Answer
+from harness.models.pool import ask_all, tasks
+
+IMPORTED = (
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.cache_utils",
+    "transformers.integrations",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What the processes share."""
+
+OPTIONAL = ("peft", "deepspeed")
+
+
+def main() -> None:
+    asked = json.loads(sys.stdin.read())
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    _import()
+    todo = [task for model, names in asked["ask"].items() for task in tasks(model, names)]
+    ask_all(todo, asked["jobs"], asked["limit"], lambda *found: _say(output, *found))
+
+
+def _import() -> None:
+    warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for name in OPTIONAL:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    freeze()
+
+
+def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
+    said = {
+        "model": model,
+        "relation": relation,
+        "status": answer.status.value,
+        "reason": answer.reason,
+        "repeatable": answer.repeatable,
+    }
+    print(json.dumps(said), file=output)
+
+
+if __name__ == "__main__":
+    supervisor.end_with_parent()
+    os.environ[supervisor.PARENT] = str(os.getpid())  # for the processes of the models
+    main()
