@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from harness.api.spec import Lane
 from harness.catalog.code import digest
 from harness.launch.launch import NOT_INHERITED
 from harness.launch.supervisor import PARENT
 from harness.models.answer import Answer, Row, answer_of
 from harness.models.stack import Releases
+from harness.overlays import shims
 from harness.sweep import cell_store
 from harness.system import machine
 from harness.system.errors import Inconclusive
@@ -126,7 +128,7 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
     """The rows of a worker, as it finds them."""
     if not missing:
         return
-    request = {"ask": missing, "jobs": asking.jobs, "limit": asking.limit}
+    request = {"ask": missing, "jobs": asking.jobs, "limit": asking.limit, "shims": _shims(asking)}
     with tempfile.TemporaryFile("w+") as log, _worker(asking.releases, request, log) as lines:
         left = sum(map(len, missing.values()))
         for line in lines:
@@ -136,6 +138,10 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
             left -= 1
         if left:
             raise Inconclusive(f"the process that asks the models ended early: {_last_line(log)}")
+
+
+def _shims(asking: Asking) -> list[str]:
+    return [point.name for point in shims.needed(asking.releases.packages, Lane.CPU)]
 
 
 @contextmanager

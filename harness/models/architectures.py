@@ -72,7 +72,7 @@ def small(name: str, given: Mapping[str, Any] | None = None) -> Any:
 def _small(cls: Any, given: Mapping[str, Any]) -> Any:
     usual = cls(**given)
     settings = {**given, **_settings(cls, usual)}
-    settings |= _inner(cls, usual, settings)
+    settings |= _inner(cls, usual) | EXCEPTIONS.get(cls.model_type, {})
     made = cls(**settings)
     made.use_cache = False
     return made
@@ -90,7 +90,6 @@ def _settings(cls: Any, usual: Any) -> dict[str, Any]:
     changed |= {name: type(value)(0) for name, value in found.items() if _drops(name, value)}
     changed |= _tokens(found)
     changed |= _layers(found)
-    changed |= EXCEPTIONS.get(cls.model_type, {})
     return {name: value for name, value in changed.items() if name in known}
 
 
@@ -138,7 +137,7 @@ def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(counts, len(chosen)) | short
 
 
-def _inner(cls: Any, usual: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _inner(cls: Any, usual: Any) -> dict[str, Any]:
     """The small configurations within one, such as that of the text of a model for images."""
     return {
         name: _small(type(part), {})

@@ -64,7 +64,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
 
 def _join(rank: int, folder: Path) -> None:
     from torch import distributed as dist
-    from torch.distributed.distributed_c10d import FileStore
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     store = FileStore(str(folder / "store"), RANKS)

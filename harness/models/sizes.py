@@ -33,7 +33,7 @@ SIZES: Mapping[str, Any] = {
     **_same(
         HIDDEN,
         "hidden_size n_embd d_model dim n_embed embed_dim hidden_dim model_dim lru_width "
-        "word_embed_proj_dim embedding_size attention_hidden_size embedding_dim "
+        "word_embed_proj_dim embedding_size embedding_dim "
         "vision_hidden_size encoder_hidden_size mlp_hidden_size",
     ),
     **_same(
@@ -81,13 +81,15 @@ SIZES: Mapping[str, Any] = {
     ),
     **_same(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
     **_same(HEAD // 2, "rotary_dim"),
-    "emb_dim": HIDDEN,
+    **_same(HIDDEN, "emb_dim hidden_size_global"),
+    **_same(VOCABULARY, "encoder_hash_byte_group_vocab"),
+    "num_codebooks": 1,
     "num_kv_shared_layers": 0,
     "original_max_position_embeddings": NO_LONGER,
 }
 """Values of integer settings, in whatever configuration they occur."""
 
-ALWAYS = ("num_key_value_heads", "head_dim")
+ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
 """Sizes that are set even where the usual value is None: some models have no other."""
 
 LAYERS = (
@@ -125,6 +127,19 @@ SPECIAL_TOKENS: Mapping[str, int] = {
 }
 
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8}},
+    "dots3_note_text": {
+        **_same(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
+        **_same(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
+        **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
+    },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "gemma3n_text": {
         "num_hidden_layers": 4,
@@ -134,19 +149,25 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
+    "qwen4_exp_text": {
+        "indexer_n_heads": HEADS,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD,
+        "indexer_budget": WINDOW,
+        "indexer_compress_ratio": 4,
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
-        "axial_pos_shape": [8, 16],
-        "axial_pos_embds_dim": [8, 24],
-        "lsh_attn_chunk_length": HEAD,
+        "axial_pos_embds": False,
         "local_attn_chunk_length": HEAD,
-        "num_buckets": 4,
-        "attn_layers": ["local", "lsh"],
+        "attn_layers": ["local", "local"],  # the other kind draws random numbers
     },
     "xlnet": {"attn_type": "uni"},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 4},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a model needs beyond the rules, by its type."""

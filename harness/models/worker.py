@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from harness.launch import supervisor
-from harness.launch.imports import freeze
+from harness.launch import imports, supervisor
 from harness.models.answer import Answer
 from harness.models.pool import ask_all, tasks
 
@@ -36,22 +36,22 @@ def main() -> None:
     asked = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    _import()
+    _import(asked["shims"])
     todo = [task for model, names in asked["ask"].items() for task in tasks(model, names)]
     ask_all(todo, asked["jobs"], asked["limit"], lambda *found: _say(output, *found))
 
 
-def _import() -> None:
+def _import(points: Sequence[str]) -> None:
+    """Import what the processes share. ``points`` are the shims that the releases need."""
     warnings.filterwarnings("ignore")
     import torch
 
     torch.set_num_threads(1)
-    for name in IMPORTED:
-        importlib.import_module(name)
+    imports.upstream(points, IMPORTED)
     for name in OPTIONAL:
         with suppress(ImportError):
             importlib.import_module(name)
-    freeze()
+    imports.freeze()
 
 
 def _say(output: Any, model: str, relation: str, answer: Answer) -> None:

@@ -23,8 +23,6 @@ class Question:
 
     module: str
     ranks: int = 1
-    needs: str = ""
-    """A package besides transformers."""
 
     def relation(self, name: str) -> Relation:
         """The function. Imports what it needs."""
@@ -44,5 +42,12 @@ QUESTIONS: Mapping[str, Question] = {
     "generation": Question(f"{_HERE}.sequences"),
     "save_load": Question(f"{_HERE}.checkpoints"),
     "fp32_kept": Question(f"{_HERE}.checkpoints"),
+    "lora": Question(f"{_HERE}.adapters"),
+    "zero_init": Question(f"{_HERE}.zero"),
+    "ddp": Question(f"{_HERE}.replicas", ranks=2),
+    "fsdp2": Question(f"{_HERE}.replicas", ranks=2),
+    "zero3": Question(f"{_HERE}.zero", ranks=2),
+    "tensor_parallel": Question(f"{_HERE}.plans", ranks=2),
+    "expert_parallel": Question(f"{_HERE}.plans", ranks=2),
 }
 """All relations, the cheap ones first."""
