@@ -51,11 +51,13 @@ class Asking:
     releases: Releases
     models: Sequence[str]
     relations: Sequence[str]
-    limit: float = 90.0
+    limit: float = 60.0
     """Seconds of one relation."""
     jobs: int = field(default_factory=machine.cores)
     again: bool = False
     """Whether to ask what is stored, too."""
+    code: str = field(default_factory=lambda: digest(WORKER))
+    """The digest of our code, of the moment when it is asked."""
 
 
 def ask(asking: Asking, each: Each) -> list[Row]:
@@ -96,7 +98,7 @@ def _inputs(asking: Asking, model: str) -> dict[str, Any]:
         "overlay": asking.releases.overlay,
         "python": here["python"],
         "torch": here["torch"],
-        "code": digest(WORKER),
+        "code": asking.code,
     }
     file = Path(model.rpartition(":")[0] or model)
     if file.suffix in (".py", ".json"):
@@ -128,7 +130,13 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
     """The rows of a worker, as it finds them."""
     if not missing:
         return
-    request = {"ask": missing, "jobs": asking.jobs, "limit": asking.limit, "shims": _shims(asking)}
+    request = {
+        "ask": missing,
+        "jobs": asking.jobs,
+        "limit": asking.limit,
+        "shims": [point.name for point in shims.needed(asking.releases.packages, Lane.CPU)],
+        "bytecode": str(machine.own_folder(machine.cache_folder(), "bytecode")),
+    }
     with tempfile.TemporaryFile("w+") as log, _worker(asking.releases, request, log) as lines:
         left = sum(map(len, missing.values()))
         for line in lines:
@@ -138,10 +146,6 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
             left -= 1
         if left:
             raise Inconclusive(f"the process that asks the models ended early: {_last_line(log)}")
-
-
-def _shims(asking: Asking) -> list[str]:
-    return [point.name for point in shims.needed(asking.releases.packages, Lane.CPU)]
 
 
 @contextmanager
@@ -171,13 +175,11 @@ def _worker(releases: Releases, request: Mapping[str, Any], log: TextIO) -> Iter
 def _environment(releases: Releases) -> dict[str, str]:
     """The environment of a worker: the overlay, then the harness, on its path."""
     kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
-    bytecode = machine.own_folder(machine.cache_folder(), "bytecode")
     return {
         **kept,
         **QUIET,
         PARENT: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(map(str, dict.fromkeys([releases.site, ROOT]))),
-        "PYTHONPYCACHEPREFIX": str(bytecode),  # an overlay has none of most models, and is sealed
     }
 
 

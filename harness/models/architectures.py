@@ -72,8 +72,7 @@ def small(name: str, given: Mapping[str, Any] | None = None) -> Any:
 def _small(cls: Any, given: Mapping[str, Any]) -> Any:
     usual = cls(**given)
     settings = {**given, **_settings(cls, usual)}
-    settings |= _inner(cls, usual) | EXCEPTIONS.get(cls.model_type, {})
-    made = cls(**settings)
+    made = cls(**{**settings, **_inner(cls, usual), **EXCEPTIONS.get(cls.model_type, {})})
     made.use_cache = False
     return made
 

@@ -40,7 +40,7 @@ SIZES: Mapping[str, Any] = {
         HEADS,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
         "encoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads "
-        "swa_num_attention_heads encoder_num_attention_heads index_n_heads",
+        "swa_num_attention_heads encoder_num_attention_heads index_n_heads linear_num_heads",
     ),
     **_same(
         2,
@@ -51,7 +51,7 @@ SIZES: Mapping[str, Any] = {
         HEAD,
         "head_dim attention_head_size kv_channels linear_key_head_dim linear_value_head_dim "
         "mamba_d_state state_size ssm_state_size qk_rope_head_dim qk_nope_head_dim v_head_dim "
-        "swa_head_dim global_head_dim index_head_dim hidden_size_per_layer_input",
+        "swa_head_dim global_head_dim linear_head_dim index_head_dim hidden_size_per_layer_input",
     ),
     **_same(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
     **_same(2 * HIDDEN, "d_inner mamba_d_ssm"),
@@ -147,6 +147,11 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "intermediate_size": [48] * 4,
         "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},

@@ -18,6 +18,7 @@ from typing import Any
 from harness.launch import imports, supervisor
 from harness.models.answer import Answer
 from harness.models.pool import ask_all, tasks
+from harness.models.relations import QUESTIONS
 
 IMPORTED = (
     "transformers",
@@ -26,10 +27,10 @@ IMPORTED = (
     "transformers.integrations",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "peft",
+    "deepspeed",
 )
-"""What the processes share."""
-
-OPTIONAL = ("peft", "deepspeed")
+"""What the processes share, as far as it is installed."""
 
 
 def main() -> None:
@@ -37,6 +38,8 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     _import(asked["shims"])
+    # An overlay has no bytecode of most models, and is sealed.
+    sys.pycache_prefix = asked["bytecode"]
     todo = [task for model, names in asked["ask"].items() for task in tasks(model, names)]
     ask_all(todo, asked["jobs"], asked["limit"], lambda *found: _say(output, *found))
 
@@ -47,8 +50,8 @@ def _import(points: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    imports.upstream(points, IMPORTED)
-    for name in OPTIONAL:
+    imports.upstream(points, ())
+    for name in (*IMPORTED, *{question.module for question in QUESTIONS.values()}):
         with suppress(ImportError):
             importlib.import_module(name)
     imports.freeze()

@@ -17,12 +17,20 @@ CLOSE = 1e-4
 COUNT = "num_items_in_batch"
 """The argument with the number of tokens in all micro-batches of a step."""
 
+OTHER_LOSSES = {
+    "prophetnet": "its loss also predicts the tokens after the next one",
+    "xlnet": "its labels belong to the tokens that target_mapping chooses",
+}
+"""Models whose loss is another one by design, by their type."""
+
 
 def loss(subject: Subject) -> str | None:
     """The loss is the mean cross-entropy of the model's own logits with the next tokens."""
     import torch
     from torch.nn.functional import cross_entropy
 
+    if other := OTHER_LOSSES.get(getattr(subject.config, "model_type", "")):
+        raise NoAnswer(other)
     inputs = _unequal(subject)
     with torch.no_grad():
         output = run(subject.module, inputs)

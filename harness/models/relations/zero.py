@@ -74,9 +74,10 @@ def _deepspeed() -> Any:
 def _one_rank() -> Iterator[None]:
     """A process group of this process alone."""
     from torch import distributed as dist
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     _deepspeed().init_distributed("gloo", verbose=False)
     try:
         yield
