@@ -19,6 +19,7 @@ from harness.launch import supervisor
 from harness.models.answer import Answer, Status, answer_of
 from harness.models.asking import asked
 from harness.models.subject import Subject
+from harness.system.text import complaint
 
 RANKS = 2
 PATIENCE = timedelta(seconds=60)
@@ -50,8 +51,7 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     code = 1
     try:
         supervisor.end_with_parent()
-        _join(rank, folder)
-        answer = asked(name, subject)
+        answer = _joined(rank, folder) or asked(name, subject)
         content = {"status": answer.status.value, "reason": answer.reason}
         os.write(answers, json.dumps(content).encode())
         code = 0
@@ -60,6 +60,16 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     finally:
         sys.stderr.flush()
         os._exit(code)  # without teardown: the other rank may wait for ever
+
+
+def _joined(rank: int, folder: Path) -> Answer | None:
+    """Join the process group; an answer only if that fails: the other rank may have left already,
+    for example as the model offers no such thing."""
+    try:
+        _join(rank, folder)
+    except Exception as error:
+        return Answer(Status.NO_ANSWER, complaint(error))
+    return None
 
 
 def _join(rank: int, folder: Path) -> None:

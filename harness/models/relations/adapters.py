@@ -6,6 +6,7 @@ from harness.models.answer import Wrong
 from harness.models.judging import percent
 from harness.models.subject import Subject, gradients, logits, loss_of, run, seed
 from harness.probe.numbers import SAFE, length
+from harness.system.terminal import count
 
 ADAPTER = "lora_"
 
@@ -27,4 +28,4 @@ def lora(subject: Subject) -> str | None:
     away = length(merged - apart)
     if not away <= SAFE * subject.allowed * length(apart):
         raise Wrong(f"logits are off by {percent(away, length(apart))} after the adapter is merged")
-    return f"{len(found)} parameters in the adapter"
+    return f"{count(len(found), 'parameter')} in the adapter"

@@ -10,6 +10,7 @@ from harness.models.answer import NoAnswer, Wrong
 from harness.models.judging import percent
 from harness.models.subject import Subject, logits
 from harness.probe.numbers import SAFE, length
+from harness.system.terminal import count
 
 FREQUENCIES = ("inv_freq", "freqs")
 """Parts of the names of buffers with rotary frequencies: positions multiply their rounding."""
@@ -102,7 +103,7 @@ def fp32_kept(subject: Subject) -> str | None:
     for name, tensor in _tensors(half):
         if name in found and (why := _lost(tensor, right[name])):
             raise Wrong(f"{name} {why} after it was loaded in bf16")
-    return f"{len(found)} tensors"
+    return count(len(found), "tensor")
 
 
 def _must_stay(module: Any) -> Any:

@@ -16,6 +16,7 @@ from harness.models.relations.checkpoints import loaded
 from harness.models.relations.replicas import whole
 from harness.models.subject import Subject, gradient, logits, logits_of, loss_of, run, ulp_away
 from harness.probe.numbers import Named
+from harness.system.terminal import count
 
 RANKS = 2
 
@@ -75,7 +76,7 @@ def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
     _become(module, right[1])
     parts = _split(subject, f"{kind}-gradients", how)
     _require_parts(split, parts, right[1], allowed)
-    return f"{len(right[1])} gradients"
+    return count(len(right[1]), "gradient")
 
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:

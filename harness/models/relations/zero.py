@@ -10,6 +10,7 @@ from typing import Any
 from harness.models.answer import NoAnswer, Wrong
 from harness.models.relations.replicas import halves, require_mean
 from harness.models.subject import Subject, loss_of, run, seed
+from harness.system.terminal import count
 
 SETTINGS = {
     "train_micro_batch_size_per_gpu": 1,
@@ -42,7 +43,7 @@ def zero_init(subject: Subject) -> str | None:
         if away > CLOSE:
             kind = str(got[name].dtype).removeprefix("torch.")
             raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * away:.2g} %")
-    return f"{len(right)} buffers"
+    return count(len(right), "buffer")
 
 
 def _buffers(construct: Any, number: int) -> dict[str, Any]:
