@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def fp32_kept(subject: Subject) -> str | None:
 
     half = loaded(subject, saved(subject), torch.bfloat16)
     right = dict(_tensors(subject.module))
-    must = _must_stay(half)
+    must = must_stay(half)
     found = [name for name, _ in _tensors(half) if must(name) and right[name].is_floating_point()]
     if not found:
         raise NoAnswer("it has no rotary frequencies, and names nothing that must stay in fp32")
@@ -106,10 +107,9 @@ def fp32_kept(subject: Subject) -> str | None:
     return count(len(found), "tensor")
 
 
-def _must_stay(module: Any) -> Any:
+def must_stay(module: Any) -> Callable[[str], bool]:
     """Whether a name is of a tensor that must stay in fp32: the model says so, or it is a rotary
     frequency."""
-    import re
 
     strict = [
         part

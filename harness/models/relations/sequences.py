@@ -25,6 +25,12 @@ ALIGNED = {
 }
 """Models that left padding changes by design, by their type."""
 
+APPENDS = {
+    "xlm": "its generate appends a masked token, whose logits it takes",
+    "xlnet": "its generate appends a token, whose logits it takes",
+}
+"""Models that generate in another way by design, by their type."""
+
 
 def padding_right(subject: Subject) -> str | None:
     """A row has the same logits alone and padded on the right, beside a longer row."""
@@ -178,6 +184,8 @@ def generation(subject: Subject) -> str | None:
     module = subject.module
     if not hasattr(module, "generate"):
         raise NoAnswer("the model has no generate")
+    if why := APPENDS.get(getattr(subject.config, "model_type", "")):
+        raise NoAnswer(why)
     row = _row(subject, 0)
     prompt = row[:, : row.shape[1] // 4]
     settings = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.models.answer import NoAnswer, Wrong
+from harness.models.relations.checkpoints import must_stay
 from harness.models.relations.replicas import halves, require_mean
 from harness.models.subject import Subject, loss_of, run, seed
 from harness.system.terminal import count
@@ -23,7 +24,10 @@ CLOSE = 1e-5
 
 
 def zero_init(subject: Subject) -> str | None:
-    """A model that is made inside ``deepspeed.zero.Init``, in bf16, has the same buffers."""
+    """A model that is made inside ``deepspeed.zero.Init``, in bf16, has right buffers.
+
+    Those of floats are compared if they must stay in fp32, see ``fp32_kept``.
+    """
     deepspeed = _deepspeed()
     construct = subject.construct or (lambda: subject.make()[0])
     right, again = _buffers(construct, 1), _buffers(construct, 2)
@@ -34,16 +38,24 @@ def zero_init(subject: Subject) -> str | None:
         deepspeed.zero.Init(config_dict_or_path=settings),
     ):
         got = _buffers(construct, 1)
-    for name, value in right.items():
-        if not _equal(value, again[name]):
-            continue  # it is random
-        if name not in got or got[name].shape != value.shape:
-            raise Wrong(f"{name} has another shape inside zero.Init")
-        away = _away(got[name], value)
-        if away > CLOSE:
-            kind = str(got[name].dtype).removeprefix("torch.")
-            raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * away:.2g} %")
-    return count(len(right), "buffer")
+    must = must_stay(subject.module)
+    fixed = [name for name in right if _equal(right[name], again[name])]  # others are random
+    compared = [n for n in fixed if must(n) or not right[n].is_floating_point()]
+    for name in compared:
+        _require_same(name, got.get(name), right[name])
+    if not compared:
+        raise NoAnswer("it has no buffer that must stay as it is")
+    return count(len(compared), "buffer")
+
+
+def _require_same(name: str, got: Any, right: Any) -> None:
+    """Raise Wrong unless a buffer has the right shape, type and values."""
+    if got is None or got.shape != right.shape:
+        raise Wrong(f"{name} has another shape inside zero.Init")
+    away = _away(got, right)
+    if away > CLOSE or got.dtype != right.dtype:
+        kind = str(got.dtype).removeprefix("torch.")
+        raise Wrong(f"{name} is {kind} inside zero.Init, off by up to {100 * away:.2g} %")
 
 
 def _buffers(construct: Any, number: int) -> dict[str, Any]:
