@@ -29,6 +29,9 @@ ALLOWED = 1e-4
 ALLOWED_OF_ALL = 1e-5
 """The same, of the norm of all tensors: for gradients that are nothing but rounding."""
 
+FACTOR = 0.02
+"""A factor nearer to 1 is called a distance."""
+
 SHOWN = 3
 """How many names a reason has."""
 
@@ -57,7 +60,7 @@ def require_equal(got: Named, right: Named, allowed: Spread, what: str) -> None:
 def _difference(got: Named, right: Named, names: Sequence[str]) -> str:
     """How the named tensors differ, the worst first."""
     part = share(got, right, names)
-    if part.is_factor and abs(part.ratio) > 0:
+    if part.is_factor and abs(part.ratio - 1) > FACTOR:
         how = f"is {part.ratio:.3g} times the right one"
     else:
         away = distances(got, right)
