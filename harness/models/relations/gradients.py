@@ -23,6 +23,9 @@ OTHER_LOSSES = {
 }
 """Models whose loss is another one by design, by their type."""
 
+NOT_SHIFTED = "labels are not shifted inside"
+"""How transformers documents that labels must be shifted before."""
+
 
 def loss(subject: Subject) -> str | None:
     """The loss is the mean cross-entropy of the model's own logits with the next tokens."""
@@ -45,6 +48,8 @@ def loss(subject: Subject) -> str | None:
     if abs(got - right) <= CLOSE * right:
         return None
     if abs(got - mean(logits, labels)) <= CLOSE * right:
+        if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
+            raise NoAnswer("its documentation says that labels must be shifted before")
         raise Wrong("labels are not shifted: each token is to predict itself, not the next one")
     raise Wrong(f"the loss is {got:.6g}, the mean cross-entropy of its logits {right:.6g}")
 
