@@ -23,6 +23,7 @@ USERS = (
     "show",
     "check",
     "probe",
+    "models",
     "matrix",
     "bisect",
     "watch",

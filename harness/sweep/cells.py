@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane
@@ -42,6 +42,8 @@ from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.system.text import warn_once
 from harness.upstream import pins
+
+T = TypeVar("T")
 
 FORMAT = 4
 """Increase it when older cells must not be used any more."""
@@ -96,10 +98,18 @@ def code(scenario: str) -> str:
 
 def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
     """The stored cell of exactly these inputs; None if there is no valid one."""
+    return read_as(Cell.from_json, cache, inputs)
+
+
+def read_as(parsed: Callable[[Any], T], cache: Path, inputs: Mapping[str, Any]) -> T | None:
+    """What is stored under exactly these inputs, parsed; None if there is nothing valid.
+
+    ``parsed`` raises ValueError, KeyError or TypeError for content that is not valid.
+    """
     for folder in (cache / "cells", machine.own_folder(cache, "cells")):
         file = _file(folder, inputs)
         try:
-            return _checked(json.loads(file.read_text(encoding="utf-8")), inputs)
+            return parsed(_checked(json.loads(file.read_text(encoding="utf-8")), inputs))
         except OSError:
             continue  # it does not exist, or we may not read it
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -107,19 +117,25 @@ def read_stored(cache: Path, inputs: Mapping[str, Any]) -> Cell | None:
     return None
 
 
-def _checked(content: Any, inputs: Mapping[str, Any]) -> Cell:
-    """The cell of a file; raises ValueError, KeyError or TypeError if the file is not valid."""
+def _checked(content: Any, inputs: Mapping[str, Any]) -> Any:
+    """The cell in a file, as JSON; raises ValueError, KeyError or TypeError if the file is not
+    valid."""
     if content["inputs"] != inputs:
         raise ValueError("the cell of other inputs")
-    return Cell.from_json(content["cell"])
+    return content["cell"]
 
 
 def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:
     """Store a cell under its inputs."""
+    store_json(cache, inputs, cell.to_json())
+
+
+def store_json(cache: Path, inputs: Mapping[str, Any], cell: Any) -> None:
+    """Store JSON values under their inputs, for ``read_as``."""
     file = _file(machine.own_folder(cache, "cells"), inputs)
     with writing(file, "HARNESS_CACHE"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"inputs": inputs, "cell": cell.to_json()}
+        content = {"inputs": inputs, "cell": cell}
         write_whole(file, json.dumps(content, indent=1) + "\n")
 
 

@@ -1,0 +1,157 @@
+"""ask every language model of transformers whether its features are right
+
+    python -m harness models                                   # all models, all relations
+    python -m harness models llama gpt_oss --relations packing,tensor_parallel
+    python -m harness models --pins transformers=5.10.1 --json -
+    python -m harness models config.json                       # your own configuration, made small
+    python -m harness models my_model.py:make                  # a model of your own
+
+make() returns a small model and a batch: a dictionary of tensors with input_ids and labels. A
+relation is something that must hold of a model, such as: a packed row has the same logits as alone.
+
+exit codes: 0 nothing is wrong, 1 a relation is wrong, 2 a mistake in the command, 3 no answer at
+all. docs/models.md explains the relations and the statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.catalog import unknown
+from harness.cli import Arguments, pin
+from harness.models import architectures, stack, table
+from harness.models.answer import Row, Status
+from harness.models.answers import Asking, ask
+from harness.models.relations import QUESTIONS
+from harness.models.stack import Releases
+from harness.system.errors import UserError
+from harness.system.files import write_whole, writing
+from harness.system.installation import refuse_without_torch
+from harness.system.terminal import Progress, count, terminal
+
+STANDARD_OUTPUT = "-"
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    relations = _relations(options.relations)
+    pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
+    _refuse_missing_folder(options.json)
+    refuse_without_torch("models")
+    began = time.monotonic()
+    with stack.found(pins) as releases:
+        models = _models(options.models, releases)
+        rows = _asked(options, Asking(releases, models, relations, again=options.again))
+        _write(options, rows, releases, time.monotonic() - began)
+    return table.exit_code(rows)
+
+
+def _parser() -> Arguments:
+    parser = Arguments(__name__)
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a type such as llama, a config.json, or FILE.py:FUNCTION (default: all types)",
+    )
+    parser.add_argument(
+        "--relations", default="", help=f"a comma-separated part of {','.join(QUESTIONS)}"
+    )
+    parser.add_argument(
+        "--pins",
+        action="append",
+        default=[],
+        metavar="NAME=VERSION",
+        help=f"a release of {', '.join(stack.PACKAGES)}; repeatable",
+    )
+    parser.add_argument("--again", action="store_true", help="ask again what is stored")
+    parser.add_argument("--json", metavar="FILE", help="write the cells; - is standard output")
+    return parser
+
+
+def _relations(words: str) -> list[str]:
+    named = list(filter(None, words.split(",")))
+    for name in named:
+        if name not in QUESTIONS:
+            raise UserError(unknown("relation", name, QUESTIONS))
+    return [name for name in QUESTIONS if name in named or not named]
+
+
+def _models(words: Sequence[str], releases: Releases) -> list[str]:
+    """The models that are named; all types if none is."""
+    known = architectures.names(releases.site)
+    for word in words:
+        path, colon, function = word.rpartition(":")
+        file = Path(path if colon else word)
+        if file.suffix in (".py", ".json"):
+            _refuse_unfit(word, file, function if colon else "")
+        elif word not in known:
+            raise UserError(unknown("model", word, known))
+    return list(dict.fromkeys(words)) or known
+
+
+def _refuse_unfit(word: str, file: Path, function: str) -> None:
+    """Refuse a file that is missing, and a script without the name of its function."""
+    if not file.is_file():
+        raise UserError(f"no file {file}: name a config.json, or FILE.py:FUNCTION")
+    if file.suffix == ".py" and not function.isidentifier():
+        raise UserError(f"{word}: name the function that makes the model, {file}:make")
+    if file.suffix == ".json":
+        _refuse_no_config(file)
+
+
+def _refuse_no_config(file: Path) -> None:
+    try:
+        model = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        model = None
+    if not isinstance(model, str):
+        raise UserError(f"{file} is no config.json of transformers: it has no model_type")
+
+
+def _refuse_missing_folder(file: str | None) -> None:
+    if file and file != STANDARD_OUTPUT and not Path(file).parent.is_dir():
+        raise UserError(
+            f"no folder {Path(file).parent} for {Path(file).name}: name one that exists"
+        )
+
+
+def _asked(options: argparse.Namespace, asking: Asking) -> list[Row]:
+    console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
+    models, relations = count(len(asking.models), "model"), count(len(asking.relations), "relation")
+    console.print(f"{asking.releases}: {models}, {relations}", style="bold")
+    total, done, wrong = len(asking.models) * len(asking.relations), 0, 0
+    with Progress(console) as progress:
+        progress.say("asking")
+
+        def each(row: Row) -> None:
+            nonlocal done, wrong
+            done += 1
+            wrong += row.answer.status is Status.WRONG
+            progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
+
+        return ask(asking, each)
+
+
+def _write(
+    options: argparse.Namespace, rows: Sequence[Row], releases: Releases, seconds: float
+) -> None:
+    content = json.dumps(table.as_json(rows, releases, seconds), indent=1)
+    if options.json == STANDARD_OUTPUT:
+        terminal().print(content)
+        return
+    _print(table.each(rows) if options.models else table.wrong_by_relation(rows))
+    terminal().print(table.counted(rows, seconds))
+    if options.json:
+        with writing(Path(options.json), "--json"):
+            write_whole(Path(options.json), content + "\n")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        terminal().print(line)

@@ -1,0 +1,69 @@
+"""What became of one relation of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Status(str, Enum):
+    """Whether a relation holds."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    REFUSED = "refused"
+    """The model raised an error: it does not pretend."""
+    NO_ANSWER = "no answer"
+    """The question could not be asked: the model offers no such feature, or something failed."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The status of a relation, and why."""
+
+    status: Status
+    reason: str = ""
+    repeatable: bool = True
+    """Whether another run would give the same: not after a deadline."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answer of one model to one relation."""
+
+    model: str
+    relation: str
+    answer: Answer
+    stored: bool = False
+    """Whether it was read from the cache."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "relation": self.relation,
+            "status": str(self.answer.status),
+            "reason": self.answer.reason,
+            "stored": self.stored,
+        }
+
+
+def answer_of(content: Mapping[str, Any]) -> Answer:
+    """An answer from JSON; raises ValueError, KeyError or TypeError if it is not valid."""
+    return Answer(Status(content["status"]), str(content["reason"]))
+
+
+class NoAnswer(Exception):
+    """The question cannot be asked of this model; the message is the reason."""
+
+
+class Refused(Exception):
+    """The model says that it does not offer this; the message is the reason."""
+
+
+class Wrong(Exception):
+    """The relation does not hold; the message is the reason."""

@@ -1,0 +1,189 @@
+"""The answers of many models: stored ones from the cache, the others from a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.api.spec import Lane
+from harness.catalog.code import digest
+from harness.launch.launch import NOT_INHERITED
+from harness.launch.supervisor import PARENT
+from harness.models.answer import Answer, Row, answer_of
+from harness.models.stack import Releases
+from harness.overlays import shims
+from harness.sweep import cells
+from harness.system import machine
+from harness.system.errors import Inconclusive
+from harness.system.files import ROOT, sha256
+from harness.system.text import complaint
+
+WORKER = "harness.models.worker"
+FORMAT = 1
+"""Increase it when stored answers must not be used any more."""
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "critical",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+    "TORCHDYNAMO_DISABLE": "1",  # flex attention would be compiled, for minutes
+}
+"""The environment of a worker: no hub, one thread, nothing compiled."""
+
+Answers = Mapping[str, Answer]
+Each = Callable[[Row], object]
+
+
+@dataclass
+class Asking:
+    """What a command asks, of which models, with which releases."""
+
+    releases: Releases
+    models: Sequence[str]
+    relations: Sequence[str]
+    limit: float = 60.0
+    """Seconds of one relation."""
+    jobs: int = field(default_factory=machine.cores)
+    again: bool = False
+    """Whether to ask what is stored, too."""
+    code: str = field(default_factory=lambda: digest(WORKER))
+    """The digest of our code, of the moment when it is asked."""
+
+
+def ask(asking: Asking, each: Each) -> list[Row]:
+    """The rows of all models and relations, in order; ``each`` gets a row as soon as it is known.
+
+    Raises Inconclusive if the worker ends early.
+    """
+    cache, known = machine.cache_folder(), {}
+    for model in asking.models:
+        known[model] = {} if asking.again else _stored(cache, asking, model)
+    rows = {}
+    for model, answers in known.items():
+        for relation in asking.relations:
+            if relation in answers:
+                row = Row(model, relation, answers[relation], stored=True)
+                rows[model, relation] = row
+                each(row)
+    missing = {
+        model: [name for name in asking.relations if name not in answers]
+        for model, answers in known.items()
+    }
+    for row in _from_worker(asking, {model: names for model, names in missing.items() if names}):
+        rows[row.model, row.relation] = row
+        missing[row.model].remove(row.relation)
+        each(row)
+        if not missing[row.model]:
+            _store(cache, asking, row.model, rows)
+    return [rows[model, name] for model in asking.models for name in asking.relations]
+
+
+def _inputs(asking: Asking, model: str) -> dict[str, Any]:
+    """All that the answers of a model depend on."""
+    here = machine.facts()
+    inputs = {
+        "format": FORMAT,
+        "model": model,
+        "releases": dict(asking.releases.packages),
+        "overlay": asking.releases.overlay,
+        "python": here["python"],
+        "torch": here["torch"],
+        "code": asking.code,
+    }
+    file = Path(model.rpartition(":")[0] or model)
+    if file.suffix in (".py", ".json"):
+        inputs["file"] = sha256(file)
+    return inputs
+
+
+def _stored(cache: Path, asking: Asking, model: str) -> dict[str, Answer]:
+    return cells.read_as(_parsed, cache, _inputs(asking, model)) or {}
+
+
+def _parsed(content: Any) -> dict[str, Answer]:
+    return {name: answer_of(found) for name, found in content.items()}
+
+
+def _store(cache: Path, asking: Asking, model: str, rows: Mapping[tuple[str, str], Row]) -> None:
+    """Keep the answers of a model that another run would give again, beside those of before."""
+    answers = _stored(cache, asking, model)
+    answers |= {row.relation: row.answer for row in rows.values() if row.model == model}
+    content = {
+        name: {"status": str(answer.status), "reason": answer.reason}
+        for name, answer in answers.items()
+        if answer.repeatable
+    }
+    cells.store_json(cache, _inputs(asking, model), content)
+
+
+def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    """The rows of a worker, as it finds them."""
+    if not missing:
+        return
+    request = {
+        "ask": missing,
+        "jobs": asking.jobs,
+        "limit": asking.limit,
+        "shims": [point.name for point in shims.needed(asking.releases.packages, Lane.CPU)],
+        "bytecode": str(machine.own_folder(machine.cache_folder(), "bytecode")),
+    }
+    with tempfile.TemporaryFile("w+") as log, _worker(asking.releases, request, log) as lines:
+        left = sum(map(len, missing.values()))
+        for line in lines:
+            said = json.loads(line)
+            answer = Answer(answer_of(said).status, said["reason"], said["repeatable"])
+            yield Row(said["model"], said["relation"], answer)
+            left -= 1
+        if left:
+            raise Inconclusive(f"the process that asks the models ended early: {_last_line(log)}")
+
+
+@contextmanager
+def _worker(releases: Releases, request: Mapping[str, Any], log: TextIO) -> Iterator[Iterable[str]]:
+    """The lines that a worker writes; it ends with the context."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=_environment(releases),
+    )
+    if process.stdin is None or process.stdout is None:
+        raise Inconclusive("the worker has no pipes")
+    try:
+        with process.stdin as stdin:
+            stdin.write(json.dumps(request))
+        yield process.stdout
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _environment(releases: Releases) -> dict[str, str]:
+    """The environment of a worker: the overlay, then the harness, on its path."""
+    kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
+    return {
+        **kept,
+        **QUIET,
+        PARENT: str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(map(str, dict.fromkeys([releases.site, ROOT]))),
+    }
+
+
+def _last_line(log: TextIO) -> str:
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if line.strip()]
+    return complaint(RuntimeError(lines[-1])).partition(": ")[2] if lines else "it said nothing"

@@ -1,0 +1,48 @@
+"""Asks a subject its relations, in a process of its own; errors become answers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from harness.models.answer import Answer, NoAnswer, Refused, Status, Wrong
+from harness.models.relations import QUESTIONS
+from harness.models.subject import Subject
+from harness.system.files import ROOT
+from harness.system.text import complaint
+
+
+def asked(name: str, subject: Subject) -> Answer:
+    """The answer of a subject to a relation, on this rank."""
+    return guarded(lambda: QUESTIONS[name].relation(name)(subject))
+
+
+def guarded(ask: Callable[[], str | None]) -> Answer:
+    """The answer of a function that returns a reason, or raises one."""
+    try:
+        return Answer(Status.RIGHT, ask() or "")
+    except Wrong as found:
+        return Answer(Status.WRONG, str(found))
+    except Refused as found:
+        return Answer(Status.REFUSED, str(found))
+    except (NoAnswer, ImportError) as found:
+        return Answer(Status.NO_ANSWER, complaint(found).removeprefix("NoAnswer: "))
+    except Exception as error:
+        if _is_ours(error):
+            return Answer(Status.NO_ANSWER, f"the question failed: {complaint(error)}")
+        return Answer(Status.REFUSED, complaint(error))
+
+
+def unbuilt(subject: Subject) -> str:
+    """Why a subject cannot be made; empty if it was made."""
+    try:
+        _ = subject.module
+    except Exception as error:
+        return f"it could not be made: {complaint(error)}"
+    return ""
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the last line of a traceback is ours, and not the model's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(f"{ROOT / 'harness'}/")

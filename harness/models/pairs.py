@@ -1,0 +1,101 @@
+"""Relations that need two ranks: two forked processes, each with the model that was made before.
+
+The process that forks them must not have run a backward pass: torch's autograd cannot be forked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from harness.launch import supervisor
+from harness.models.answer import Answer, Status, answer_of
+from harness.models.asking import asked
+from harness.models.subject import Subject
+from harness.system.text import complaint
+
+RANKS = 2
+PATIENCE = timedelta(seconds=60)
+"""For a collective."""
+
+LOST = ("Connection closed", "Connection reset", "peer", "timed out", "Timed out", "gloo")
+"""Parts of what a rank says when the other one has failed."""
+
+
+def asked_on_ranks(name: str, subject: Subject) -> Answer:
+    """The answer of two ranks; the worse one of both."""
+    with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
+        pipes = [_start(name, subject, rank, Path(folder)) for rank in range(RANKS)]
+        texts = [_read(pipe) for pipe in pipes]
+        codes = [os.wait()[1] for _ in pipes]
+    return _together([_answer(text, codes) for text in texts])
+
+
+def _start(name: str, subject: Subject, rank: int, folder: Path) -> int:
+    """Fork a rank; the pipe that gets its answer."""
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(writes)
+        return reads
+    _be(name, subject, rank, folder, writes)
+
+
+def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> NoReturn:
+    code = 1
+    try:
+        supervisor.end_with_parent()
+        answer = _joined(rank, folder) or asked(name, subject)
+        content = {"status": answer.status.value, "reason": answer.reason}
+        os.write(answers, json.dumps(content).encode())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # without teardown: the other rank may wait for ever
+
+
+def _joined(rank: int, folder: Path) -> Answer | None:
+    """Join the process group; an answer only if that fails: the other rank may have left already,
+    for example as the model offers no such thing."""
+    try:
+        _join(rank, folder)
+    except Exception as error:
+        return Answer(Status.NO_ANSWER, complaint(error))
+    return None
+
+
+def _join(rank: int, folder: Path) -> None:
+    from torch import distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
+    store = FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
+
+
+def _read(pipe: int) -> bytes:
+    with os.fdopen(pipe, "rb") as file:
+        return file.read()
+
+
+def _answer(text: bytes, codes: Sequence[int]) -> Answer:
+    if text:
+        return answer_of(json.loads(text))
+    worst = max(codes)
+    how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
+    return Answer(Status.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
+
+
+def _together(answers: Sequence[Answer]) -> Answer:
+    """A rank that only lost the other one does not count."""
+    own = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
+    order = (Status.WRONG, Status.REFUSED, Status.NO_ANSWER, Status.RIGHT)
+    return min(own, key=lambda answer: order.index(answer.status))

@@ -1,0 +1,189 @@
+"""Small sizes for configurations of transformers, by the name of a setting.
+
+They cross what they test: 40 tokens are more than a window of 16, and each kind of layer occurs.
+All sizes fit each other: heads times their size is the hidden size, and 2 ranks divide them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TOKENS = 40
+"""Tokens in a row: more than two windows."""
+
+WINDOW = 16
+VOCABULARY = 128
+HIDDEN = 32
+HEADS = 4
+HEAD = HIDDEN // HEADS
+LEAST_LAYERS = 2
+MOST_LAYERS = 6
+POSITIONS = 128
+NO_LONGER = 64
+"""The length, in tokens, up to which a rotary embedding was trained: long rows change it, which the
+cache of a short one cannot know."""
+
+
+def _same(value: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), value)
+
+
+SIZES: Mapping[str, Any] = {
+    **_same(
+        HIDDEN,
+        "hidden_size n_embd d_model dim n_embed embed_dim hidden_dim model_dim lru_width "
+        "word_embed_proj_dim embedding_size embedding_dim "
+        "vision_hidden_size encoder_hidden_size mlp_hidden_size",
+    ),
+    **_same(
+        HEADS,
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
+        "encoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads "
+        "swa_num_attention_heads encoder_num_attention_heads index_n_heads linear_num_heads",
+    ),
+    **_same(
+        2,
+        "num_key_value_heads num_kv_heads linear_num_key_heads swa_num_key_value_heads "
+        "multi_query_group_num global_num_key_value_heads num_global_key_value_heads",
+    ),
+    **_same(
+        HEAD,
+        "head_dim attention_head_size kv_channels linear_key_head_dim linear_value_head_dim "
+        "mamba_d_state state_size ssm_state_size qk_rope_head_dim qk_nope_head_dim v_head_dim "
+        "swa_head_dim global_head_dim linear_head_dim index_head_dim hidden_size_per_layer_input",
+    ),
+    **_same(2 * HEAD, "mamba_d_head mamba_head_dim kv_lora_rank q_lora_rank qk_head_dim"),
+    **_same(2 * HIDDEN, "d_inner mamba_d_ssm"),
+    **_same(
+        48,
+        "intermediate_size ffn_dim d_ff n_inner decoder_ffn_dim encoder_ffn_dim "
+        "ffn_hidden_size intermediate_dim intermediate_size_mlp dense_intermediate_size",
+    ),
+    **_same(
+        16,
+        "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
+        "expert_dim moe_ffn_hidden_size moe_shared_expert_intermediate_size "
+        "shared_intermediate_size",
+    ),
+    **_same(8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"),
+    **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
+    **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
+    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    **_same(
+        POSITIONS,
+        "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "
+        "max_sequence_length context_length",
+    ),
+    **_same(
+        WINDOW,
+        "sliding_window attention_window attention_window_size attention_chunk_size window_size",
+    ),
+    **_same(VOCABULARY, "pronunciation_vocab_size shape_vocab_size num_hash_buckets"),
+    **_same(HEAD // 2, "rotary_dim"),
+    **_same(HIDDEN, "emb_dim hidden_size_global"),
+    **_same(VOCABULARY, "encoder_hash_byte_group_vocab"),
+    "num_codebooks": 1,
+    "num_kv_shared_layers": 0,
+    "original_max_position_embeddings": NO_LONGER,
+}
+"""Values of integer settings, in whatever configuration they occur."""
+
+ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
+"""Sizes that are set even where the usual value is None: some models have no other."""
+
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "decoder_layers",
+    "encoder_layers",
+)
+"""Settings that count layers."""
+
+KINDS: Mapping[str, Any] = {
+    "first_k_dense_replace": 1,
+    "full_attention_interval": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "max_window_layers": 1,
+    "sliding_window_pattern": 2,
+    "global_attn_every_n_layers": 2,
+    "use_sliding_window": True,
+    "is_decoder": True,
+    "causal": True,
+    "output_router_logits": False,
+}
+"""Settings that say which layers are of another kind, so that each kind occurs."""
+
+SPECIAL_TOKENS: Mapping[str, int] = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "cls_token_id": 3,
+    "sep_token_id": 4,
+}
+
+EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8}},
+    "dots3_note_text": {
+        **_same(HEADS, "swa_num_attention_heads swa_num_key_value_heads"),
+        **_same(2 * HEAD, "swa_q_lora_rank swa_kv_lora_rank swa_head_dim"),
+        **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
+    },
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
+    "qwen4_exp_text": {
+        "indexer_n_heads": HEADS,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD,
+        "indexer_budget": WINDOW,
+        "indexer_compress_ratio": 4,
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {
+        "axial_pos_embds": False,
+        "local_attn_chunk_length": HEAD,
+        "attn_layers": ["local", "local"],  # the other kind draws random numbers
+    },
+    "xlnet": {"attn_type": "uni"},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What a model needs beyond the rules, by its type."""
+
+
+def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:
+    """The layers that show each kind once, at least LEAST_LAYERS, from settings per layer."""
+    layers = list(zip(*lists.values(), strict=True))
+    first = list({str(layer): at for at, layer in reversed(list(enumerate(layers)))}.values())
+    chosen = sorted(first)[:MOST_LAYERS]
+    others = (at for at in range(len(layers)) if at not in chosen)
+    while len(chosen) < LEAST_LAYERS and (more := next(others, None)) is not None:
+        chosen = sorted([*chosen, more])
+    return chosen

@@ -1,0 +1,81 @@
+"""The releases that models are asked with: those of this Python, or an overlay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.catalog import unknown
+from harness.overlays import overlay
+from harness.system.errors import Inconclusive, UserError
+from harness.system.machine import cache_folder, release_of
+from harness.upstream import index, releases
+from harness.upstream.pins import Stack, describe, here
+
+SUBJECT = "transformers"
+COMPANIONS = ("accelerate", "deepspeed", "peft")
+PACKAGES = (SUBJECT, *COMPANIONS)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Where the packages are, and which releases they are."""
+
+    site: Path
+    """The site-packages that contains transformers."""
+    packages: Mapping[str, str]
+    """The release of each of PACKAGES that is there."""
+    overlay: str = ""
+    """The key of an overlay; empty for the packages of this Python."""
+
+    def __str__(self) -> str:
+        return describe(self.packages)
+
+
+@contextmanager
+def found(pins: Mapping[str, str]) -> Iterator[Releases]:
+    """The releases of some pins: an overlay. Without pins, those of this Python; an overlay of the
+    newest if it has no transformers."""
+    if wrong := next((name for name in pins if name not in PACKAGES), None):
+        raise UserError(unknown("pin of models", wrong, PACKAGES))
+    if not pins and (own := find_spec(SUBJECT)) and own.origin:
+        here_ = {name: version for name in PACKAGES if (version := release_of(name))}
+        yield Releases(Path(own.origin).parent.parent, here_)
+        return
+    stack, cache = _stack(pins), cache_folder()
+    with overlay.borrowed(stack, (), cache) as made:
+        yield Releases(made.site, stack.packages, made.key)
+
+
+def _stack(pins: Mapping[str, str]) -> Stack:
+    """All packages: pinned ones, and of the others the newest on the day of transformers."""
+    chosen = {name: _one(name, version) for name, version in pins.items()}
+    day = time.strftime("%Y-%m-%d")
+    if SUBJECT in chosen:
+        python, _ = here()
+        day = releases.settled(
+            releases.released(SUBJECT, chosen[SUBJECT], cache_folder()), python
+        )
+    full = {name: chosen.get(name) or _newest(name, day) for name in PACKAGES}
+    return Stack(full, day, *here())
+
+
+def _one(name: str, version: str) -> str:
+    """The release that a pin names."""
+    if not releases.is_one(version):
+        raise UserError(f"{name}={version}: models takes one release, such as {name}=5.10.1")
+    (release,) = releases.chosen(name, version)
+    return release
+
+
+def _newest(name: str, day: str) -> str:
+    """The newest release of a package on a day (ISO)."""
+    fit = [r for r in index.releases(name) if r.final and not r.yanked and r.installable]
+    old = [r.version for r in fit if r.day <= day]
+    if not old:
+        raise Inconclusive(f"{name} had no release on {day}: pin one")
+    return old[-1]

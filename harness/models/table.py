@@ -1,0 +1,78 @@
+"""The rows as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.models.answer import Row, Status
+from harness.models.stack import Releases
+from harness.system import machine
+from harness.system.errors import ExitCode
+from harness.system.terminal import count
+from harness.system.text import short
+
+REASON = 160
+"""Characters of a reason in a line."""
+
+
+def wrong_by_relation(rows: Sequence[Row]) -> Iterator[str]:
+    """The wrong cells, by relation."""
+    for relation in dict.fromkeys(row.relation for row in rows):
+        wrong = [r for r in rows if r.relation == relation and r.answer.status is Status.WRONG]
+        if wrong:
+            asked = count(sum(r.relation == relation for r in rows), "model")
+            yield f"{relation}: wrong in {len(wrong)} of {asked}"
+            yield from (f"  {row.model}: {short(row.answer.reason, REASON)}" for row in wrong)
+
+
+def each(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each cell."""
+    width = max(len(row.relation) for row in rows)
+    for model in dict.fromkeys(row.model for row in rows):
+        yield model
+        for row in rows:
+            if row.model == model:
+                answer = row.answer
+                line = f"  {row.relation:<{width}}  {answer.status!s:<9}  {answer.reason}"
+                yield short(line.rstrip(), REASON)
+
+
+def counted(rows: Sequence[Row], seconds: float) -> str:
+    """One line with the number of cells of each status."""
+    counts = {status: sum(r.answer.status is status for r in rows) for status in Status}
+    parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    models = count(len({row.model for row in rows}), "model")
+    stored = sum(row.stored for row in rows)
+    kept = f" ({stored} stored)" if stored else ""
+    return f"{models}, {count(len(rows), 'cell')}: {parts}{kept} [{seconds:.0f} s]"
+
+
+def as_json(rows: Sequence[Row], releases: Releases, seconds: float) -> dict[str, Any]:
+    """The header and the rows."""
+    here = machine.facts()
+    return {
+        "releases": dict(releases.packages),
+        "torch": here["torch"],
+        "python": here["python"],
+        "seconds": round(seconds, 1),
+        "counts": _by_relation(rows),
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:
+    """By relation, how many cells have each status."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        counts = found.setdefault(row.relation, {str(status): 0 for status in Status})
+        counts[str(row.answer.status)] += 1
+    return found
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """1 if a cell is wrong, 3 if none has an answer, otherwise 0."""
+    statuses = {row.answer.status for row in rows}
+    if Status.WRONG in statuses:
+        return ExitCode.NOT_AS_EXPECTED
+    return ExitCode.INCONCLUSIVE if statuses <= {Status.NO_ANSWER} else ExitCode.AS_EXPECTED

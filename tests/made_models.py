@@ -1,0 +1,232 @@
+"""A small language model as a user would write it, and the same with one fault each.
+
+``make`` and the other functions are what ``python -m harness models FILE.py:FUNCTION`` takes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+VOCABULARY, WIDTH, LONGEST = 64, 16, 40
+
+
+class Layer(nn.Module):
+    """Attention with a mask of whom each token sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(WIDTH, 3 * WIDTH)
+        self.mlp = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
+        query, key, value = self.parts(hidden).chunk(3, -1)
+        scores = (query @ key.transpose(-1, -2)).masked_fill(~seen, -1e9)
+        return hidden + torch.tanh(self.mlp(scores.softmax(-1) @ value))
+
+
+class Decoder(nn.Module):
+    """A right model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(pad_token_id=0)
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(LONGEST, WIDTH)
+        self.layer = Layer()
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        self.register_buffer("inv_freq", 1e4 ** -(torch.arange(8) / 8), persistent=False)
+        self.checkpoints: dict[str, Any] | None = None
+
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        """Whom each token sees: those before it, in its own packed row, that are no padding."""
+        width = mask.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        rows = (positions == 0).cumsum(-1)
+        own = rows[:, :, None] == rows[:, None, :]
+        diagonal = torch.eye(width, dtype=torch.bool)
+        return causal & (own & mask[:, None, :].bool() | diagonal)
+
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        total = functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+        )
+        return total / ((labels[:, 1:] != -100).sum() if count is None else count)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        usual = torch.arange(input_ids.shape[1])[None]
+        positions = usual if position_ids is None else position_ids
+        hidden = self.tokens(input_ids) + self.positions(positions)
+        seen = self.seen(mask, positions)
+        if self.checkpoints is not None and self.training:
+            hidden = checkpoint(self.layer, hidden, seen, **self.checkpoints)
+        else:
+            hidden = self.layer(hidden, seen)
+        output = {"logits": self.head(hidden)}
+        if labels is not None:
+            output["loss"] = self.loss(output["logits"], labels, num_items_in_batch)
+        return output
+
+    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        self.checkpoints = settings
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.checkpoints = None
+
+    def generate(self, prompt: Tensor, max_new_tokens: int, **_: Any) -> SimpleNamespace:
+        found = []
+        for _step in range(max_new_tokens):
+            found.append(self.scores(prompt))
+            prompt = torch.cat([prompt, found[-1].argmax(-1, keepdim=True)], 1)
+        return SimpleNamespace(sequences=prompt, logits=tuple(found))
+
+    def scores(self, prompt: Tensor) -> Tensor:
+        """The logits of the next token."""
+        return self(prompt)["logits"][:, -1]
+
+    def save_pretrained(self, folder: Path) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(folder) / "weights.pt")
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Decoder:
+        made = cls()
+        made.load_state_dict(torch.load(Path(folder) / "weights.pt"))
+        frequencies = made.inv_freq
+        made.to(dtype)
+        made.inv_freq = frequencies
+        return made
+
+
+class IgnoresPositions(Decoder):
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().seen(mask, torch.arange(positions.shape[1])[None])
+
+
+class IgnoresMask(Decoder):
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().seen(torch.ones_like(mask), torch.arange(positions.shape[1])[None])
+
+
+class SeesThePadding(Decoder):
+    """Each token also sees those behind it, also padding."""
+
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return torch.ones_like(super().seen(mask, positions))
+
+
+class DividesByItsOwnLabels(Decoder):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits, labels, None)
+
+
+class DoesNotShift(Decoder):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class ChecksNothing(Decoder):
+    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        pass
+
+
+class GeneratesTooFar(Decoder):
+    """Its positions count one too many, as with a cache that is one too long."""
+
+    def scores(self, prompt: Tensor) -> Tensor:
+        positions = torch.arange(1, prompt.shape[1] + 1).clamp(max=LONGEST - 1)
+        return self(prompt, position_ids=positions[None])["logits"][:, -1]
+
+
+class LosesATie(Decoder):
+    @classmethod
+    def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Decoder:
+        made = super().from_pretrained(folder, dtype)
+        made.head.weight = nn.Parameter(made.head.weight.detach().clone())
+        return made
+
+
+class RoundsItsFrequencies(Decoder):
+    @classmethod
+    def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Decoder:
+        return super().from_pretrained(folder, dtype).to(dtype)
+
+
+class SkipsASynchronization(Decoder):
+    """Uses a weight behind the back of its wrapper: data parallelism cannot average it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ddp_params_and_buffers_to_ignore = ["positions.weight"]
+
+
+class Crashes(Decoder):
+    def generate(self, prompt: Tensor, max_new_tokens: int, **_: Any) -> SimpleNamespace:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        raise AssertionError
+
+
+class Hangs(Decoder):
+    def generate(self, prompt: Tensor, max_new_tokens: int, **_: Any) -> SimpleNamespace:
+        time.sleep(600)
+        raise AssertionError
+
+
+class Refuses(Decoder):
+    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        raise ValueError("no checkpoints here")
+
+
+class DrawsNumbers(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda _, __, output: {**output, "logits": _noisy(output)})
+
+
+def _noisy(output: dict[str, Tensor]) -> Tensor:
+    return output["logits"] + torch.randn(()) * 0.1
+
+
+def made(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
+    """A model, and a batch of 4 rows."""
+    module = cls()
+    tokens = torch.randint(1, VOCABULARY, (4, LONGEST))
+    return module, {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def make() -> tuple[Decoder, dict[str, Tensor]]:
+    return made(Decoder)
+
+
+def make_crashing() -> tuple[Decoder, dict[str, Tensor]]:
+    return made(Crashes)
+
+
+def make_hanging() -> tuple[Decoder, dict[str, Tensor]]:
+    return made(Hangs)
+
+
+def make_skipping() -> tuple[Decoder, dict[str, Tensor]]:
+    return made(SkipsASynchronization)
+
+
+def make_nothing() -> tuple[Decoder, dict[str, Tensor]]:
+    raise ValueError("no such model")

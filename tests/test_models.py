@@ -1,0 +1,247 @@
+"""Relations of models: a right model is right, and each fault is found where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import models as command
+from harness.models import architectures, stack, table
+from harness.models.answer import Answer, Row, Status
+from harness.models.answers import Asking, ask
+from harness.models.asking import asked
+from harness.models.relations import QUESTIONS
+from harness.models.sizes import kinds
+from harness.models.stack import Releases
+from harness.models.subject import Subject
+from harness.system.errors import UserError
+from tests import made_models
+from tests.made_models import Decoder
+
+FILE = Path(made_models.__file__)
+OWN = (
+    "loss",
+    "accumulation",
+    "checkpointing",
+    "padding_right",
+    "padding_left",
+    "packing",
+    "generation",
+    "save_load",
+    "fp32_kept",
+)
+"""The relations on one rank that need no other package."""
+
+
+def answer(cls: type[Decoder], relation: str, folder: Path) -> Answer:
+    return asked(relation, Subject("own", lambda: made_models.made(cls), folder))
+
+
+@pytest.mark.parametrize("relation", OWN)
+def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
+    found = answer(Decoder, relation, tmp_path)
+    assert found.status is Status.RIGHT, found.reason
+
+
+FAULTS = [
+    ("loss", made_models.DoesNotShift, "not shifted"),
+    ("accumulation", made_models.DividesByItsOwnLabels, "times the right one|off by"),
+    ("checkpointing", made_models.ChecksNothing, "nothing is recomputed"),
+    ("padding_right", made_models.SeesThePadding, "padded on the right, from token 0"),
+    ("padding_left", made_models.IgnoresMask, "padded on the left"),
+    ("packing", made_models.IgnoresPositions, "from token 22 on"),
+    ("generation", made_models.GeneratesTooFar, "generated with the cache"),
+    ("save_load", made_models.LosesATie, "head.weight and tokens.weight are not tied"),
+    ("fp32_kept", made_models.RoundsItsFrequencies, "inv_freq is bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("relation", "cls", "reason"), FAULTS)
+def test_a_fault_is_wrong(relation: str, cls: type[Decoder], reason: str, tmp_path: Path) -> None:
+    found = answer(cls, relation, tmp_path)
+    assert found.status is Status.WRONG, found
+    assert any(part in found.reason for part in reason.split("|")), found.reason
+
+
+def test_a_fault_shows_only_in_its_own_relation(tmp_path: Path) -> None:
+    for relation in ("loss", "checkpointing", "padding_right", "packing", "save_load"):
+        found = answer(made_models.DividesByItsOwnLabels, relation, tmp_path)
+        assert found.status is Status.RIGHT, (relation, found)
+
+
+def test_an_error_of_the_model_is_a_refusal(tmp_path: Path) -> None:
+    found = answer(made_models.Refuses, "checkpointing", tmp_path)
+    assert found == Answer(Status.REFUSED, "ValueError: no checkpoints here")
+
+
+def test_a_model_that_declares_its_losses_refuses_accumulation(tmp_path: Path) -> None:
+    class Declares(made_models.DividesByItsOwnLabels):
+        accepts_loss_kwargs = False
+
+    assert answer(Declares, "accumulation", tmp_path).status is Status.REFUSED
+
+
+def test_a_model_that_draws_random_numbers_has_no_answer(tmp_path: Path) -> None:
+    found = answer(made_models.DrawsNumbers, "packing", tmp_path)
+    assert found.status is Status.NO_ANSWER
+    assert "random numbers" in found.reason
+
+
+def test_what_is_not_offered_has_no_answer(tmp_path: Path) -> None:
+    class Bare(Decoder):
+        def forward(self, input_ids: Any, labels: Any = None) -> Any:  # type: ignore[override]
+            return super().forward(input_ids, labels=labels)
+
+    assert answer(Bare, "packing", tmp_path).status is Status.NO_ANSWER
+    assert answer(Bare, "accumulation", tmp_path).status is Status.REFUSED
+
+
+def worker(
+    folder: Path, *functions: str, relations: tuple[str, ...], limit: float = 120.0
+) -> dict[Any, Row]:
+    """The rows of functions of made_models, from a worker; transformers is not there."""
+    names = [f"{FILE}:{function}" for function in functions]
+    asking = Asking(Releases(folder, {}), names, relations, limit=limit, jobs=2)
+    rows = ask(asking, lambda _: None)
+    return {(row.model.rpartition(":")[2], row.relation): row for row in rows}
+
+
+def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> None:
+    relations = ("packing", "generation", "save_load")
+    functions = ("make_crashing", "make_hanging", "make_nothing")
+    rows = worker(tmp_path, *functions, relations=relations, limit=20.0)
+    found = {key: row.answer.status for key, row in rows.items()}
+    for function in ("make_crashing", "make_hanging"):
+        assert found[function, "packing"] is found[function, "save_load"] is Status.RIGHT
+        assert found[function, "generation"] is Status.NO_ANSWER
+    assert "SIGSEGV" in rows["make_crashing", "generation"].answer.reason
+    assert "within 20 s" in rows["make_hanging", "generation"].answer.reason
+    assert "no such model" in rows["make_nothing", "packing"].answer.reason
+
+
+def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: Path) -> None:
+    first = worker(tmp_path, "make", relations=("loss",))
+    again = worker(tmp_path, "make", relations=("loss",))
+    assert not first["make", "loss"].stored
+    assert again["make", "loss"].stored
+    assert again["make", "loss"].answer == first["make", "loss"].answer
+
+
+def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Path) -> None:
+    rows = worker(tmp_path, "make", "make_skipping", relations=("ddp", "fsdp2"))
+    assert rows["make", "ddp"].answer.status is Status.RIGHT
+    assert rows["make", "fsdp2"].answer.status is Status.RIGHT
+    assert rows["make_skipping", "ddp"].answer.status is Status.WRONG
+    assert "positions.weight" in rows["make_skipping", "ddp"].answer.reason
+
+
+def test_layers_show_each_kind_once() -> None:
+    lists: dict[str, Sequence[Any]] = {"layer_types": "sssfsf", "moe": [0, 1, 1, 1, 1, 1]}
+    assert kinds(lists) == [0, 1, 3]
+    assert kinds({"layer_types": ["f"] * 5}) == [0, 1]
+
+
+def transformers(folder: Path) -> Path:
+    """A folder with the list of models of a transformers."""
+    file = folder / "transformers" / "models" / "auto" / "modeling_auto.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(f'{architectures.MAPPING} = OrderedDict([("llama", "L"), ("gpt2", "G")])\n')
+    return folder
+
+
+def test_models_are_listed_without_importing_transformers(tmp_path: Path) -> None:
+    assert architectures.names(transformers(tmp_path)) == ["gpt2", "llama"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--relations", "pack"], "no relation 'pack': did you mean packing"),
+        (["--pins", "numpy=2.0"], "no pin of models 'numpy'"),
+        (["--pins", "transformers"], "is no pin"),
+        (["--pins", "transformers=5.1:5.2"], "one release"),
+        (["lama"], "no model 'lama': did you mean llama"),
+        (["missing.json"], "no file missing.json"),
+        ([str(FILE)], "name the function"),
+        (["--json", "no/folder/x.json"], "no folder no/folder"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_choices(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = transformers(tmp_path)
+    if "--pins" not in words:
+        monkeypatch.setattr(
+            stack, "find_spec", lambda _: _Spec(str(site / "transformers" / "__init__.py"))
+        )
+    with pytest.raises(UserError, match=message) as raised:
+        command.main(words)
+    assert "\n" not in str(raised.value)
+
+
+class _Spec:
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+
+ROWS = [
+    Row("a", "loss", Answer(Status.RIGHT)),
+    Row("a", "packing", Answer(Status.WRONG, "logits are off by 9 %")),
+    Row("b", "loss", Answer(Status.REFUSED, "ValueError: no")),
+    Row("b", "packing", Answer(Status.NO_ANSWER, "not offered"), stored=True),
+]
+
+
+def test_json_has_a_header_and_a_row_for_each_cell(tmp_path: Path) -> None:
+    found = json.loads(
+        json.dumps(table.as_json(ROWS, Releases(tmp_path, {"transformers": "5.23.0"}), 1.23))
+    )
+    assert found["releases"] == {"transformers": "5.23.0"}
+    assert found["counts"]["loss"] == {"right": 1, "wrong": 0, "refused": 1, "no answer": 0}
+    assert found["rows"][1] == {
+        "model": "a",
+        "relation": "packing",
+        "status": "wrong",
+        "reason": "logits are off by 9 %",
+        "stored": False,
+    }
+
+
+def test_the_text_lists_what_is_wrong_by_relation() -> None:
+    assert list(table.wrong_by_relation(ROWS)) == [
+        "packing: wrong in 1 of 2 models",
+        "  a: logits are off by 9 %",
+    ]
+    expected = "2 models, 4 cells: 1 right, 1 wrong, 1 refused, 1 no answer (1 stored) [3 s]"
+    assert table.counted(ROWS, 3.2) == expected
+
+
+@pytest.mark.parametrize(("rows", "code"), [(ROWS, 1), (ROWS[:1], 0), (ROWS[2:], 0), (ROWS[3:], 3)])
+def test_exit_codes(rows: list[Row], code: int) -> None:
+    assert table.exit_code(rows) == code
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_a_release_of_transformers_has_the_faults_that_are_known() -> None:
+    wanted = ("packing", "zero_init", "zero3", "lora", "tensor_parallel", "expert_parallel")
+    with stack.found({"transformers": "5.23.0"}) as releases:
+        asking = Asking(releases, ["llama", "gpt_oss", "apertus"], wanted)
+        rows = ask(asking, lambda _: None)
+    found = {(row.model, row.relation): row.answer for row in rows}
+    wrong = {key for key, answer in found.items() if answer.status is Status.WRONG}
+    assert {("gpt_oss", "packing"), ("apertus", "tensor_parallel")} <= wrong
+    assert "act_fn.alpha" in found["apertus", "tensor_parallel"].reason
+    assert ("llama", "zero_init") in wrong
+    for relation in ("packing", "zero3", "lora", "tensor_parallel"):
+        assert found["llama", relation].status is Status.RIGHT
+    assert found["gpt_oss", "expert_parallel"].status is Status.RIGHT
+
+
+def test_every_relation_has_a_line_in_the_documentation() -> None:
+    page = Path("docs/models.md").read_text(encoding="utf-8")
+    assert [name for name in QUESTIONS if f"`{name}`" not in page] == []
