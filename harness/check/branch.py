@@ -147,7 +147,7 @@ def _summed(found: Sequence[Judged], console: Console) -> int:
 def _patched(name: str, words: Sequence[str]) -> int:
     """Whether a patch fixes a bug, and what it does to the other bugs of its package."""
     if name != ALL:
-        _refuse_package(name)
+        _refuse_edited(name)
     chosen = catalog.sound() if name == ALL else [name]
     console = terminal()
     target = _config(chosen[0], words)
@@ -169,7 +169,8 @@ def _patched(name: str, words: Sequence[str]) -> int:
     return _verdict(name, before[name], after[name], [b for b in broken if b != name], console)
 
 
-def _refuse_package(name: str) -> None:
+def _refuse_edited(name: str) -> None:
+    """Refuse a bug that no release has: the variant ``released`` would be right without a patch."""
     scenario = catalog.scenario(name)
     if scenario.variant(BUGGY).defects:
         raise UserError(

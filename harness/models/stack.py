@@ -57,9 +57,7 @@ def _stack(pins: Mapping[str, str]) -> Stack:
     day = time.strftime("%Y-%m-%d")
     if SUBJECT in chosen:
         python, _ = here()
-        day = releases.settled(
-            releases.released(SUBJECT, chosen[SUBJECT], cache_folder()), python
-        )
+        day = releases.settled(releases.released(SUBJECT, chosen[SUBJECT], cache_folder()), python)
     full = {name: chosen.get(name) or _newest(name, day) for name in PACKAGES}
     return Stack(full, day, *here())
 
