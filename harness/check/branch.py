@@ -151,6 +151,8 @@ def _patched(name: str, words: Sequence[str]) -> int:
     chosen = catalog.sound() if name == ALL else [name]
     console = terminal()
     target = _config(chosen[0], words)
+    if name != ALL and not _covered(target):
+        raise UserError(f"{name} tests only {catalog.scenario(name).releases}")
     siblings = _siblings(target) if name != ALL else []
     configs = [target, *(_config(other, words) for other in chosen[1:])]
     configs += [_sibling(target, other, words) for other in siblings]
