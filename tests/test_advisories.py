@@ -42,7 +42,9 @@ def is_affected(record: Record, package: str, version: str) -> bool:
 
 
 def in_ranges(version: str, ranges: Sequence[Mapping[str, Any]]) -> bool:
-    return any(in_events(Version(version), each["events"]) for each in ranges)
+    """Whether a range of releases has the version; ranges of commits say nothing about it."""
+    of_releases = [each for each in ranges if each["type"] == "ECOSYSTEM"]
+    return any(in_events(Version(version), each["events"]) for each in of_releases)
 
 
 def in_events(version: Version, events: Sequence[Mapping[str, str]]) -> bool:
@@ -175,3 +177,12 @@ def test_a_folder_with_other_files_is_refused_and_unchanged(
     assert "not part of a set of advisories (thesis.tex)" in capsys.readouterr().err
     assert record.read_text() == "stale"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_commit_that_was_found_is_a_range_of_the_repository() -> None:
+    ranges = advisories.record("clip_max_for_min")["affected"][0]["ranges"]
+    (found,) = [each for each in ranges if each["type"] == "GIT"]
+    begin, end = found["events"]
+    assert found["repo"] == "https://github.com/deepspeedai/DeepSpeed"
+    assert begin["introduced"].startswith("961bc8562417")
+    assert end["fixed"].startswith("005afe124f56")
