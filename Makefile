@@ -46,7 +46,7 @@ VARIANTS := buggy or fixed or reproduced or (bf16_clip and (control or reference
 
 scenarios: $(READY)
 	$(BIN)/python -m pytest -m scenario --jobs 2 -k "$(VARIANTS)" --ignore tests/test_reports.py
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup -m "scenario and not exhaustive" tests/test_reports.py
+	$(PYTEST) -m "scenario and not exhaustive" tests/test_reports.py
 
 browser: $(READY)
 	$(BIN)/python -m pytest -m "browser and not exhaustive" -rs

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from harness.overlays.overlay import Overlay
 from harness.ranges import affected
 from harness.ranges.periods import alive
 from harness.system import machine
-from harness.system.files import ROOT
+from harness.system.files import ROOT, locked
 from harness.upstream import pins
 from harness.upstream.pins import TORCH
 from tests.daily import later
@@ -61,12 +62,8 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
-    """Each script in a group of its own, as its runs use one port. CI runs a sixth of them, another
-    one each day; the others are exhaustive tests."""
-    return [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name), *later(ALL.index(name))])
-        for name in names
-    ]
+    """CI runs a sixth of the scripts, another one each day; the others are exhaustive tests."""
+    return [pytest.param(name, marks=later(ALL.index(name))) for name in names]
 
 
 @pytest.mark.scenario
@@ -126,14 +123,16 @@ def check(name: str, overlay: Overlay, given: dict[str, str], folder: Path, *, w
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(
-        [sys.executable, str(script(name))],
-        cwd=folder,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # A script has one port: two runs of it at once would disturb each other.
+    with locked(Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}-{name}.lock"):
+        done = subprocess.run(
+            [sys.executable, str(script(name))],
+            cwd=folder,
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert done.returncode == (1 if wrong else 0), done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("WRONG" if wrong else "right")
