@@ -90,7 +90,9 @@ def of(scenario: str) -> list[Change]:
 
 
 def record(scenario: str, found: Sequence[Change]) -> None:
-    """Add commits to a scenario's file."""
+    """Add commits to a scenario's file; a search that found none leaves it as it is."""
+    if not found:
+        return
     known = {change.commit: change for change in (*of(scenario), *found)}
     ordered = sorted(known.values(), key=lambda change: change.day)
     file = catalog.folder(scenario) / FILE
