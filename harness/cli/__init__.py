@@ -10,6 +10,7 @@ import argparse
 import ast
 import pkgutil
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -61,6 +62,15 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words that are not ``patch=FILE``, and the texts of the patches that the others name."""
+    from harness.overlays import patch
+
+    others = [word for word in words if not word.startswith("patch=")]
+    named = [word.partition("=")[2] for word in words if word.startswith("patch=")]
+    return others, tuple(map(patch.read, named))
 
 
 def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tuple[str, str]:

@@ -5,6 +5,7 @@
     python -m harness models --pins transformers=5.10.1 --json -
     python -m harness models config.json                       # your own configuration, made small
     python -m harness models my_model.py:make                  # a model of your own
+    python -m harness models llama patch=fix.diff              # with this change of transformers
 
 make() returns a small model and a batch: a dictionary of tensors with input_ids and labels. A
 relation is something that must hold of a model, such as: a packed row has the same logits as alone.
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.catalog import unknown
-from harness.cli import Arguments, pin
+from harness.cli import Arguments, patches, pin
 from harness.models import architectures, stack, table
 from harness.models.answer import Row, Status
 from harness.models.answers import Asking, ask
@@ -38,13 +39,14 @@ STANDARD_OUTPUT = "-"
 
 
 def main(arguments: list[str]) -> int:
+    arguments, changes = patches(arguments)
     options = _parser().parse_intermixed_args(arguments)
     relations = _relations(options.relations)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
     _refuse_missing_folder(options.json)
     refuse_without_torch("models")
     began = time.monotonic()
-    with stack.found(pins) as releases:
+    with stack.found(pins, changes) as releases:
         models = _models(options.models, releases)
         rows = _asked(options, Asking(releases, models, relations, again=options.again))
         _write(options, rows, releases, time.monotonic() - began)

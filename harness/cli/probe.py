@@ -8,12 +8,14 @@
     python -m harness probe --set batch_size={rows} --layouts ranks,resume train.py
     python -m harness probe --make train_step.py:make
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
+    python -m harness probe patch=fix.diff train.py --batch-size {rows} --accum {k}
 
 The script runs unchanged, on the CPU or on GPUs: on 1 rank (the reference), on several ranks, with
 several micro-batches, with both, and stopped and resumed. On the CPU, what it asks of CUDA is done
 there (not with --as-written). Options before the script are ours, those after it are the script's.
 In those, {rows} is the size of a micro-batch on one rank, {k} the number of micro-batches of a
 step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step to save at.
+patch=FILE, before the script, changes a copy of the packages that the script imports.
 
 exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
 3 no answer. docs/probe.md explains the report.
@@ -34,8 +36,10 @@ from itertools import islice
 from pathlib import Path
 
 from harness.api.spec import Lane
-from harness.cli import Arguments
+from harness.check import environment
+from harness.cli import Arguments, patches
 from harness.launch.server_pool import Pool
+from harness.overlays import patch
 from harness.probe.layouts import LAYOUTS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
@@ -60,7 +64,10 @@ FLAGS, ARGUMENTS = (
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(list(_joined(arguments)))
+    ours, script = _parted(arguments)
+    ours, changes = patches(ours)
+    options = _parser().parse_args([*ours, *script])
+    options.patches = changes
     settings = _settings(options)
     chosen = _target(options)
     _refuse_blind(chosen, settings)
@@ -72,19 +79,20 @@ def main(arguments: list[str]) -> int:
     return exit_code(answers)
 
 
-def _joined(arguments: Iterable[str]) -> Iterator[str]:
-    """Our options and the script, with arguments of the script that begin with a dash joined to
-    their option: argparse would take ``--seed=7`` for an option."""
-    words = iter(arguments)
+def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the script with its arguments. Arguments of the script that begin with a
+    dash are joined to their option: argparse would take ``--seed=7`` for an option."""
+    words, ours = iter(arguments), list[str]()
     for word in words:
         if word in ARGUMENTS:
-            yield f"{word}={next(words, '')}"
-            continue
-        yield word
-        if not word.startswith("-"):
-            yield from words
-        elif "=" not in word and word not in FLAGS:
-            yield from islice(words, 1)
+            ours.append(f"{word}={next(words, '')}")
+        elif word.startswith("-"):
+            ours += [word, *islice(words, int("=" not in word and word not in FLAGS))]
+        elif word.startswith("patch="):
+            ours.append(word)
+        else:
+            return ours, [word, *words]
+    return ours, []
 
 
 def _parser() -> Arguments:
@@ -225,10 +233,21 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             where = Path(folder), extensions, options.python
             limit = options.timeout
             written = options.as_written
+            site = _patched(options, Path(folder) / "patched")
             with Runner(
-                chosen, settings, *where, limit, pool, gpus=numbers, as_written=written
+                chosen, settings, *where, limit, pool, site, numbers, as_written=written
             ) as runner:
                 return probe(runner, settings, lambda found: progress.done(status(found)))
+
+
+def _patched(options: argparse.Namespace, folder: Path) -> str:
+    """Where the packages are that the patches change; empty without patches."""
+    if not options.patches:
+        return ""
+    names = {name for text in options.patches for name in patch.packages(text)}
+    own = environment.of_interpreter(Path(options.python), names).interpreter
+    patch.copies(options.patches, own.packages if own else {}, folder)
+    return str(folder)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,24 +31,26 @@ class Releases:
     """The release of each of PACKAGES that is there."""
     overlay: str = ""
     """The key of an overlay; empty for the packages of this Python."""
+    patched: bool = False
 
     def __str__(self) -> str:
-        return describe(self.packages)
+        return describe(self.packages) + (", patched" if self.patched else "")
 
 
 @contextmanager
-def found(pins: Mapping[str, str]) -> Iterator[Releases]:
-    """The releases of some pins: an overlay. Without pins, those of this Python; an overlay of the
-    newest if it has no transformers."""
+def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Releases]:
+    """The releases of some pins, with these patches: an overlay. Without pins, those of this
+    Python; an overlay of the newest if it has no transformers."""
     if wrong := next((name for name in pins if name not in PACKAGES), None):
         raise UserError(unknown("pin of models", wrong, PACKAGES))
     if not pins and (own := find_spec(SUBJECT)) and own.origin:
-        here_ = {name: version for name in PACKAGES if (version := release_of(name))}
-        yield Releases(Path(own.origin).parent.parent, here_)
-        return
-    stack, cache = _stack(pins), cache_folder()
+        pins = {name: version for name in PACKAGES if (version := release_of(name))}
+        if not patches:
+            yield Releases(Path(own.origin).parent.parent, pins)
+            return
+    stack, cache = replace(_stack(pins), patches=tuple(patches)), cache_folder()
     with overlay.borrowed(stack, (), cache) as made:
-        yield Releases(made.site, stack.packages, made.key)
+        yield Releases(made.site, stack.packages, made.key, bool(patches))
 
 
 def _stack(pins: Mapping[str, str]) -> Stack:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from unidiff.errors import UnidiffParseError
@@ -13,7 +14,7 @@ from unidiff.patch import PatchedFile, PatchSet
 
 from harness.overlays import defect
 from harness.system.errors import Inconclusive, UserError
-from harness.upstream.pins import describe, import_name
+from harness.upstream.pins import IMPORTS, Distribution, describe, import_name
 
 NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "csrc"}
 """Folders at the top of a repository whose files are not in its package."""
@@ -30,6 +31,33 @@ def read(file: str) -> str:
     except UnidiffParseError as error:
         raise UserError(f"patch={file}: is not a whole unified diff: {error}") from None
     raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
+
+
+def packages(text: str) -> set[str]:
+    """The packages that a patch may change, by the folders that its paths name: also some that do
+    not exist."""
+    named = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
+    folders = {
+        part for changed in PatchSet(text) for part in PurePosixPath(changed.path).parts[:-1]
+    }
+    return {named.get(folder, folder.replace("_", "-")) for folder in folders}
+
+
+def copies(texts: Iterable[str], installed: Mapping[str, Distribution], into: Path) -> None:
+    """Copy the installed packages that patches change into a folder, and patch the copies.
+
+    Raises UserError if a package is installed elsewhere, as in editable mode, and Inconclusive as
+    ``apply`` does.
+    """
+    pins = {name: found.version for name, found in installed.items()}
+    places = {import_name(n).partition(".")[0]: Path(one.folder) for n, one in installed.items()}
+    for text in texts:
+        for top in {path.partition("/")[0] for path in files(text, pins)}:
+            if not (places[top] / top).is_dir():
+                raise UserError(f"{top} is not in {places[top]}: patch the sources it comes from")
+            if not (into / top).exists():
+                shutil.copytree(places[top] / top, into / top)
+        apply(text, into, pins)
 
 
 def apply(text: str, site: Path, pins: Mapping[str, str]) -> str:

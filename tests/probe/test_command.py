@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import uuid
 from pathlib import Path
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from unidiff import __version__
 
 from harness.__main__ import main
 from harness.cli import probe
@@ -69,6 +71,25 @@ def test_a_script_without_an_answer_never_ends_with_0(
     assert code == 3
     assert message in capsys.readouterr().err
     assert not [p for p in psutil.process_iter(["cmdline"]) if seconds in (p.info["cmdline"] or ())]
+
+
+def test_a_patch_changes_what_the_script_imports_and_not_what_is_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = Path(__version__.__file__)
+    before = installed.read_text()
+    lines = before.splitlines(keepends=True)
+    patched = [*lines, "BUG = ['--bug', 'never divided by k']\n"]
+    diff = difflib.unified_diff(lines, patched, *["src/unidiff/__version__.py"] * 2)
+    (tmp_path / "fix.diff").write_text("".join(diff).replace(" src", " a/src"))
+    asks = "import sys; from unidiff import __version__ as v; sys.argv += getattr(v, 'BUG', [])\n"
+    text = Path(DDP).read_text().replace("import argparse\n", f"import argparse\n{asks}", 1)
+    (tmp_path / "train.py").write_text(text)
+    words = ["--layouts", "accumulation", str(tmp_path / "train.py"), *GIVEN]
+    assert main(["probe", *words]) == 0
+    assert main(["probe", f"patch={tmp_path / 'fix.diff'}", *words]) == 1
+    assert "3 times (never divided by the accumulation steps)" in capsys.readouterr().out
+    assert installed.read_text() == before
 
 
 def test_a_layout_without_an_answer_is_not_as_the_reference(
