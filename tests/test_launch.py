@@ -43,7 +43,13 @@ class StandIn:
         (self.folder / "buggy").mkdir()
         (self.folder / "buggy" / "script.py").write_text(script)
         launching.launch(
-            self.folder, OF, settings(self.site), timeout=timeout, tick=tick, server=self.server
+            self.folder,
+            self.folder / "buggy",
+            OF,
+            settings(self.site),
+            timeout=timeout,
+            tick=tick,
+            server=self.server,
         )
         return self.exit()
 

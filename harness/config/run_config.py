@@ -87,6 +87,19 @@ class Schema:
 
 
 @dataclass(frozen=True)
+class DetectorConfig:
+    """A class that watches a training."""
+
+    name: str
+    """As it was asked for."""
+    module: str
+    kind: str
+    """The class."""
+    root: str
+    """The folder that must be on the path to import the module; empty if it is there."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The settings of one run, checked."""
 
@@ -111,6 +124,8 @@ class RunConfig:
     """The interpreter whose packages are run instead of overlays, as ``check`` does."""
     patches: tuple[str, ...] = ()
     """Unified diffs that are applied to the packages of every overlay."""
+    detectors: tuple[DetectorConfig, ...] = ()
+    """The detectors that are attached to the training on each rank, as ``score`` does."""
     together: tuple[str, ...] = ()
     """The scenarios that run on the same installed packages: one server imports for all of them."""
 

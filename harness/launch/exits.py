@@ -65,6 +65,12 @@ _DIFFERENCES = {
 }
 
 
+def trial_folder(run_folder: Path, run: Mapping[str, Any], variant: str) -> Path:
+    """Where a trial runs: a folder with the name of its variant, but one without it in a run with
+    detectors, which must not know the variant. It is renamed when the trial has ended."""
+    return run_folder / str(run["trials"][variant].get("folder", variant))
+
+
 @dataclass(frozen=True)
 class Exit:
     """How the processes of a launch ended."""

@@ -110,6 +110,7 @@ class RankSettings:
 
 def launch(
     run_folder: Path,
+    trial: Path,
     identity: Identity,
     settings: RankSettings,
     *,
@@ -117,7 +118,7 @@ def launch(
     tick: Callable[[], None] = lambda: None,
     server: OverlayServer | None = None,
 ) -> Exit:
-    """Run one launch of a trial to its end and write its exit.json.
+    """Run one launch of a trial, in the folder ``trial``, to its end and write its exit.json.
 
     ``timeout`` is in seconds; ``tick`` is called about twenty times a second. The processes are
     forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter, or in
@@ -125,7 +126,7 @@ def launch(
     KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
     cases after all processes have ended.
     """
-    folder = run_folder / identity.variant / identity.launch
+    folder = trial / identity.launch
     forked = server is not None
     script = RANK if forked else RANK_MODULE
     program = Program(str(script), (str(run_folder), identity.variant, identity.launch))

@@ -23,9 +23,10 @@ from typing import Any
 from harness import catalog
 from harness.api.spec import Context, Lane
 from harness.launch import supervisor
-from harness.launch.exits import Identity, read_json
+from harness.launch.exits import Identity, read_json, trial_folder
 from harness.overlays import bytecode, loaded_files, overlay, shims
 from harness.overlays.overlay import INSTALLED
+from harness.runs import attachment
 from harness.runs.recorder import Recorder
 from harness.runs.run_folder import RUN_FILE, position_of, records_file
 from harness.system import apex
@@ -44,10 +45,11 @@ PEER_GRACE = 10
 """Seconds that a rank waits for the others to finish their records before it exits."""
 
 
-def main(run_folder: Path, variant: str, launch: str) -> None:
-    """Run one rank of a launch until its records are complete."""
+def main(run_folder: Path, variant: str, launch: str) -> Path:
+    """Run one rank of a launch until its records are complete; returns the launch's folder."""
     run = read_json(run_folder / RUN_FILE)
-    trial, folder = run["trials"][variant], run_folder / variant / launch
+    trial, trials_folder = run["trials"][variant], trial_folder(run_folder, run, variant)
+    folder = trials_folder / launch
     if trial["overlay"]["key"] != INSTALLED:
         bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
@@ -55,7 +57,7 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     position = position_of(run, variant, launch, rank)
     plan = catalog.load(run["scenario"]).plan(position)
     recorder = Recorder(folder, rank, Identity.of(run, variant, launch), plan)
-    context = Context(**vars(position), folder=run_folder / variant, record=recorder.record)
+    context = Context(**vars(position), folder=trials_folder, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
     context.seconds["torch"] = time.monotonic() - STARTED
@@ -63,12 +65,14 @@ def main(run_folder: Path, variant: str, launch: str) -> None:
     with context.phase("upstream"):
         uses = shims.import_upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
-    catalog.load(run["scenario"]).run(context)
+    with attachment.attached(run.get("detectors", ()), trials_folder, launch, rank):
+        catalog.load(run["scenario"]).run(context)
     _finish_kernels(context.lane)
     recorder.record("upstream", **_upstream(trial))
     recorder.record("shims", uses={name: uses[name] for name in trial["shims"]})
     recorder.record("phases", seconds=context.seconds, ended=time.time())
     recorder.close()
+    return folder
 
 
 def _dump_stacks(folder: Path, rank: int, timeout: float) -> None:
@@ -195,5 +199,5 @@ if __name__ == "__main__":
     else:
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        record(main)(Path(sys.argv[1]), *sys.argv[2:])
-        exit_with_peers(Path(*sys.argv[1:]))
+        if folder := record(main)(Path(sys.argv[1]), *sys.argv[2:]):
+            exit_with_peers(folder)

@@ -160,10 +160,12 @@ def write_run(job: Job) -> None:
         "source": machine.source(),
         "machine": machine.facts() | _other_torch(job) | _interpreter(job),
         "environment": machine.environment(),
+        **({"detectors": [asdict(one) for one in config.detectors]} if config.detectors else {}),
         "trials": {variant: trials.content(job, variant) for variant in config.variants},
     }
     job.record = json.loads(json.dumps(record))  # as a reader sees it
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.scenario}-{uuid.uuid4().hex[:6]}"
+    about = "score" if config.detectors else config.scenario  # detectors must not know it
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{about}-{uuid.uuid4().hex[:6]}"
     job.folder = create_run_folder(config.runs, name, job.record)
     print_header(job.console, job.record)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane, Position, Record, Records, Scenario
-from harness.launch.exits import EXIT_FILE, parse, write_json
+from harness.launch.exits import EXIT_FILE, parse, trial_folder, write_json
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
 from harness.system.files import new_folder_beside, unwritten
@@ -116,7 +116,7 @@ def create_run_folder(parent: Path, name: str, run: Mapping[str, Any]) -> Path:
         write_json(unfinished / RUN_FILE, run)
         for variant, trial in run["trials"].items():
             for launch in trial["launches"]:
-                (unfinished / variant / launch).mkdir(parents=True)
+                (trial_folder(unfinished, run, variant) / launch).mkdir(parents=True)
         return unfinished.rename(parent / name)
     except OSError as error:
         raise unwritten(parent, error, "runs=") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import RELEASED, Lane, Records, Scenario
-from harness.launch.exits import Identity
+from harness.launch.exits import Identity, trial_folder
 from harness.launch.launch import RankSettings, launch, rank_environment
 from harness.launch.server_pool import OverlayServer, Wanted
 from harness.overlays.overlay import Overlay
@@ -51,6 +52,8 @@ def content(job: Job, variant: str) -> dict[str, Any]:
     if variant in job.refusals:
         return trial | {"unsupported": job.refusals[variant]}
     overlay = job.overlays[variant]
+    if job.config.detectors:
+        trial |= {"folder": uuid.uuid4().hex}
     return trial | {
         "overlay": {
             "key": overlay.key,
@@ -110,6 +113,7 @@ def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:
     if variant not in job.refusals:
         with _devices(job, variant) as devices:
             _run_launches(job, variant, devices)
+        trial_folder(job.folder, job.record, variant).rename(job.folder / variant)
     return grade_trial(job.record, job.folder, variant)
 
 
@@ -136,6 +140,7 @@ def _run_launches(job: Job, variant: str, devices: Sequence[str]) -> None:
         identity = Identity.of(job.record, variant, name)
         ended = launch(
             job.folder,
+            trial_folder(job.folder, job.record, variant),
             identity,
             replace(_settings(job, variant), devices=tuple(devices)),
             timeout=job.config.launch.timeout,
@@ -196,7 +201,7 @@ def _progress(job: Job, variant: str, name: str) -> Callable[[], None]:
     """A function that shows the step that rank 0 of a launch has reached."""
 
     def show() -> None:
-        last = last_record(job.folder / variant / name, 0) or {}
+        last = last_record(trial_folder(job.folder, job.record, variant) / name, 0) or {}
         step = last.get("step")
         job.say(f"running {variant} {name}".rstrip(), f"step {step}" if step else "")
 

@@ -1,0 +1,313 @@
+"""Attaches detectors to whatever is trained in a rank: ``score`` asks what they find.
+
+A detector is written for a training loop whose author calls it. Here nobody does: the model is the
+module that is called, its optimizer the one that was made for its parameters, and a step is that
+optimizer's, or that of DeepSpeed's engine. A detector is told nothing else: the folder's name is
+neutral, and the arguments of the process are hidden from it.
+
+If a process trains several models, such as upstream's and a reference, each gets a detector of its
+own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.system.files import write_whole
+
+MOST = 4
+"""Trainings of a process that are watched."""
+
+CHECKPOINTS = (
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "load_checkpoint"),
+    ("accelerate.accelerator", "Accelerator", "save_state", "load_state"),
+    ("transformers.trainer", "Trainer", "_save_checkpoint", "_load_optimizer_and_scheduler"),
+    ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", ""),
+    ("pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint", ""),
+    ("torch.distributed.checkpoint.state_dict_saver", "", "save", ""),
+    ("torch.distributed.checkpoint.state_dict_saver", "", "async_save", ""),
+)
+"""By module and class, the functions that save a training and that load it."""
+
+
+def file_of(trial: Path, launch: str, rank: int) -> Path:
+    """Where a rank writes what its detectors reported."""
+    return trial / f"detectors{launch and '_' + launch}_{rank}.json"
+
+
+@contextmanager
+def attached(
+    wanted: Sequence[Mapping[str, str]], trial: Path, launch: str, rank: int
+) -> Iterator[None]:
+    """Attach these detectors to what is trained in the context, and write what they report."""
+    if not wanted:
+        yield
+        return
+    arguments = sys.argv[1:]
+    del sys.argv[1:]  # they name the variant
+    made = Attachment(wanted, trial / f"kept_{rank}", rank)
+    made.install()
+    try:
+        yield
+    finally:
+        made.close()
+        sys.argv[1:] = arguments
+        write_whole(file_of(trial, launch, rank), json.dumps(made.report()))
+
+
+@dataclass
+class Attached:
+    """A detector on one training, and what it has reported."""
+
+    name: str
+    detector: Any
+    keep: Path
+    """Where it keeps what it needs after a load."""
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    calls: int = 0
+    seconds: float = 0.0
+    changed: str = ""
+    """What it changed in the training, in words."""
+    error: str = ""
+
+    def call(self, what: str, step: int, *arguments: Any, **named: Any) -> None:
+        """Call one of its methods, if it has it; what that returns is an alarm, or several."""
+        method = getattr(self.detector, what, None)
+        if method is None or self.error:
+            return
+        before, started = _generators(), time.perf_counter()
+        try:
+            found = method(*arguments, **named)
+        except Exception:
+            self.error = traceback.format_exc(limit=-2)
+            found = None
+        self.seconds += time.perf_counter() - started
+        self.calls += what == "step"
+        if _generators() != before:
+            self.changed = f"its {what}() draws random numbers of the training"
+        self.alarms += [_alarm(one, step) for one in _several(found)]
+
+
+@dataclass
+class Training:
+    """A model and its optimizer, with the detectors that watch them."""
+
+    model: Any
+    optimizer: Any
+    detectors: list[Attached]
+    steps: int = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for each in self.detectors:
+            each.call("step", self.steps, self.steps)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "model": type(self.model).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "steps": self.steps,
+            "detectors": {
+                one.name: {
+                    "alarms": one.alarms,
+                    "calls": one.calls,
+                    "seconds": one.seconds,
+                    "changed": one.changed,
+                    "error": one.error,
+                }
+                for one in self.detectors
+            },
+        }
+
+
+class Attachment:
+    """The hooks in a rank, and the trainings that they have found."""
+
+    def __init__(self, wanted: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
+        self._kinds = {one["name"]: _kind(one) for one in wanted}
+        self._keep, self._rank = keep, rank
+        self.trainings: list[Training] = []
+        self._optimizers: list[tuple[Any, set[int]]] = []
+        """Those that were made, with the ids of their first parameters."""
+        self._inside: set[int] = set()
+        """The ids of modules that are known, or inside of one."""
+        self._known: list[Any] = []
+        """Keeps modules alive, so that no other gets the id of one."""
+        self._loader: Any = None
+        self._patched: set[str] = set()
+        self._ended = False
+
+    def report(self) -> dict[str, Any]:
+        return {"trainings": [training.describe() for training in self.trainings]}
+
+    def close(self) -> None:
+        """The training is over."""
+        self._ended = True
+        for training in self.trainings:
+            for each in training.detectors:
+                each.call("close", training.steps)
+
+    def install(self) -> None:
+        """Put the hooks in place, before anything of the scenario runs."""
+        import torch
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        module.register_module_forward_pre_hook(self._called)
+        optimizer.register_optimizer_step_post_hook(self._stepped)
+        _after(torch.optim.Optimizer, "__init__", self._made)
+        _before(torch.utils.data.DataLoader, "__iter__", self._iterated)
+
+    # -- hooks --
+
+    def _made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        groups = optimizer.param_groups
+        self._optimizers.append((optimizer, {id(p) for group in groups for p in group["params"]}))
+
+    def _iterated(self, loader: Any) -> None:
+        self._loader = loader
+
+    def _called(self, module: Any, _: Any) -> None:
+        """Before any module is called: the first call of one that is trained attaches."""
+        import torch
+
+        if id(module) in self._inside or self._ended or not torch.is_grad_enabled():
+            return
+        if not any(p.requires_grad for p in module.parameters()):
+            return
+        engine = _engine(module)
+        optimizer = engine.optimizer if engine is not None else self._optimizer_of(module)
+        if optimizer is None:
+            return  # perhaps it is made later
+        self._inside |= {id(one) for one in module.modules()}
+        self._known.append(module)
+        if len(self.trainings) < MOST:
+            self._attach(engine if engine is not None else module, optimizer, engine is not None)
+
+    def _optimizer_of(self, module: Any) -> Any:
+        """The newest optimizer that was made for parameters of a module; None if none was."""
+        own = {id(p) for p in module.parameters()}
+        for made, first in reversed(self._optimizers):
+            now = {id(p) for group in made.param_groups for p in group["params"]}
+            if own & (first | now):  # wrappers such as FSDP2 replace the parameters of both
+                return made
+        return None
+
+    def _attach(self, model: Any, optimizer: Any, is_engine: bool) -> None:
+        number = len(self.trainings)
+        detectors = [
+            Attached(name, kind(), self._keep / f"{number}_{name.replace('/', '_')}")
+            for name, kind in self._kinds.items()
+        ]
+        training = Training(model, optimizer, detectors)
+        self.trainings.append(training)
+        if is_engine:
+            _after(model, "_take_model_step", lambda *_, **__: training.step())
+        self._watch_checkpoints()
+        for each in detectors:
+            each.call("attach", 0, model, optimizer, self._loader, group=_group())
+            if each.keep.exists():  # this launch goes on with what another one has saved
+                each.call("load", 0, each.keep)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        for training in self.trainings:
+            if training.optimizer is optimizer:
+                training.step()
+
+    def _watch_checkpoints(self) -> None:
+        for module, kind, save, load in CHECKPOINTS:
+            owner: Any = sys.modules.get(module)
+            owner = getattr(owner, kind, None) if kind else owner
+            for name, then in ((save, "save"), (load, "load")):
+                if name and hasattr(owner, name) and f"{module}.{name}" not in self._patched:
+                    self._patched.add(f"{module}.{name}")
+                    hook = functools.partial(self._checkpoint, then)
+                    (_before if then == "save" else _after)(owner, name, hook)
+
+    def _checkpoint(self, what: str, *_: Any, **__: Any) -> None:
+        for training in self.trainings:
+            for each in training.detectors:
+                if what == "save":
+                    each.keep.mkdir(parents=True, exist_ok=True)
+                if each.keep.exists():
+                    each.call(what, training.steps, each.keep)
+
+
+def _kind(wanted: Mapping[str, str]) -> Callable[[], Any]:
+    if wanted["root"] and wanted["root"] not in sys.path:
+        sys.path.insert(0, wanted["root"])
+    kind: Callable[[], Any] = getattr(importlib.import_module(wanted["module"]), wanted["kind"])
+    return kind
+
+
+def _engine(module: Any) -> Any:
+    """DeepSpeed's engine that is called, or that calls this module; None without one."""
+    frame: Any = sys._getframe(1)
+    caller = module
+    while frame is not None:
+        if any(kind.__name__ == "DeepSpeedEngine" for kind in type(caller).__mro__) and (
+            caller is module or getattr(caller, "module", None) is module
+        ):
+            return caller
+        caller, frame = frame.f_locals.get("self"), frame.f_back
+    return None
+
+
+def _group() -> Any:
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _generators() -> tuple[bytes, Any]:
+    import torch
+
+    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+
+
+def _several(found: Any) -> Iterable[Any]:
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _alarm(found: Any, step: int) -> dict[str, Any]:
+    """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
+    at = getattr(found, "step", None)
+    return {
+        "text": str(getattr(found, "text", found)),
+        "step": at if isinstance(at, int) else step,
+        "where": str(getattr(found, "where", "")),
+    }
+
+
+def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        value = original(*arguments, **named)
+        then(*arguments, **named)
+        return value
+
+    setattr(owner, name, wrapped)
+
+
+def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        first(*arguments, **named)
+        return original(*arguments, **named)
+
+    setattr(owner, name, wrapped)

@@ -1,0 +1,1 @@
+"""What somebody's detector finds of each bug, and where it is wrong."""

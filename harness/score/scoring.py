@@ -1,0 +1,170 @@
+"""Runs scenarios with detectors attached, and without, and scores what the detectors reported.
+
+For each seed the variant with the bug runs, and each variant without it: the fixed release, and the
+buggy one with its trigger off. Half of the seeds of the latter are drawn anew each time, so that
+nobody can tune a detector to them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.api.spec import BUGGY, Outcome
+from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
+from harness.launch.exits import read_json
+from harness.runs.attachment import file_of
+from harness.runs.results import TrialResult
+from harness.runs.run_folder import RUN_FILE, read_records
+from harness.score.scores import Score, Watched, score
+from harness.sweep.suite import Done, started
+from harness.system.errors import HarnessError
+
+BOOKKEEPING = ("begin", "start", "upstream", "shims", "phases", "end")
+"""The kinds of records that are not about the training."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is scored: detectors on scenarios."""
+
+    detectors: Sequence[DetectorConfig]
+    configs: Sequence[RunConfig]
+    """One for each scenario; how to run it."""
+    seeds: Sequence[int]
+    drawn: Sequence[int] = field(default_factory=lambda: [random.randrange(LARGEST_SEED)])
+    """Seeds of variants without the bug that nobody knew before."""
+
+    def clean_seeds(self) -> list[int]:
+        """The seeds of the variants without the bug: the first half of those that were given, and
+        as many drawn ones as are left."""
+        half = (len(self.seeds) + 1) // 2 if len(self.seeds) > 1 else 0
+        more = [self.drawn[0] + n for n in range(len(self.seeds) - half)]
+        return [*self.seeds[:half], *(n % LARGEST_SEED for n in more)]
+
+
+def watched_variants(scenario: str) -> tuple[str, ...]:
+    """The variant with the bug, and every one that is expected to be clean."""
+    spec = catalog.scenario(scenario)
+    return BUGGY, *(v for v in spec.variants if spec.variant(v).expect is Outcome.CLEAN)
+
+
+def scored(scoring: Scoring, each: Callable[[Score], None]) -> list[Score]:
+    """The scores of all detectors on all scenarios; ``each`` gets every one as it is there."""
+    plan = [run for config in scoring.configs for run in _runs(config, scoring)]
+    found, scores = dict[str, list[tuple[RunConfig, Done]]](), list[Score]()
+    with started(plan) as futures:
+        for config, future in zip(plan, futures, strict=True):
+            runs = found.setdefault(config.scenario, [])
+            runs.append((config, future.result()[1]))
+            if len(runs) == sum(other.scenario == config.scenario for other in plan):
+                for one in _of_scenario(config.scenario, runs, scoring):
+                    scores.append(one)
+                    each(one)
+    return scores
+
+
+def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
+    """The runs of one scenario: without detectors, once, and with all of them for each seed."""
+    variants = watched_variants(config.scenario)
+    pairs = list(zip(scoring.seeds, scoring.clean_seeds(), strict=True))
+    yield replace(config, variants=variants, seed=pairs[0][0])
+    for seed, clean in pairs:
+        with_all = replace(config, detectors=tuple(scoring.detectors), seed=seed)
+        if seed == clean:
+            yield replace(with_all, variants=variants)
+        else:
+            yield replace(with_all, variants=variants[:1])
+            yield replace(with_all, variants=variants[1:], seed=clean)
+
+
+def _of_scenario(
+    name: str, runs: Sequence[tuple[RunConfig, Done]], scoring: Scoring
+) -> Iterator[Score]:
+    (_, without), *others = runs
+    disturbed = _disturbed(without, others)
+    for detector in scoring.detectors:
+        trials = [
+            trial for config, done in others for trial in _trials(done, config.seed, detector.name)
+        ]
+        if disturbed and len(scoring.detectors) == 1:
+            trials = [replace(one, changed=one.changed or disturbed) for one in trials]
+        yield score(name, detector.name, trials)
+
+
+def _trials(done: Done, seed: int, detector: str) -> Iterator[Watched]:
+    """The trials of a run that showed what is documented, with what a detector reported."""
+    if done.folder is None:
+        return
+    run = read_json(done.folder / RUN_FILE)
+    for trial in done.result.trials:
+        if trial.as_expected:
+            yield _watched(trial, seed, detector, reports(done.folder, run, trial.variant))
+
+
+def reports(folder: Path, run: Mapping[str, Any], variant: str) -> list[dict[str, Any]]:
+    """What was trained in a trial, and what the detectors reported of it, on every rank and in
+    every launch."""
+    trial = run["trials"][variant]
+    files = [
+        file_of(folder / variant, launch, rank)
+        for launch in trial["launches"]
+        for rank in range(trial["ranks"])
+    ]
+    read = [json.loads(file.read_text()) for file in files if file.exists()]
+    return [training for one in read for training in one["trainings"]]
+
+
+def _watched(
+    trial: TrialResult, seed: int, detector: str, trainings: Iterable[Mapping[str, Any]]
+) -> Watched:
+    own = [each["detectors"][detector] for each in trainings if detector in each["detectors"]]
+    return Watched(
+        trial.variant,
+        seed,
+        trial.outcome is Outcome.SYMPTOM,
+        trial.finding.step if trial.finding else None,
+        len(own),
+        [alarm for one in own for alarm in one["alarms"]],
+        next((one["error"] for one in own if one["error"]), ""),
+        next((one["changed"] for one in own if one["changed"]), ""),
+        sum(one["calls"] for one in own),
+        sum(one["seconds"] for one in own),
+    )
+
+
+def _disturbed(without: Done, others: Sequence[tuple[RunConfig, Done]]) -> str:
+    """How the records of the training differ from those without detectors; empty if they do not."""
+    for _, done in others[:1]:
+        if without.folder is None or done.folder is None:
+            return ""
+        for trial in done.result.trials:
+            first, second = (_facts(one.folder, trial.variant) for one in (without, done))
+            if first is not None and second is not None and first != second:
+                return f"{trial.variant}: the records are not those of a run without it"
+    return ""
+
+
+def _facts(folder: Path | None, variant: str) -> list[Any] | None:
+    """The records of a trial that are about the training; None if they are not whole."""
+    if folder is None:
+        return None
+    trial = read_json(folder / RUN_FILE)["trials"][variant]
+    try:
+        launches = [
+            read_records(folder / variant / one, trial["ranks"]) for one in trial["launches"]
+        ]
+    except HarnessError:
+        return None
+    return [
+        {key: value for key, value in record.items() if key != "time"}
+        for records in launches
+        for rank in sorted(records.by_rank)
+        for record in records.by_rank[rank]
+        if record["kind"] not in BOOKKEEPING
+    ]
