@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from harness.detectors.sampling import Replicated, equal_everywhere
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,33 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
+
+
+class Detector:
+    """Checks after each step that what all ranks had a copy of at first is still equal.
+
+    It looks at a few values of each parameter, at other ones in each step.
+    """
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._group = group
+        self._replicated = Replicated(model)
+
+    def step(self, number: int) -> str | None:
+        found = self._replicated.among(self._group)
+        if not found:
+            return None
+        flat = torch.cat([s.moved(number).bits().float() for s in found])
+        wrong = ~equal_everywhere(flat, self._group)
+        if not bool(wrong.any()):
+            return None
+        parts = wrong.split([len(s.positions) for s in found])
+        names = [s.name for s, part in zip(found, parts, strict=True) if bool(part.any())]
+        return f"the ranks' copies of {names[0]} differ, and of {len(names) - 1} others"

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -209,3 +210,36 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+class Detector:
+    """Compares weights, buffers, the optimizer's state and its learning rates after a load with
+    those of the save."""
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        self._rates = optimizer.param_groups
+
+    def step(self, number: int) -> None: ...
+
+    def save(self, path: Path) -> None:
+        dump_state(path, self._model, self._optimizer)
+        torch.save([float(group["lr"]) for group in self._rates], Path(path) / RATES)
+
+    def load(self, path: Path) -> str | None:
+        if changes := changes_since(path, self._model, self._optimizer):
+            return str(changes[0])
+        saved = torch.load(Path(path) / RATES)
+        rates = [float(group["lr"]) for group in self._rates]
+        return None if rates == saved else f"the learning rates are {rates}, and {saved} were saved"
+
+
+RATES = "rates.pt"

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.detectors.replicas import Difference, replica_differences
+from harness.detectors.sampling import SIZE
 from harness.detectors.state import MASTER, master_copy
 
 Copy = tuple[str, Tensor, "dist.ProcessGroup | None"]
@@ -65,3 +66,28 @@ def _whole_master(name: str, weight: Tensor) -> Tensor:
     if master is None or master.shape != weight.shape:
         raise ValueError(f"this rank has no whole fp32 copy of {name}")
     return master
+
+
+class Detector:
+    """Compares a few values of the tied weights of a DeepSpeed pipeline after each step."""
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._copies = list(tied_copies(getattr(model, "module", model)))
+
+    def step(self, number: int) -> str | None:
+        sampled = [(name, _some(copy, number), group) for name, copy, group in self._copies]
+        found = tied_differences(sampled)
+        return f"the copies of {found[0].name} differ by {found[0].greatest:.3g}" if found else None
+
+
+def _some(tensor: Tensor, number: int) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    every = max(1, flat.numel() // SIZE)
+    return flat[number % every :: every].contiguous()

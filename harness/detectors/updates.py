@@ -1,0 +1,133 @@
+"""A step of the optimizer must move the model's own weights, by the optimizer's formula.
+
+After a model was wrapped, split or loaded, an optimizer may still update tensors that nobody
+computes with. Or a step happens that nobody asked for. Both leave a loss that goes down, only
+slower.
+
+    detector = Detector()
+    detector.attach(model, optimizer)      # before the first forward pass
+    print(detector.step(number))           # after each step of the optimizer: None, or an alarm
+
+Knows SGD, Adam and AdamW of torch; of other optimizers it says only whether the weights moved.
+Source: the formulas in the documentation of ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.detectors.sampling import Sampled, samples
+
+NEAR = 2e-2
+"""How far (as a fraction of the right step) a step may be."""
+
+ROUNDING = 4
+"""Units in the last place of a weight by which a step may be off."""
+
+
+class Detector:
+    """Compares each weight's step with the formula, at a few values."""
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> str | None:
+        self._found: list[tuple[Sampled, dict[str, Any]]] = []
+        self._before: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
+        self._optimizer = optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return None
+        groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not any(id(p) in groups for p in trained) and trained:
+            types = {p.dtype for p in trained}
+            if {p.dtype for g in optimizer.param_groups for p in g["params"]} == types:
+                return "the optimizer updates none of the model's parameters, but copies of them"
+            return None  # fp32 masters
+        found = list(samples(model))
+        self._found = [(s, groups[id(s.parameter)]) for s in found if id(s.parameter) in groups]
+        optimizer.register_step_pre_hook(self._look)
+        return None
+
+    def _look(self, *_: Any) -> None:
+        self._before = [
+            (s.of(s.parameter), self._gradient(s), self._state(s)) for s, _ in self._found
+        ]
+
+    def _gradient(self, one: Sampled) -> Tensor | None:
+        gradient = one.parameter.grad
+        return None if gradient is None or gradient.is_sparse else one.of(gradient)
+
+    def _state(self, one: Sampled) -> dict[str, Any]:
+        state = self._optimizer.state.get(one.parameter, {})
+        return {
+            key: one.of(value) if value.shape == one.parameter.shape else float(value)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and value.numel() in (1, one.parameter.numel())
+        }
+
+    def step(self, number: int) -> str | None:
+        for (one, group), (weights, gradient, state) in zip(
+            self._found, self._before, strict=False
+        ):
+            if gradient is None or not bool(gradient.isfinite().all()):
+                continue
+            moved = one.of(one.parameter) - weights
+            right = _formula(type(self._optimizer), group, weights, gradient, state)
+            if alarm := _judged(one.name, moved, right, weights, one.parameter.dtype, group):
+                return alarm
+        return None
+
+
+def _judged(
+    name: str,
+    moved: Tensor,
+    right: Tensor | None,
+    weights: Tensor,
+    dtype: torch.dtype,
+    group: dict[str, Any],
+) -> str | None:
+    rounding = ROUNDING * torch.finfo(dtype).eps * weights.abs().max() + 1e-12
+    if right is None:
+        return None
+    off = (moved - right).abs().max()
+    if float(off) <= max(float(rounding), NEAR * float(right.abs().max())):
+        return None
+    if not float(moved.abs().max()):
+        return f"{name} was not moved by the step, although it has a gradient"
+    ratio = float(moved @ right / (right @ right)) if float(right.norm()) else float("inf")
+    return f"{name} moved {ratio:.4g} times as far as the optimizer's formula says"
+
+
+def _formula(
+    kind: type, group: dict[str, Any], weights: Tensor, gradient: Tensor, state: dict[str, Any]
+) -> Tensor | None:
+    """The step that the documentation of torch describes; None for another optimizer."""
+    rate, decay = float(group["lr"]), float(group.get("weight_decay", 0))
+    gradient = -gradient if group.get("maximize") else gradient
+    if kind is torch.optim.SGD:
+        gradient = gradient + decay * weights
+        if group["momentum"]:
+            buffer = state.get("momentum_buffer")
+            kept = gradient * (1 - group["dampening"])
+            buffer = gradient if buffer is None else group["momentum"] * buffer + kept
+            gradient = gradient + group["momentum"] * buffer if group["nesterov"] else buffer
+        return -rate * gradient
+    if kind not in (torch.optim.Adam, torch.optim.AdamW) or group.get("amsgrad"):
+        return None
+    apart = kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
+    shrunk = -rate * decay * weights if apart else 0 * weights
+    gradient = gradient if apart else gradient + decay * weights
+    (first, second), count = group["betas"], state.get("step", 0.0) + 1
+    mean = first * state.get("exp_avg", 0 * weights) + (1 - first) * gradient
+    square = second * state.get("exp_avg_sq", 0 * weights) + (1 - second) * gradient**2
+    root = (square / (1 - second**count)).sqrt() + group["eps"]
+    return shrunk - rate * mean / (1 - first**count) / root
