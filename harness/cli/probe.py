@@ -7,6 +7,7 @@
     python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
     python -m harness probe --set batch_size={rows} --layouts ranks,resume train.py
     python -m harness probe --make train_step.py:make
+    python -m harness probe --relation packing,padding,cache train.py
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
     python -m harness probe patch=fix.diff train.py --batch-size {rows} --accum {k}
 
@@ -40,7 +41,7 @@ from harness.check import environment
 from harness.cli import Arguments, patches
 from harness.launch.server_pool import Pool
 from harness.overlays import patch
-from harness.probe.layouts import LAYOUTS, Settings
+from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
 from harness.probe.rank import constants
@@ -127,6 +128,13 @@ def _parser() -> Arguments:
         metavar="SIZE",
         help="begin from weights that are moved by SIZE times their size, such as 0.1",
     )
+    number(
+        "--relation",
+        default="",
+        metavar="NAMES",
+        help=f"a comma-separated part of {','.join(RELATIONS)}: has the model the same logits "
+        "then? Without --layouts nothing else is asked",
+    )
     number("--without", default="", metavar="samples", help="do not compare which rows were seen")
     parser.add_argument(
         "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
@@ -176,6 +184,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         tuple(filter(None, options.without.split(","))),
         options.reference_ranks,
         options.perturb,
+        tuple(filter(None, options.relation.split(","))),
     )
 
 
@@ -211,7 +220,8 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
     words = [*chosen.arguments, *chosen.constants.values(), settings.save, settings.resume]
-    if "{rows}" not in " ".join(words) and not settings.same_rows:
+    only_relations = settings.relations and not settings.layouts
+    if not only_relations and "{rows}" not in " ".join(words) and not settings.same_rows:
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.models.answer import Wrong
-from harness.probe.vectors import (
+from harness.models.vectors import (
     SAFE,
     Named,
     Spread,

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.models.answer import NoAnswer
 from harness.models.judging import arrays, rounding
-from harness.probe.vectors import Named, Spread, length
+from harness.models.vectors import Named, Spread, length
 
 SEED = 7
 SEEDS = (1, 2)

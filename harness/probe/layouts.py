@@ -23,6 +23,13 @@ SEEDS = (1, 2)
 
 SAMPLES = "samples"
 
+RELATIONS = {
+    "packing": ("packing",),
+    "padding": ("padding_right", "padding_left"),
+    "cache": ("generation",),
+}
+"""What can be asked of the script's model, and the relations of ``models`` that ask it."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -51,6 +58,8 @@ class Settings:
     """Ranks of the reference, for a script that does not run on one."""
     perturb: float = 0.0
     """By how much of their size all layouts move the weights that they begin with."""
+    relations: tuple[str, ...] = ()
+    """Of RELATIONS; if no layouts are chosen, nothing but these is asked."""
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -71,6 +80,8 @@ class Settings:
             raise UserError(f"--perturb {self.perturb} must not be negative")
         if unknown := set(self.layouts) - set(LAYOUTS):
             raise UserError(f"no layout {min(unknown)}; there are {', '.join(LAYOUTS)}")
+        if unknown := set(self.relations) - set(RELATIONS):
+            raise UserError(f"no relation {min(unknown)}; there are {', '.join(RELATIONS)}")
         if unknown := set(self.without) - {SAMPLES}:
             raise UserError(f"--without {min(unknown)}: only {SAMPLES} can be left out")
         resumed = set(self.layouts) & {RESUME, RANKS_RESUME}
@@ -105,6 +116,8 @@ class Layout:
     shift: Mapping[str, object] = field(default_factory=dict)
     base: int = 1
     """The ranks of the reference."""
+    relations: tuple[str, ...] = ()
+    """Of ``models``, asked of the model after the last step."""
 
     @property
     def resumed(self) -> bool:
@@ -118,14 +131,24 @@ class Layout:
 
 def reference(settings: Settings) -> Layout:
     ranks = settings.reference_ranks
-    return Layout(count(ranks, "rank"), world=ranks, steps=settings.steps, epoch=settings.epoch)
+    asked = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
+    return Layout(
+        count(ranks, "rank"),
+        world=ranks,
+        steps=settings.steps,
+        epoch=settings.epoch,
+        relations=asked,
+    )
 
 
 def rounding(of: Layout) -> list[Layout]:
     """Further runs of a layout, in which everything is an ulp away."""
     from dataclasses import replace
 
-    return [replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False) for n in SEEDS]
+    return [
+        replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False, relations=())
+        for n in SEEDS
+    ]
 
 
 def compared(settings: Settings) -> list[Layout]:
@@ -143,7 +166,7 @@ def compared(settings: Settings) -> list[Layout]:
 
 
 def _chosen(settings: Settings) -> Sequence[str]:
-    wanted = settings.layouts or USUAL
+    wanted = settings.layouts or (() if settings.relations else USUAL)
     needed = {RESUME: settings.resume, SEED: settings.other_seed}
     return [kind for kind in LAYOUTS if kind in wanted and needed.get(kind, True)]
 

@@ -41,6 +41,16 @@ FAULTS = {
 }
 """What a broken relation means."""
 
+RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer"
+
+RELATION_NAMES = {
+    "packing": "packed rows",
+    "padding_right": "padding on the right",
+    "padding_left": "padding on the left",
+    "generation": "generated with a cache",
+}
+"""The relations of ``models`` that are asked of the script's model."""
+
 SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
 """Relations that do not follow from another one: each has a line of its own."""
 
@@ -48,10 +58,11 @@ SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimize
 def exit_code(answers: Answers) -> int:
     """1 if a relation is broken, otherwise 3 if a layout gave no answer, or if nobody knows which
     rows the model was given; 0 only if all did."""
-    if any(found.broken for found in answers.layouts):
+    asked = [status for status, _ in answers.relations.values()]
+    if any(found.broken for found in answers.layouts) or WRONG in asked:
         return ExitCode.NOT_AS_EXPECTED
-    unclear = not answers.layouts or any(found.no_answer for found in answers.layouts)
-    unclear = unclear or answers.unseen
+    unclear = not (answers.layouts or asked) or any(found.no_answer for found in answers.layouts)
+    unclear = unclear or answers.unseen or NO_ANSWER in asked
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
@@ -64,6 +75,8 @@ def text(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> Itera
     reported: set[tuple[str, ...]] = set()
     for found in answers.layouts:
         yield from _layout(found, reported)
+    for name, (status_, reason) in answers.relations.items():
+        yield f"{RELATION_NAMES[name]:{WIDTH}}  {_asked(status_)}{reason and ': '}{reason}"
     if answers.unseen:
         yield f"{'samples':{WIDTH}}  NO ANSWER: {UNSEEN}"
     for note in answers.notes:
@@ -85,6 +98,13 @@ def headline(answers: Answers) -> str:
             faults[_fault(one)].append(where(one.layout))
         each = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
         return f"{answers.script} is not right: {'; '.join(each)}"
+    if wrong := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
+        names = _listed([RELATION_NAMES[name] for name in wrong])
+        return f"the model of {answers.script} is not right: {names}"
+    if answers.relations and not answers.layouts:
+        same = [RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT]
+        text_ = f" has the same logits: {_listed(same)}" if same else ": no answer"
+        return f"the model of {answers.script}{text_}"
     silent = [found for found in answers.layouts if found.no_answer]
     compared = _listed([where(one.layout) for one in answers.layouts if not one.no_answer])
     right = f"{answers.script} trains the same {compared}" if compared else ""
@@ -125,6 +145,11 @@ def _fault(found: Compared) -> str:
             f"{fault}, {times(first.ratio, found.layout.times, found.layout.k)} what it should be"
         )
     return fault
+
+
+def _asked(status: str) -> str:
+    """A status of ``models``, in capitals where layouts have capitals."""
+    return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -169,6 +194,10 @@ def as_json(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> di
         "reference": answers.about,
         "on_cpu": dict(answers.on_cpu),
         "layouts": [_layout_json(found) for found in answers.layouts],
+        "relations": [
+            {"relation": name, "status": status_, "reason": reason}
+            for name, (status_, reason) in answers.relations.items()
+        ],
         "notes": answers.notes,
         "not_tested": answers.not_tested,
         "known": [asdict(bug) for bug in known],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class Answers:
     """The name of its file."""
     reference: str = "1 rank"
     """The name of the layout that the others are compared with."""
+    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the script's model, the status and the reason by relation of ``models``."""
     on_cpu: Mapping[str, int] = field(default_factory=dict)
     """How often the reference asked for what a CPU does not have, by kind."""
 
@@ -83,6 +85,7 @@ def probe(
         imported=first.imported,
         decided=decided,
         on_cpu=first.on_cpu,
+        relations=first.relations,
         script=Path(runner.target.made or runner.target.script).name,
         reference=base.name,
     )

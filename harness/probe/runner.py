@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -92,6 +92,8 @@ class Run:
     """By module, the release that rank 0 has imported."""
     on_cpu: Mapping[str, int] = field(default_factory=dict)
     """How often rank 0 asked for what a CPU does not have, by kind; it was done on the CPU."""
+    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the model of rank 0, the status and the reason by relation."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
 
@@ -198,6 +200,7 @@ class Runner:
             shift=shift,
             move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
+            relations=list(layout.relations),
             on_cpu=self._on_cpu,
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
@@ -273,6 +276,7 @@ class Runner:
         found = Run(layout, ranks, ended.seconds, failure, log, seen, reported, releases, imported)
         if records:
             found.on_cpu, found.schedule = records[0]["on_cpu"], records[0]["schedule"]
+            found.relations = records[0]["relations"]
         return found
 
 

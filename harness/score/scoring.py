@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +59,16 @@ def watched_variants(scenario: str) -> tuple[str, ...]:
 def scored(scoring: Scoring, each: Callable[[Score], None]) -> list[Score]:
     """The scores of all detectors on all scenarios; ``each`` gets every one as it is there."""
     plan = [run for config in scoring.configs for run in _runs(config, scoring)]
-    found, scores = dict[str, list[tuple[RunConfig, Done]]](), list[Score]()
+    found, scores = dict[str, dict[int, tuple[RunConfig, Done]]](), list[Score]()
     with started(plan) as futures:
-        for config, future in zip(plan, futures, strict=True):
-            runs = found.setdefault(config.scenario, [])
-            runs.append((config, future.result()[1]))
-            if len(runs) == sum(other.scenario == config.scenario for other in plan):
-                for one in _of_scenario(config.scenario, runs, scoring):
+        numbers = {future: number for number, future in enumerate(futures)}
+        for future in as_completed(futures):
+            name, (_, done) = plan[number := numbers[future]].scenario, future.result()
+            runs = found.setdefault(name, {})
+            runs[number] = plan[number], done
+            if len(runs) == sum(other.scenario == name for other in plan):
+                in_order = [run for _, run in sorted(runs.items(), key=itemgetter(0))]
+                for one in _of_scenario(name, in_order, scoring):
                     scores.append(one)
                     each(one)
     return scores

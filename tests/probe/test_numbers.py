@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from harness.probe.vectors import astray
+from harness.models.vectors import astray
 
 ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 

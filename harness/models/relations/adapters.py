@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.models.answer import Wrong
 from harness.models.judging import percent
 from harness.models.subject import Subject, gradients, logits, loss_of, run, seed
-from harness.probe.vectors import SAFE, length
+from harness.models.vectors import SAFE, length
 from harness.system.terminal import count
 
 ADAPTER = "lora_"

@@ -10,7 +10,7 @@ from typing import Any
 from harness.models.answer import NoAnswer, Wrong
 from harness.models.judging import percent
 from harness.models.subject import Subject, logits
-from harness.probe.vectors import SAFE, length
+from harness.models.vectors import SAFE, length
 from harness.system.terminal import count
 
 FREQUENCIES = ("inv_freq", "freqs")

@@ -15,7 +15,7 @@ from harness.models.judging import arrays, require_equal, rounding
 from harness.models.relations.checkpoints import loaded
 from harness.models.relations.replicas import whole
 from harness.models.subject import Subject, gradient, logits, logits_of, loss_of, run, ulp_away
-from harness.probe.vectors import Named
+from harness.models.vectors import Named
 from harness.system.terminal import count
 
 RANKS = 2

@@ -7,7 +7,7 @@ from typing import Any
 from harness.models.answer import NoAnswer, Wrong
 from harness.models.judging import arrays, require_equal, rounding
 from harness.models.subject import Subject, gradient, loss_of, rows, run, ulp_away
-from harness.probe.vectors import Named, Spread
+from harness.models.vectors import Named, Spread
 
 MEAN = "the mean gradient of both ranks"
 

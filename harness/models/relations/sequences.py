@@ -10,7 +10,7 @@ import numpy
 from harness.models.answer import NoAnswer, Wrong
 from harness.models.judging import percent
 from harness.models.subject import SEED, Subject, logits, seed
-from harness.probe.vectors import SAFE, Array, length
+from harness.models.vectors import SAFE, Array, length
 
 POSITIONS = "position_ids"
 MASK = "attention_mask"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from harness.api.numbers import finite
-from harness.probe import vectors
+from harness.models import vectors
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.probe.compare.relations import Broken, broken, several
 from harness.probe.layouts import Layout

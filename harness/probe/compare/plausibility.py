@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.api.numbers import finite, near
+from harness.models.vectors import SAFE, Named, norm, share
 from harness.probe.compare.reference import Reference
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.runner import Run, Step
-from harness.probe.vectors import SAFE, Named, norm, share
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"

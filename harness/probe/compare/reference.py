@@ -9,10 +9,10 @@ from itertools import chain
 from typing import Any
 
 from harness.api.numbers import finite
-from harness.probe import vectors
+from harness.models import vectors
+from harness.models.vectors import Array, Spread
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
-from harness.probe.vectors import Array, Spread
 
 BY_NAME = ("before", "eps", "grad", "largest", "raw", "state", "update")
 """What a step has for each parameter; the names of a state go on after a space."""

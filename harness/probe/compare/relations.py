@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.api.numbers import near
-from harness.probe import vectors
+from harness.models import vectors
+from harness.models.vectors import Array, Named, Share, flat, length
 from harness.probe.compare.reference import Moment
-from harness.probe.vectors import Array, Named, Share, flat, length
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from that of a mistake."""

@@ -41,6 +41,8 @@ class Assignment:
     """By name, the values of constants of the script."""
     move: float = 0.0
     """By how much of their size to move the weights before the first step."""
+    relations: list[str] = field(default_factory=list)
+    """Relations of ``models`` to ask of the model after the last step."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.api.numbers import near
-from harness.probe.vectors import Share, share
+from harness.models.vectors import Share, share
 
 LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
 """The names of losses of evaluations."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.api.numbers import near
+from harness.models.vectors import Share
 from harness.probe.rank import exchange, losses, on_cpu
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import replace_everywhere
@@ -33,7 +34,6 @@ from harness.probe.rank.parameters import (
 from harness.probe.rank.samples import bound, digest, draw_one_order, rows
 from harness.probe.rank.schedules import Schedules
 from harness.probe.rank.unlike import schedules_unlike_by_design, unlike_by_design
-from harness.probe.vectors import Share
 from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
@@ -64,6 +64,8 @@ class Watch:
         """The rows of each step; over an epoch, also those of the steps that are not recorded."""
         self.reported = losses.Reported()
         self.schedules = Schedules()
+        self.batch: Mapping[str, Any] = {}
+        """What the model was given first, by argument, if relations are asked of it."""
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
@@ -94,7 +96,16 @@ class Watch:
             "imported": _imported(),
             "on_cpu": dict(on_cpu.asked),
             "schedule": self._schedule(),
+            "relations": self._relations(),
         }
+
+    def _relations(self) -> dict[str, list[str]]:
+        """What ``models`` asks, of this model and its first batch."""
+        if not self.assignment.relations or self.root is None:
+            return {}
+        from harness.probe.rank.model_relations import answers
+
+        return answers(self.assignment.relations, self.root, self.batch)
 
     def _schedule(self) -> dict[str, int]:
         """The lengths of the schedule; only where nothing is trained after it."""
@@ -181,6 +192,8 @@ class Watch:
             return
         if self.root is None:
             self.root = module
+            if self.assignment.relations:
+                self.batch = dict(bound(module, arguments, named)[1])
             self._meet()
         if module is self.root:
             self._see(rows(*bound(module, arguments, named)))
