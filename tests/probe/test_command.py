@@ -20,6 +20,7 @@ from tests.probe.probing import SCRIPTS
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("command")]
 
 GIVEN = ["--batch-size", "{rows}", "--accum", "{k}"]
+FILE = "a/src/unidiff/__version__.py"
 DDP = str(SCRIPTS / "ddp.py")
 
 
@@ -80,8 +81,8 @@ def test_a_patch_changes_what_the_script_imports_and_not_what_is_installed(
     before = installed.read_text()
     lines = before.splitlines(keepends=True)
     patched = [*lines, "BUG = ['--bug', 'never divided by k']\n"]
-    diff = difflib.unified_diff(lines, patched, *["src/unidiff/__version__.py"] * 2)
-    (tmp_path / "fix.diff").write_text("".join(diff).replace(" src", " a/src"))
+    diff = difflib.unified_diff(lines, patched, FILE, FILE)
+    (tmp_path / "fix.diff").write_text("".join(diff))
     asks = "import sys; from unidiff import __version__ as v; sys.argv += getattr(v, 'BUG', [])\n"
     text = Path(DDP).read_text().replace("import argparse\n", f"import argparse\n{asks}", 1)
     (tmp_path / "train.py").write_text(text)
@@ -110,7 +111,8 @@ def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFi
 
 def test_arguments_of_the_script_may_begin_with_a_dash() -> None:
     ours = ["--rows", "12", "--save", "--every={at}", "--epoch", "--resume", "--from {dir}"]
-    options = probe._parser().parse_args(list(probe._joined([*ours, "train.py", "--save", "--x"])))
+    words = [word for part in probe._parted([*ours, "train.py", "--save", "--x"]) for word in part]
+    options = probe._parser().parse_args(words)
     assert (options.save, options.resume) == ("--every={at}", "--from {dir}")
     assert options.script == ["train.py", "--save", "--x"]
 
