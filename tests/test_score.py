@@ -212,3 +212,11 @@ def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "bf16_clip" in printed
     assert "control" in printed
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_detector_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--cost", "replicas", "usual/nan"]) == 0
+    printed = capsys.readouterr().out
+    assert "a step takes" in printed
+    assert printed.count("%") == 2

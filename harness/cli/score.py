@@ -3,6 +3,7 @@
     python -m harness score my_detector.py:Detector
     python -m harness score my_detector.py:Detector scenario=torch seed=0,1,2
     python -m harness score replicas gradients usual/nan --json scores.json
+    python -m harness score --cost replicas gradients
     python -m harness score --list
 
 A detector is a class with attach(model, optimizer, loader, group=...), step(number) and, if it
@@ -31,8 +32,8 @@ from pathlib import Path
 from harness import catalog
 from harness.cli import Arguments
 from harness.config import command_line
-from harness.config.run_config import ALL, RunConfig
-from harness.score import detectors
+from harness.config.run_config import ALL, DetectorConfig, RunConfig
+from harness.score import cost, detectors
 from harness.score.scores import Found, Score
 from harness.score.scoring import Scoring, scored, watched_variants
 from harness.system.errors import ExitCode, UserError
@@ -56,6 +57,9 @@ def main(arguments: list[str]) -> int:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(detectors.OURS))
     refuse_without_torch("score")
     found = [detectors.named(word) for word in dict.fromkeys(words)]
+    if options.cost:
+        _print_costs(found)
+        return ExitCode.AS_EXPECTED
     with _runs(others) as runs:
         configs = [_config(name, [*others, *runs]) for name in names]
         scores = _scored(Scoring(found, configs, seeds))
@@ -82,6 +86,9 @@ def _parser() -> Arguments:
     parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
     parser.add_argument(
         "--list", action="store_true", help="the scenarios, and what there is to see"
+    )
+    parser.add_argument(
+        "--cost", action="store_true", help="measure the time of a step instead, on 34 M parameters"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores")
     return parser
@@ -164,6 +171,13 @@ def _summary(name: str, scores: Sequence[Score]) -> str:
     text = f"{name}: {count(len(scores), 'bug')}: {', '.join(parts)}"
     text += f"; {statistics.median(late):.0f} steps late (median)" if late else ""
     return text + (f"; {1000 * seconds / calls:.2f} ms a step" if calls else "")
+
+
+def _print_costs(found: Sequence[DetectorConfig]) -> None:
+    step, costs = cost.measured(found)
+    rows = [[one.detector, f"{one.milliseconds:.2f}", f"{one.share:.2%}"] for one in costs]
+    title = f"a step takes {step:.0f} ms"
+    terminal().print(table(title, ["detector", "ms a step", "of a step"], rows))
 
 
 def _print_scenarios(names: Iterable[str]) -> None:

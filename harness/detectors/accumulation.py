@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import mean_over_ranks
+from harness.detectors.sampling import from_all
 
 IGNORED = -100
 NEAR = 1e-2
@@ -48,6 +47,8 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._weights, self._unknown = group, [0.0], False
+        while isinstance(inner := getattr(model, "module", None), nn.Module):
+            model = inner  # DDP returns a copy of the logits, which the loss does not use
         model.register_forward_hook(self._called, with_kwargs=True)
 
     def _called(self, module: nn.Module, _: Any, named: dict[str, Any], output: Any) -> None:
@@ -63,9 +64,11 @@ class Detector:
         ):
             logits.register_hook(lambda gradient: self._weigh(gradient, logits.detach(), labels))
 
-    def _weigh(self, gradient: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def _weigh(self, gradient: Tensor | None, logits: Tensor, labels: Tensor) -> None:
         """Compare the gradient at one position with that of the mean; for labels that the loss
         shifts, as all causal models do, or for those that stand where they are."""
+        if gradient is None:
+            return
         for shift in (1, 0):
             at = labels[:, shift:] != IGNORED
             rows, places = at.nonzero(as_tuple=True)
@@ -84,8 +87,9 @@ class Detector:
     def step(self, number: int) -> str | None:
         total, unknown = math.fsum(self._weights), self._unknown
         self._weights, self._unknown = [0.0], False
-        means = mean_over_ranks(torch.tensor([total, float(unknown or not total)]), self._group)
-        total, unknown = float(means[0]), bool(means[1])
+        every = from_all((total, unknown or not total), self._group)
+        total = math.fsum(one for one, _ in every) / len(every)
+        unknown = any(one for _, one in every)
         if unknown or abs(total - 1) <= NEAR or abs(total) > SCALE:
             return None
         return f"the step counts the loss {total:.4g} times: micro-batches or ranks count wrongly"

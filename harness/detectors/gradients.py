@@ -3,27 +3,30 @@
 Each rank adds up its micro-batches' gradients; data parallelism then takes the mean over the ranks.
 Many bugs apply another one: a rank's own, the last micro-batch's, or one that was zeroed in
 between. The loss hardly shows it. This looks at a few values of each parameter as they come out of
-the backward pass, before any reduction, and at what the optimizer finds.
+the backward pass, before any reduction, and at what the optimizer used.
 
     detector = Detector()
     detector.attach(model, optimizer)      # before the first forward pass, on every rank
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-Parameters of which a rank has only a shard are left out, and so is DeepSpeed, whose engine keeps
-its gradients elsewhere. Clipping shortens a gradient by another factor in each step, and a loss
-scale by a power of two: both are recognised.
+The ranks of which the mean is taken are those that had the same weights at first. What a rank has
+only a shard of is left out. Under DeepSpeed the gradient is what the step added to Adam's first
+moment. Clipping shortens a gradient by another factor in each step, and a loss scale by a power of
+two: both are recognised.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Replicated, Sampled, mean_over_ranks, samples
+from harness.detectors.sampling import Replicas, Sampled, values
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the mean, in fp32."""
@@ -36,7 +39,7 @@ SCALE = 8
 
 
 class Detector:
-    """Compares the gradients at each step of an optimizer of torch."""
+    """Compares the gradients at each step of an optimizer of torch, or of DeepSpeed's engine."""
 
     def attach(
         self,
@@ -46,18 +49,17 @@ class Detector:
         *,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._group = group
-        self._replicated = Replicated(model)
-        self._found: list[Sampled] = []
-        self._used: list[Tensor | None] = []
-        self._short: float | None = None
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            return
-        self._found = list(samples(model))
+        self._group, self._replicas = group, Replicas(model)
+        self._found = [s for s in self._replicas.found if "tied_modules." not in s.name]
         self._sums: list[Tensor | None] = [None] * len(self._found)
+        self._moments: list[Tensor | None] = [None] * len(self._found)
+        self._used: list[Tensor | None] = [None] * len(self._found)
+        self._short: float | None = None
+        self._beta = None if isinstance(optimizer, torch.optim.Optimizer) else _beta(optimizer)
         for number, one in enumerate(self._found):
             one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
-        optimizer.register_step_pre_hook(self._before)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(self._before)
 
     def _computed(self, number: int, gradient: Tensor) -> None:
         part, before = self._found[number].of(gradient), self._sums[number]
@@ -68,39 +70,53 @@ class Detector:
         self._used = [None if g is None or g.is_sparse else s.of(g) for s, g in used]
 
     def step(self, number: int) -> str | None:
-        if not self._found:
-            return None
-        same = {s.name for s in self._replicated.among(self._group)}
-        kept = [n for n, s in enumerate(self._found) if s.name in same]
-        sums, used = [self._sums[n] for n in kept], [self._used[n] for n in kept]
-        found = [self._found[n] for n in kept]
-        self._sums = [None] * len(self._found)
-        if not found:
-            return None
-        zeros = [torch.zeros(len(s.positions)) for s in found]
-        none = torch.tensor([float(one is None) for one in sums])
-        whole = [z if one is None else one for one, z in zip(sums, zeros, strict=True)]
-        right = mean_over_ranks(torch.cat([*whole, none]).to(whole[0].device), self._group)
-        parts = right.split([len(z) for z in zeros] + [len(none)])
-        pairs = [
-            (s.name, now, mean)
-            for s, now, mean, missing in zip(found, used, parts, parts[-1].tolist(), strict=False)
-            if now is not None and missing < 1
+        if self._beta is not None:
+            self._used = [self._added(n) for n in range(len(self._found))]
+        sizes = [len(s.positions) for s in self._found]
+        sums = [
+            torch.full((n,), math.nan) if one is None else one
+            for one, n in zip(self._sums, sizes, strict=True)
         ]
+        computed = self._replicas.gathered(values(sums), self._group)
+        self._sums = [None] * len(self._found)
+        if not sizes:
+            return None
+        right = numpy.mean(computed, axis=0, dtype=numpy.float64)
+        ends: Any = numpy.cumsum(sizes)[:-1]
+        pairs = [
+            (s, now.double().cpu().numpy(), mean)
+            for s, now, mean in zip(self._found, self._used, numpy.split(right, ends), strict=True)
+            if now is not None and numpy.isfinite(mean).all()
+        ]
+        self._used = [None] * len(self._found)
         return self._compare(pairs) if pairs else None
 
-    def _compare(self, pairs: list[tuple[str, Tensor, Tensor]]) -> str | None:
-        used = torch.cat([one.double() for _, one, _ in pairs])
-        right = torch.cat([one.double() for *_, one in pairs])
-        if not (bool(used.isfinite().all()) and float(right.norm())):
+    def _added(self, number: int) -> Tensor | None:
+        """The gradient that DeepSpeed's step has added to Adam's first moment."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        one, before, beta = self._found[number], self._moments[number], self._beta
+        try:
+            moment = safe_get_full_optimizer_state(one.parameter, "exp_avg")
+        except Exception:  # older releases have no such state, or no way to ask for it
             return None
-        coarse = any(s.parameter.dtype != torch.float32 for s in self._found)
-        near = COARSE if coarse else NEAR
+        if moment is None or beta is None or moment.numel() != one.parameter.numel():
+            return None
+        now = self._moments[number] = one.of(moment)
+        return (now - (0 if before is None else beta * before)) / (1 - beta)
+
+    def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]]) -> str | None:
+        used = numpy.concatenate([one for _, one, _ in pairs])
+        right = numpy.concatenate([one for *_, one in pairs])
+        if not (numpy.isfinite(used).all() and right.any()):
+            return None
+        near = NEAR if all(s.parameter.dtype == torch.float32 for s, *_ in pairs) else COARSE
         ratio = float(used @ right / (right @ right))
-        if float((used - ratio * right).norm()) > near * float(used.norm()) or not float(
-            used.norm()
-        ):
-            name = max(pairs, key=lambda pair: _distance(pair[1], pair[2]))[0]
+        if _length(used - ratio * right) > near * _length(used) or not used.any():
+            worst = max(
+                pairs, key=lambda pair: _length(pair[1] - pair[2]) / (_length(pair[2]) or 1)
+            )
+            name = worst[0].name
             return f"the step's gradient is not the mean of those that the ranks computed: {name}"
         if ratio > 1 + near:
             return f"the step's gradient is {ratio:.4g} times the mean of those that were computed"
@@ -115,6 +131,11 @@ class Detector:
         return f"each step's gradient is {ratio:.4g} times the mean of those that were computed"
 
 
-def _distance(used: Tensor, right: Tensor) -> float:
-    norm = float(right.norm())
-    return float((used - right).norm()) / norm if norm else 0.0
+def _beta(optimizer: Any) -> float | None:
+    """Adam's decay of the first moment; None for another optimizer."""
+    betas = getattr(optimizer, "param_groups", [{}])[0].get("betas")
+    return float(betas[0]) if betas else None
+
+
+def _length(values_: Any) -> float:
+    return float(numpy.linalg.norm(values_))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Replicated, equal_everywhere
+from harness.detectors.sampling import Replicas, values
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,18 @@ class Detector:
         *,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._group = group
-        self._replicated = Replicated(model)
+        self._group, self._replicas = group, Replicas(model)
 
     def step(self, number: int) -> str | None:
-        found = self._replicated.among(self._group)
-        if not found:
+        found = self._replicas.found
+        mine = values(s.moved(number).bits() for s in found)
+        first, *others = self._replicas.gathered(mine, self._group)
+        wrong = [one.view("int32") != first.view("int32") for one in others]
+        names, at = [], 0
+        for one in found:
+            end = at + len(one.positions)
+            names += [one.name] if any(each[at:end].any() for each in wrong) else []
+            at = end
+        if not names:
             return None
-        flat = torch.cat([s.moved(number).bits().float() for s in found])
-        wrong = ~equal_everywhere(flat, self._group)
-        if not bool(wrong.any()):
-            return None
-        parts = wrong.split([len(s.positions) for s in found])
-        names = [s.name for s, part in zip(found, parts, strict=True) if bool(part.any())]
         return f"the ranks' copies of {names[0]} differ, and of {len(names) - 1} others"

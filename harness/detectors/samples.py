@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.detectors.sampling import from_all
+
 
 class Detector:
     """Counts the rows that a model is given while it is trained."""
@@ -44,7 +46,7 @@ class Detector:
             self._rows += _digests([*arguments, *named.values()], named.get("input_ids"))
 
     def step(self, number: int) -> str | None:
-        every = _from_all(self._rows, self._group)
+        every = from_all(self._rows, self._group)
         self._rows = []
         if all(rows == every[0] for rows in every[1:]):
             every = every[:1]
@@ -80,14 +82,6 @@ def _size(loader: Any) -> int | None:
         return None
 
 
-def _from_all(rows: list[str], group: dist.ProcessGroup | None) -> list[list[str]]:
-    if not (dist.is_available() and dist.is_initialized()):
-        return [rows]
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, rows, group=group)
-    return every
-
-
 def _digests(values: list[Any], ids: Any) -> Iterator[str]:
     """A digest of each row of the tensor with the most numbers in a row, or of ``input_ids``."""
     tensors = [ids] if isinstance(ids, Tensor) else list(_tensors(values))
@@ -101,7 +95,7 @@ def _digests(values: list[Any], ids: Any) -> Iterator[str]:
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:
     for value in values:
-        if isinstance(value, Tensor) and value.dim():
+        if isinstance(value, Tensor) and value.dim() and not hasattr(value, "to_local"):
             yield value
         elif isinstance(value, Mapping):
             yield from _tensors(list(value.values()))

@@ -7,10 +7,11 @@ optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -58,64 +59,46 @@ def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
             yield Sampled(name, parameter, positions)
 
 
-class Replicated:
-    """Those parameters of which all ranks had the same copy when they were first seen.
+class Replicas:
+    """The ranks that had the same copy of what is trained when a model was first seen.
 
     Ranks need not come here at the same time, as stages of a pipeline do not. So they ask each
-    other only in ``among``, which all of them call after a step.
+    other only in ``gathered``, which all of them call after a step. Megatron marks what tensor
+    parallelism splits; the rest must then be equal.
     """
 
-    def __init__(self, module: nn.Module, share: float = 0.9) -> None:
-        self._share = share
-        self._found = list(samples(module))
-        self._first = [one.bits().float() for one in self._found]
-        self._known: list[Sampled] | None = None
+    def __init__(self, module: nn.Module) -> None:
+        found = list(samples(module))
+        split = [getattr(s.parameter, "tensor_model_parallel", False) for s in found]
+        self.found = [s for s, is_split in zip(found, split, strict=True) if not is_split]
+        self._first = values(s.bits() for s in self.found)
+        self._ranks: list[int] | None = None
 
-    def among(self, group: dist.ProcessGroup | None) -> list[Sampled]:
-        """A collective call. Empty if the ranks have other parameters, as stages of a pipeline
-        have, and if less than ``share`` of the values are equal: equal ones are then equal by
-        chance, such as the ones of a layer norm. Megatron marks what tensor parallelism splits;
-        then the others count."""
-        if self._known is None:
-            self._known = self._ask(group)
-        return self._known
-
-    def _ask(self, group: dist.ProcessGroup | None) -> list[Sampled]:
-        mine: Any = [(s.name, tuple(s.parameter.shape)) for s in self._found]
-        every: list[Any] = [mine] * _world(group)
-        if len(every) > 1:
-            dist.all_gather_object(every, mine, group=group)
-        if not mine or any(one != mine for one in every):
-            return []
-        marked = [getattr(s.parameter, "tensor_model_parallel", False) for s in self._found]
-        if any(marked):
-            return [s for s, split in zip(self._found, marked, strict=True) if not split]
-        same = equal_everywhere(torch.cat(self._first), group)
-        parts = same.split([len(first) for first in self._first])
-        equal = [s for s, part in zip(self._found, parts, strict=True) if bool(part.all())]
-        whole = sum(s.parameter.numel() for s in self._found)
-        return equal if sum(s.parameter.numel() for s in equal) >= self._share * whole else []
+    def gathered(self, mine: numpy.ndarray, group: dist.ProcessGroup | None) -> list[numpy.ndarray]:
+        """What the ranks with the same copies have, this one among them. A collective call."""
+        if self._ranks is None:
+            names = [(s.name, tuple(s.parameter.shape)) for s in self.found]
+            every = from_all((names, self._first.tobytes()), group)
+            own = every[_rank(group)]
+            self._ranks = [rank for rank, one in enumerate(every) if one == own]
+        every = from_all(mine, group)
+        return [every[rank] for rank in self._ranks]
 
 
-def equal_everywhere(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Which of these values are the same bits on all ranks. A collective call."""
-    if _world(group) == 1:
-        return torch.ones_like(values, dtype=torch.bool)
-    copies = [torch.empty_like(values) for _ in range(_world(group))]
-    dist.all_gather(copies, values, group=group)
-    bits = [copy.view(torch.int32) for copy in copies]
-    return torch.stack([one == bits[0] for one in bits]).all(dim=0)
+def values(tensors: Iterable[Tensor]) -> numpy.ndarray:
+    """The values of some tensors, one after the other, in fp32."""
+    parts = [one.detach().float().cpu().numpy() for one in tensors]
+    return numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.float32)
 
 
-def mean_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The mean of a tensor over the ranks. A collective call."""
-    if _world(group) == 1:
-        return values
-    total = values.clone()
-    dist.all_reduce(total, group=group)
-    return total / _world(group)
+def from_all(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """What each rank of the group passes. A collective call."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group=group)
+    return every
 
 
-def _world(group: dist.ProcessGroup | None) -> int:
-    ready = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size(group) if ready else 1
+def _rank(group: dist.ProcessGroup | None) -> int:
+    return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0

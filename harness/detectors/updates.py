@@ -42,7 +42,8 @@ class Detector:
     ) -> str | None:
         self._found: list[tuple[Sampled, dict[str, Any]]] = []
         self._before: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
-        self._optimizer = optimizer
+        self._optimizer, self._resumed = optimizer, False
+        self._stepped = _stepped(optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
             return None
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
@@ -74,7 +75,12 @@ class Detector:
             if isinstance(value, torch.Tensor) and value.numel() in (1, one.parameter.numel())
         }
 
+    def load(self, path: Any) -> None:
+        self._resumed = True
+
     def step(self, number: int) -> str | None:
+        if number == 1 and self._stepped and not self._resumed:
+            return "the optimizer had taken a step before the training's first one"
         for (one, group), (weights, gradient, state) in zip(
             self._found, self._before, strict=False
         ):
@@ -85,6 +91,13 @@ class Detector:
             if alarm := _judged(one.name, moved, right, weights, one.parameter.dtype, group):
                 return alarm
         return None
+
+
+def _stepped(optimizer: Any) -> bool:
+    """Whether an optimizer has counted a step, also one that DeepSpeed wraps."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    counts = [state.get("step", 0) for state in getattr(inner, "state", {}).values()]
+    return any(float(count) > 0 for count in counts)
 
 
 def _judged(

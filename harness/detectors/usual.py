@@ -9,11 +9,12 @@ import math
 import statistics
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import equal_everywhere
+from harness.detectors.sampling import from_all
 
 WARM = 3
 """Steps after which a usual value is known."""
@@ -89,7 +90,8 @@ class Weights(_Watching):
         return sum(float(_local(p).detach().double().sum()) for p in self.model.parameters())
 
     def _same(self, total: float) -> bool:
-        return bool(equal_everywhere(torch.tensor([total], dtype=torch.float32), self.group).all())
+        first, *others = from_all(numpy.float32(total), self.group)
+        return all(one == first for one in others)
 
     def step(self, number: int) -> str | None:
         if self._equal is None:

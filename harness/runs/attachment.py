@@ -30,15 +30,14 @@ MOST = 4
 """Trainings of a process that are watched."""
 
 CHECKPOINTS = (
-    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "load_checkpoint"),
-    ("accelerate.accelerator", "Accelerator", "save_state", "load_state"),
-    ("transformers.trainer", "Trainer", "_save_checkpoint", "_load_optimizer_and_scheduler"),
-    ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", ""),
-    ("pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint", ""),
-    ("torch.distributed.checkpoint.state_dict_saver", "", "save", ""),
-    ("torch.distributed.checkpoint.state_dict_saver", "", "async_save", ""),
+    ("torch", "", "save", ""),
+    ("torch.distributed.checkpoint", "", "save", ""),
+    ("torch.distributed.checkpoint", "", "async_save", ""),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "", "load_checkpoint"),
+    ("accelerate.accelerator", "Accelerator", "", "load_state"),
+    ("transformers.trainer", "Trainer", "", "_load_optimizer_and_scheduler"),
 )
-"""By module and class, the functions that save a training and that load it."""
+"""By module and class, the functions that save a training, and those after which it is loaded."""
 
 
 def file_of(trial: Path, launch: str, rank: int) -> Path:
@@ -146,7 +145,7 @@ class Attachment:
         """Keeps modules alive, so that no other gets the id of one."""
         self._loader: Any = None
         self._patched: set[str] = set()
-        self._ended = False
+        self._ended = self._busy = False
 
     def report(self) -> dict[str, Any]:
         return {"trainings": [training.describe() for training in self.trainings]}
@@ -236,12 +235,16 @@ class Attachment:
                     (_before if then == "save" else _after)(owner, name, hook)
 
     def _checkpoint(self, what: str, *_: Any, **__: Any) -> None:
+        if self._busy or self._ended:  # a detector may save what it needs
+            return
         for training in self.trainings:
             for each in training.detectors:
                 if what == "save":
                     each.keep.mkdir(parents=True, exist_ok=True)
                 if each.keep.exists():
+                    self._busy = True
                     each.call(what, training.steps, each.keep)
+                    self._busy = False
 
 
 def _kind(wanted: Mapping[str, str]) -> Callable[[], Any]:
