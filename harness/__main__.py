@@ -13,7 +13,13 @@ from typing import NoReturn
 from harness.cli import IN_A_CHECKOUT, USERS, commands
 from harness.system.errors import ExitCode, HarnessError, UserError
 from harness.system.files import ROOT
-from harness.system.installation import as_typed, install, is_checkout, refuse_without_checkout
+from harness.system.installation import (
+    SCRIPT,
+    as_typed,
+    install,
+    is_checkout,
+    refuse_without_checkout,
+)
 from harness.system.text import complaint, open_streams, silence, warn
 
 INTERRUPTED = 130
@@ -25,7 +31,7 @@ EXTRAS = {"site": ("altair", "jinja2", "vl-convert-python")}
 DEBUG, DEBUG_VARIABLE = "--debug", "HARNESS_DEBUG"
 
 USAGE = """\
-usage: python -m harness COMMAND ...     (COMMAND --help for more)
+usage: python -m harness COMMAND ...     (COMMAND --help for more; --version)
 
     python -m harness run scenario=trainer_gas_twice
 
@@ -94,6 +100,12 @@ def _dispatch(arguments: list[str]) -> int:
         print(as_typed(usage), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
     command, *rest = arguments
+    if command == "--version":
+        from harness.system.machine import release_of, source
+
+        at = f", commit {commit[:12]}" if (commit := source()["commit"]) else ""
+        print(f"{SCRIPT} {release_of(SCRIPT)}{at}")
+        return ExitCode.AS_EXPECTED
     if command not in commands():
         from harness.catalog import unknown
 

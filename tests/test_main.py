@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -389,3 +390,8 @@ def test_a_signal_while_python_ends_is_ignored() -> None:
         [sys.executable, "-c", code, "list"], cwd=ROOT, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_version_names_the_release_and_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.match(r"distributed-bugs \d+\.\d+\.\d+", capsys.readouterr().out)
