@@ -30,12 +30,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness import catalog
+from harness.api.spec import BUGGY
 from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import ALL, DetectorConfig, RunConfig
 from harness.score import cost, detectors
 from harness.score.scores import Found, Score
-from harness.score.scoring import Scoring, scored, watched_variants
+from harness.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
@@ -184,8 +185,8 @@ def _print_scenarios(names: Iterable[str]) -> None:
     rows = []
     for name in names:
         spec = catalog.scenario(name)
-        clean = watched_variants(name)[1:]
-        rows.append(
-            [name, next(iter(spec.pins), "torch"), str(spec.ranks_of("buggy")), ", ".join(clean)]
-        )
-    terminal().print(table("", ["scenario", "package", "ranks", "variants without the bug"], rows))
+        clean = ", ".join(watched_variants(name)[1:])
+        numbers = [str(spec.ranks_of(BUGGY)), str(len(spec.launches)), str(steps_of(name))]
+        rows.append([name, next(iter(spec.pins), "torch"), *numbers, clean])
+    columns = ["scenario", "package", "ranks", "launches", "steps", "variants without the bug"]
+    terminal().print(table("", columns, rows))

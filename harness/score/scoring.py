@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.api.spec import BUGGY, Outcome
+from harness.api.spec import BUGGY, Lane, Outcome
 from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.launch.exits import read_json
 from harness.runs.attachment import file_of
 from harness.runs.results import TrialResult
-from harness.runs.run_folder import RUN_FILE, read_records
+from harness.runs.run_folder import RUN_FILE, position_of, read_records, trial_content
 from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
@@ -54,6 +54,18 @@ def watched_variants(scenario: str) -> tuple[str, ...]:
     """The variant with the bug, and every one that is expected to be clean."""
     spec = catalog.scenario(scenario)
     return BUGGY, *(v for v in spec.variants if spec.variant(v).expect is Outcome.CLEAN)
+
+
+def steps_of(scenario: str) -> int:
+    """How many steps a rank records in the variant with the bug, over all launches."""
+    chosen = {"params": {}, "pins": {}, "installed": False, "lane": Lane.CPU}
+    trial = trial_content(scenario, BUGGY, chosen)
+    run = {"scenario": scenario, "seed": 0, "lane": Lane.CPU, "trials": {BUGGY: trial}}
+    plan = catalog.load(scenario).plan
+    return sum(
+        max(len(set(kind.steps)) for kind in plan(position_of(run, BUGGY, launch, 0)).values())
+        for launch in trial["launches"]
+    )
 
 
 def scored(scoring: Scoring, each: Callable[[Score], None]) -> list[Score]:
