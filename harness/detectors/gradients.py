@@ -10,8 +10,8 @@ the backward pass, before any reduction, and at what the optimizer used.
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
 The ranks of which the mean is taken are those that had the same weights at first. What a rank has
-only a shard of is left out. Under DeepSpeed the gradient is what the step added to Adam's first
-moment. A gradient may be shorter than the mean, by clipping or a loss scale, but not longer.
+only a shard of is left out, and so is DeepSpeed, whose engine keeps its gradients elsewhere. A
+gradient may be shorter than the mean, by clipping or a loss scale, but not longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COARSE = 5e-2
 
 
 class Detector:
-    """Compares the gradients at each step of an optimizer of torch, or of DeepSpeed's engine."""
+    """Compares the gradients at each step of an optimizer of torch."""
 
     def attach(
         self,
@@ -46,14 +46,12 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._replicas = group, Replicas(model)
-        self._found = [s for s in self._replicas.found if "tied_modules." not in s.name]
+        self._found = self._replicas.found if isinstance(optimizer, torch.optim.Optimizer) else []
         self._sums: list[Tensor | None] = [None] * len(self._found)
-        self._moments: list[Tensor | None] = [None] * len(self._found)
         self._used: list[Tensor | None] = [None] * len(self._found)
-        self._beta = None if isinstance(optimizer, torch.optim.Optimizer) else _beta(optimizer)
         for number, one in enumerate(self._found):
             one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
-        if isinstance(optimizer, torch.optim.Optimizer):
+        if self._found:
             optimizer.register_step_pre_hook(self._before)
 
     def _computed(self, number: int, gradient: Tensor) -> None:
@@ -65,8 +63,6 @@ class Detector:
         self._used = [None if g is None or g.is_sparse else s.of(g) for s, g in used]
 
     def step(self, number: int) -> str | None:
-        if self._beta is not None:
-            self._used = [self._added(n) for n in range(len(self._found))]
         sizes = [len(s.positions) for s in self._found]
         sums = [
             torch.full((n,), math.nan) if one is None else one
@@ -84,30 +80,20 @@ class Detector:
             if now is not None and numpy.isfinite(mean).all()
         ]
         self._used = [None] * len(self._found)
-        return self._compare(pairs) if pairs else None
+        largest = max(_length(one[numpy.isfinite(one)]) for one in computed)
+        return self._compare(pairs, largest) if pairs else None
 
-    def _added(self, number: int) -> Tensor | None:
-        """The gradient that DeepSpeed's step has added to Adam's first moment."""
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        one, before, beta = self._found[number], self._moments[number], self._beta
-        try:
-            moment = safe_get_full_optimizer_state(one.parameter, "exp_avg")
-        except Exception:  # older releases have no such state, or no way to ask for it
-            return None
-        if moment is None or beta is None or moment.numel() != one.parameter.numel():
-            return None
-        now = self._moments[number] = one.of(moment)
-        return (now - (0 if before is None else beta * before)) / (1 - beta)
-
-    def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]]) -> str | None:
+    def _compare(self, pairs: Sequence[tuple[Sampled, Any, Any]], largest: float) -> str | None:
+        """``largest`` is the length of a rank's own gradient, to which rounding is in proportion:
+        the mean of gradients that cancel each other is short."""
         used = numpy.concatenate([one for _, one, _ in pairs])
         right = numpy.concatenate([one for *_, one in pairs])
         if not (numpy.isfinite(used).all() and right.any()):
             return None
         near = NEAR if all(s.parameter.dtype == torch.float32 for s, *_ in pairs) else COARSE
         ratio = float(used @ right / (right @ right))
-        if _length(used - ratio * right) > near * _length(used) or not used.any():
+        rounding = near * max(_length(used), ratio * largest)
+        if _length(used - ratio * right) > rounding or not used.any():
             worst = max(
                 pairs, key=lambda pair: _length(pair[1] - pair[2]) / (_length(pair[2]) or 1)
             )
@@ -115,15 +101,7 @@ class Detector:
             return f"the step's gradient is not the mean of those that the ranks computed: {name}"
         if ratio > 1 + near:
             return f"the step's gradient is {ratio:.4g} times the mean of those that were computed"
-        return (
-            None  # a shorter one may be clipped, scaled, or divided by the number of micro-batches
-        )
-
-
-def _beta(optimizer: Any) -> float | None:
-    """Adam's decay of the first moment; None for another optimizer."""
-    betas = getattr(optimizer, "param_groups", [{}])[0].get("betas")
-    return float(betas[0]) if betas else None
+        return None  # a shorter one may be clipped, or divided by the number of micro-batches
 
 
 def _length(values_: Any) -> float:

@@ -105,6 +105,7 @@ class Training:
     model: Any
     optimizer: Any
     detectors: list[Attached]
+    is_engine: bool = False
     steps: int = 0
 
     def step(self) -> None:
@@ -148,7 +149,9 @@ class Attachment:
         self._ended = self._busy = False
 
     def report(self) -> dict[str, Any]:
-        return {"trainings": [training.describe() for training in self.trainings]}
+        """What was trained. Beside DeepSpeed's engine, a model of plain torch is a reference."""
+        engines = [training for training in self.trainings if training.is_engine]
+        return {"trainings": [each.describe() for each in engines or self.trainings]}
 
     def close(self) -> None:
         """The training is over."""
@@ -209,7 +212,7 @@ class Attachment:
             Attached(name, kind(), self._keep / f"{number}_{name.replace('/', '_')}")
             for name, kind in self._kinds.items()
         ]
-        training = Training(model, optimizer, detectors)
+        training = Training(model, optimizer, detectors, is_engine)
         self.trainings.append(training)
         if is_engine:
             _after(model, "_take_model_step", lambda *_, **__: training.step())
@@ -221,7 +224,7 @@ class Attachment:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         for training in self.trainings:
-            if training.optimizer is optimizer:
+            if training.optimizer is optimizer and not training.is_engine:
                 training.step()
 
     def _watch_checkpoints(self) -> None:
