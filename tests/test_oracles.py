@@ -13,7 +13,7 @@ from torch import nn
 
 from harness.api.spec import Exercise, Records
 from scenarios.accelerate import _coverage as coverage
-from scenarios.common import agree, applied, copies, usual_checks
+from scenarios.common import agree, applied, copies, rows, usual_checks
 from scenarios.datasets.streaming_map_resume import stream
 from scenarios.deepspeed import _rates as rates
 from scenarios.deepspeed import _schedule as schedule
@@ -157,6 +157,66 @@ def test_a_resume_at_either_end_does_not_trigger_the_bug() -> None:
     assert stream.resumed(resumed([0], [1, 2, 3, 4])).met
     for before in ([], [0, 1, 2, 3, 4]):
         assert "not in the middle" in stream.resumed(resumed(before, [])).text
+
+
+def any_fault(faults: Any, records: Records) -> bool:
+    return len(faults) == 1
+
+
+def named(oracle: rows.Epochs, records: Records) -> list[str]:
+    return sorted(fault.name for fault in oracle.faults(records))
+
+
+shuffled = rows.Epochs(any_fault, shuffled=True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "found"),
+    [
+        ([([3, 1], [0, 2]), ([2, 1], [3, 0])], []),
+        ([([3, 1], [2, 2])], ["never", "twice"]),
+        ([([3, 1], [2])], ["never"]),
+        ([([3, 1], [2, 7])], ["never"]),
+        ([([3, 1, 2], [0])], ["uneven"]),
+        ([([0, 2], [1, 3])], ["unshuffled"]),
+        ([([3, 1], [0, 2]), ([3, 1], [0, 2])], ["repeated"]),
+    ],
+)
+def test_an_epoch_must_have_each_row_once_in_an_order_of_its_own(
+    seen: list[tuple[list[int], ...]], found: list[str]
+) -> None:
+    by_rank = zip(*([epoch(n, *s) for s in one] for n, one in enumerate(seen, 1)), strict=True)
+    assert named(shuffled, ranks(*map(list, by_rank), rows=4)) == found
+
+
+def stop(before: list[int], *after: list[int]) -> Records:
+    """Two epochs of 4 rows on one rank, and the same with a stop in the first."""
+    whole = [epoch(1, 3, 0, 2, 1), epoch(2, 1, 2, 0, 3)]
+    parts = [{"kind": "after", "step": n, "seen": seen} for n, seen in enumerate(after, 1)]
+    return ranks([*whole, {"kind": "before", "step": 1, "seen": before}, *parts], rows=4)
+
+
+def test_a_stopped_run_must_have_the_rows_of_one_without_a_stop() -> None:
+    oracle = rows.Epochs(any_fault, stop=lambda params: 1)
+    assert oracle.detect(stop([3, 0], [2, 1], [1, 2, 0, 3])) is None
+    assert named(oracle, stop([3, 0], [1, 2], [1, 2, 0, 3])) == ["moved"]
+    found = oracle.detect(stop([3, 0], [2, 1], [0, 3]))
+    assert found is not None
+    assert (found.step, found.magnitude, found.documented) == (2, 0.5, True)
+    assert "after the resume, epoch 2: 2 of 4 rows seen" in found.message
+
+
+def test_a_resume_on_another_number_of_ranks_must_have_each_row_once() -> None:
+    records = ranks(
+        [epoch(1, 3, 0), {"kind": "before", "step": 1, "seen": [3]}],
+        [epoch(1, 2, 1), {"kind": "before", "step": 1, "seen": [2]}],
+        [{"kind": "after", "step": 1, "seen": [1]}],
+        rows=4,
+    )
+    oracle = rows.Epochs(any_fault, stop=lambda params: 1)
+    assert named(oracle, records) == ["never"]
+    records.by_rank[2][0]["seen"].append(0)
+    assert named(oracle, records) == []
 
 
 def linear(weights: Any, rows: torch.Tensor) -> torch.Tensor:

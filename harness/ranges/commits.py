@@ -21,6 +21,8 @@ REPOSITORIES = {
     "accelerate": "huggingface/accelerate",
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
+    "grain": "google/grain",
+    "litdata": "Lightning-AI/litData",
     "megatron-core": "NVIDIA/Megatron-LM",
     "peft": "huggingface/peft",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",

@@ -17,6 +17,8 @@ CONSTRAINTS = {
     "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
     "deepspeed<0.11": "pydantic<2",
     "deepspeed<0.15": "numpy<2",
+    "litdata<0.2.14": "numpy<2",
+    "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
 }

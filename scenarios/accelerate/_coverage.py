@@ -7,16 +7,17 @@ epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 from harness import api
+from scenarios.common import rows
 
 UNIT = "of all samples seen by nobody"
 
 
-_ROWS = api.many(api.COUNT)
+_ROWS = rows.SEEN["seen"]
 
 
 def plan(epochs: int) -> api.Plan:
@@ -54,28 +55,20 @@ def _noted(sampler: Any) -> list[int]:
     return order
 
 
-def _epochs(records: api.Records) -> Mapping[int, Sequence[Sequence[int]]]:
-    """What each rank saw, by epoch."""
-    seen: dict[int, list[list[int]]] = {}
-    for record in records.of("epoch"):
-        seen.setdefault(record["step"], []).append(record["seen"])
-    return seen
-
-
 def incomplete(records: api.Records) -> api.Finding | None:
     """In some epoch the ranks together did not see the dataset, though they saw as many samples."""
     total = records.params.samples
-    drawn = {e: [s for seen in ranks for s in seen] for e, ranks in _epochs(records).items()}
-    wrong = {e: seen for e, seen in drawn.items() if set(seen) != set(range(total))}
-    if not wrong:
+    drawn = rows.by_epoch(records)
+    lines = {
+        epoch: f"epoch {epoch}: {rows.missed(ranks, total, 'samples')}"
+        for epoch, ranks in drawn.items()
+        if set(rows.together(ranks)) != set(range(total))
+    }
+    if not lines:
         return None
-    lines = [
-        f"epoch {epoch}: {len(set(seen))} of {total} samples seen, in {len(seen)} draws: "
-        f"{total - len(set(seen))} never, {len(seen) - len(set(seen))} a second time"
-        for epoch, seen in wrong.items()
-    ]
+    wrong = {epoch: rows.together(drawn[epoch]) for epoch in lines}
     return api.Finding(
-        message="\n".join(lines),
+        message="\n".join(lines.values()),
         step=min(wrong),
         ranks=records.ranks,
         magnitude=max(1 - len(set(seen)) / total for seen in wrong.values()),
@@ -121,11 +114,11 @@ def _misdrawn(one: api.Record, ranks: int, total: int, batch: int) -> Iterator[s
 
 def shuffled(records: api.Records) -> api.Exercise:
     """No rank saw an epoch in the order of the dataset."""
-    parts = [seen for ranks in _epochs(records).values() for seen in ranks]
+    parts = [seen for ranks in rows.by_epoch(records).values() for seen in ranks]
     sorted_ = sum(list(seen) == sorted(seen) for seen in parts)
     return api.Exercise.of(
         bool(parts) and not sorted_,
-        f"{len(_epochs(records))} epochs on {len(records.ranks)} ranks were shuffled",
+        f"{len(rows.by_epoch(records))} epochs on {len(records.ranks)} ranks were shuffled",
         f"{sorted_} of {len(parts)} epochs of a rank came in the order of the dataset",
     )
 
@@ -142,7 +135,7 @@ def states_apart(records: api.Records) -> api.Exercise:
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks that count samples, or look at one rank or one epoch, and whether they fired."""
-    epochs, total = list(_epochs(records).values()), records.params.samples
+    epochs, total = list(rows.by_epoch(records).values()), records.params.samples
     return {
         "the number of samples drawn is not the dataset's": any(
             sum(map(len, ranks)) != total for ranks in epochs
@@ -156,7 +149,7 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
 
 def _seen_by(records: api.Records) -> Iterator[tuple[int, int, str]]:
     """Which ranks saw each sample, in each epoch."""
-    for number, ranks in _epochs(records).items():
+    for number, ranks in rows.by_epoch(records).items():
         for sample in range(records.params.samples):
             seen = [f"rank {rank}" for rank, one in enumerate(ranks) for s in one if s == sample]
             yield sample, number, " and ".join(seen) or "nobody"

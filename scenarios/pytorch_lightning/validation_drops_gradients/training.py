@@ -1,72 +1,30 @@
-"""Lightning's Trainer over a linear map: it accumulates gradients, and validates now and then.
+"""Lightning's Trainer accumulates gradients, and validates now and then.
 
 Imports torch and pytorch_lightning: import it inside ``run``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-import torch
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import DDPStrategy
-from torch.utils.data import DataLoader, IterableDataset
-
 from harness import api
-from scenarios.common import linear
-from scenarios.common.linear import Rows
+from scenarios.pytorch_lightning import _accumulating as accumulating
 
 
-class Own(IterableDataset[Rows]):
-    """This rank's part of each global batch. Lightning gives no sampler to a stream."""
+class Validated(accumulating.Map):
+    """Notes which micro-batches came before a validation."""
 
-    def __init__(self, ctx: api.Context, batches: list[Rows]) -> None:
-        self.ctx, self.batches = ctx, batches
-
-    def __iter__(self) -> Iterator[Rows]:
-        ranks, rank = self.ctx.world_size, self.ctx.rank
-        for inputs, labels in self.batches:
-            yield inputs.chunk(ranks)[rank], labels.chunk(ranks)[rank]
-
-
-class Map(LightningModule):  # type: ignore[misc]
-    """The linear map. Compares each step of the optimizer with plain torch's on all ranks' rows."""
-
-    def __init__(self, ctx: api.Context) -> None:
-        super().__init__()
-        self.ctx, self.map = ctx, linear.model()
-        self.batches: list[Rows] = []
-        self.losses: list[float] = []
-        """Of the micro-batches since the optimizer's last step."""
-        self.erasable = 0
-        """How many of them came before the last validation."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.map.parameters(), lr=self.ctx.params.lr)
+    erasable = 0
+    """How many of them, since the optimizer's last step."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The remedy leaves the gradients to the optimizer, whose own zero_grad Lightning calls."""
         if not self.ctx.params.own_zero_grad:
             super().zero_grad(set_to_none)
 
-    def training_step(self, rows: Any, number: int) -> Any:
-        if not self.losses:
-            window = self.batches[number : number + self.ctx.params.accumulation]
-            self.update = linear.Update(self.map, *window)
-        loss = linear.loss(self.map(rows[0]), rows[1])
-        self.losses.append(float(loss.detach()))
-        return loss
-
-    def on_train_batch_end(self, _outputs: Any, _: Any, number: int) -> None:
-        step, before_end = divmod(number + 1, self.ctx.params.accumulation)
-        if before_end:
-            return
-        facts = self.update.facts(self.ctx.params.lr)
-        loss = sum(self.losses) / len(self.losses)
-        self.ctx.record("step", step, loss=loss, before_validation=self.erasable, **facts)
-        self.losses, self.erasable = [], 0
+    def more(self) -> dict[str, Any]:
+        before, self.erasable = self.erasable, 0
+        return {"before_validation": before}
 
     def on_validation_start(self) -> None:
         self.erasable = len(self.losses)
@@ -76,27 +34,6 @@ class Map(LightningModule):  # type: ignore[misc]
 
 
 def fit(ctx: api.Context) -> None:
-    """Train for one epoch; each rank gets its part of each global batch."""
-    p = ctx.params
-    torch.manual_seed(ctx.seed)
-    made = Map(ctx)
-    rows = linear.batches(ctx, made.map, p.batch * ctx.world_size, 5.0, 0.1)
-    made.batches = list(islice(rows, p.accumulation * p.steps))
-    trainer = Trainer(
-        accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
-        devices=ctx.world_size,
-        strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
-        accumulate_grad_batches=p.accumulation,
-        val_check_interval=p.validate_every,
-        num_sanity_val_steps=0,
-        max_epochs=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=str(ctx.folder),
-    )
-    held_out = Own(ctx, [next(rows)])
-    trainer.fit(
-        made, DataLoader(Own(ctx, made.batches), batch_size=None), DataLoader(held_out, None)
-    )
+    """Train for one epoch, and validate in between."""
+    every = ctx.params.validate_every
+    accumulating.fit(ctx, Validated, validated=True, val_check_interval=every)

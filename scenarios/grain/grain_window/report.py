@@ -1,0 +1,26 @@
+"""Resume grain's WindowShuffleIterDataset: does it go on with the right rows?
+
+Needs grain, and no GPU. The exit code is 1 if the bug is there."""
+
+import importlib.metadata
+from typing import Any
+
+import grain.python as grain
+
+
+def shuffled() -> Any:
+    """20 rows, shuffled in windows of 5."""
+    stream = grain.MapDataset.source(list(range(20))).to_iter_dataset()
+    return iter(grain.experimental.WindowShuffleIterDataset(stream, window_size=5, seed=1))
+
+
+print("grain", importlib.metadata.version("grain"))
+whole, stopped, resumed = list(shuffled()), shuffled(), shuffled()
+before = [next(stopped) for _ in range(3)]
+resumed.set_state(stopped.get_state())
+after = list(resumed)
+print("without a stop:", *whole)
+print("with a stop:   ", *before, "|", *after)
+wrong = before + after != whole
+print("WRONG: another order after the resume" if wrong else "right: the same order")
+raise SystemExit(wrong)

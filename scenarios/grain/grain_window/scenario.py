@@ -1,0 +1,122 @@
+"""After a resume, each window of grain's WindowShuffleIterDataset has the order of the one before.
+
+This affects users who shuffle a stream of grain's by windows and load the state of its iterator
+into a new process. The window in which the run was stopped is continued right. From the next window
+on, the rows come in another order than in a run without a stop, so that the resumed run is not the
+one that was stopped. No row is lost, and none comes twice.
+
+Root cause: the order of a window is drawn from the seed and the number of the window. The iterator
+increases that number when it fills a window, but not for its first one, and a flag says which one
+that is. A new iterator has this flag set, also after ``set_state``. So the first new window after
+the resume gets the number of the window before, and all later ones are one behind. The fix
+increases the number when a window is empty, and needs no flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.common import rows
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(40, least=20, multiple=20, about="of the dataset")
+    epochs: int = api.knob(1, least=1, about="passes over the dataset")
+    window: int = api.knob(5, least=4, most=5, unit="rows", about="that are shuffled together")
+    before: int = api.knob(3, least=1, unit="rows", about="of a rank before the stop")
+    begun: bool = api.knob(False, about="whether the new iterator gives a row before set_state")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "CHANGELOG of 0.2.16: Fixes bug in WindowShuffleIterDataset checkpointing",
+        "https://github.com/google/grain/blob/main/CHANGELOG.md",
+    ),
+    fix="https://github.com/google/grain/commit/c3a1cd5",
+    symptom="an iterator over shuffled windows that is restored from a checkpoint gives another "
+    "order",
+    trigger="a WindowShuffleIterDataset whose state is loaded into a new iterator before its last "
+    "window",
+    remedy="take one row of the new iterator before set_state",
+    pins={"grain": "0.2.15"},
+    harm="wrong resume",
+    visibility="silent",
+    settings={"code": api.by_code("a WindowShuffleIterDataset is resumed")},
+    files=("grain/_src/python/dataset/transformations/shuffle.py",),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.2.16"),
+        "control": api.control("0.2.15, stopped within the last window", params={"before": 18}),
+        "begun": api.expect_clean(
+            about="0.2.15, the new iterator gives a row before set_state", params={"begun": True}
+        ),
+    },
+)
+
+
+def windows(records: api.Records, order: Sequence[int]) -> list[Sequence[int]]:
+    """The windows of a rank's rows."""
+    size = records.params.window
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def later_windows(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+    """After the resume the rows come in another order. On each rank the windows have their right
+    rows, and the order is right up to the end of the window of the stop."""
+    whole, stopped = rows.by_epoch(records)[1], rows.resumed(records)[1]
+    done = records.params.before // records.params.window + 1
+    for right, order in zip(whole, stopped, strict=True):
+        pairs = list(zip(windows(records, right), windows(records, order), strict=True))
+        if any(sorted(mine) != sorted(its) for mine, its in pairs):
+            return False
+        if any(mine != its for mine, its in pairs[:done]):
+            return False
+    return rows.names(faults) == {rows.MOVED} and {fault.epoch for fault in faults} == {1}
+
+
+oracle = rows.Epochs(
+    later_windows,
+    shuffled=True,
+    stop=lambda params: 1,
+    checks=(rows.another_number, rows.row_twice),
+    picture=rows.in_order,
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Read epochs without a stop; read some rows, load the state into a new iterator, go on."""
+    import copy
+
+    import grain.python as grain
+
+    p = ctx.params
+
+    def shuffled(epoch: int) -> Any:
+        part = grain.MapDataset.source(list(range(p.rows)))[ctx.rank :: ctx.world_size]
+        stream = grain.experimental.WindowShuffleIterDataset(
+            part.to_iter_dataset(), window_size=p.window, seed=ctx.seed + 100 * epoch
+        )
+        return iter(stream)
+
+    for epoch in api.each(p.epochs):
+        ctx.record("epoch", epoch, seen=list(shuffled(epoch)))
+    stopped, resumed = shuffled(1), shuffled(1)
+    ctx.record("before", 1, seen=[next(stopped) for _ in range(p.before)])
+    if p.begun:
+        next(resumed)
+    resumed.set_state(copy.deepcopy(stopped.get_state()))
+    for epoch in api.each(p.epochs):
+        ctx.record("after", epoch, seen=list(resumed if epoch == 1 else shuffled(epoch)))
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The stream was stopped before its last window."""
+    p = records.params
+    own = p.rows // len(records.ranks)
+    text = f"stopped after {p.before} of {own} rows of a rank, in windows of {p.window}"
+    return api.Exercise.of(p.before < own - p.window, text)

@@ -1,0 +1,103 @@
+"""After a resume, each later epoch of a StreamingDataLoader has only the rest of the resumed one.
+
+This affects users of litdata who load the state of a ``StreamingDataLoader`` with workers, and
+train for more than the rest of that epoch. The epoch of the resume is right. Each epoch after it
+begins at the place of the stop, so the rows before that place never come again: here 40 of 80 rows
+are never seen in the second epoch. A run that is stopped late in an epoch trains on very few rows
+from then on; its epochs are short, and no error is raised.
+
+Root cause: ``StreamingDataLoader`` marks the resume as done in the dataset of the training process.
+The workers get a copy of that dataset in each epoch, and it still contains the loaded state. The
+fix deletes that state when an epoch is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.common import rows
+
+BATCH = 4
+"""Rows of a batch of a rank."""
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(80, least=80, multiple=80, about="of the dataset")
+    epochs: int = api.knob(3, least=2, about="of the run")
+    before: int = api.knob(5, least=0, unit="batches", about="of a rank before the stop; 0 is none")
+    workers: int = api.knob(2, least=0, about="of a rank's loader")
+    shuffle: bool = api.knob(False, about="whether the dataset shuffles")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Resuming StreamingDataloader with num_workers=0 fails",
+        "https://github.com/Lightning-AI/litData/issues/316",
+    ),
+    fix="https://github.com/Lightning-AI/litData/pull/318",
+    symptom="the workers are not reset after a resumed epoch, so the next epochs do "
+    "not begin at the first row",
+    trigger="load_state_dict of a StreamingDataLoader with workers, and more epochs after it",
+    remedy="make a new loader for each epoch after a resumed one",
+    pins={"litdata": "0.2.23"},
+    harm="loses data",
+    visibility="silent",
+    settings={"code": api.by_code("a StreamingDataLoader is resumed and read for several epochs")},
+    files=("litdata/streaming/dataloader.py", "litdata/streaming/dataset.py"),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.2.24"),
+        "control": api.control("0.2.23 without a resume", params={"before": 0}),
+        "shuffled": api.expect_symptom(about="0.2.23, shuffled", params={"shuffle": True}),
+    },
+)
+
+
+def only_rest(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+    """The epoch of the resume is right. In each epoch after it, rows never come: as many on each
+    rank as had come before the stop. No row comes twice."""
+    after = rows.by_epoch(records, "after")
+    lengths = {tuple(map(len, ranks)) for ranks in after.values()}
+    late = all(fault.after_resume and fault.epoch > 1 for fault in faults)
+    return late and len(lengths) == 1 and rows.names(faults) == {rows.NEVER}
+
+
+oracle = rows.Epochs(
+    only_rest,
+    stop=lambda params: int(params.before > 0),
+    checks=(rows.row_twice, rows.other_lengths),
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Read epochs without a stop; read some batches, load the state into a new loader, go on."""
+    from scenarios.litdata import _chunks as chunks
+
+    p = ctx.params
+    folder = chunks.written(ctx, p.rows)
+
+    def loader() -> Any:
+        return chunks.loader(folder, batch=BATCH, workers=p.workers, shuffle=p.shuffle)
+
+    whole = loader()
+    for epoch in api.each(p.epochs):
+        ctx.record("epoch", epoch, seen=chunks.read(whole))
+    if not p.before:
+        return
+    stopped, resumed = loader(), loader()
+    ctx.record("before", 1, seen=chunks.read(stopped, p.before))
+    resumed.load_state_dict(stopped.state_dict())
+    for epoch in api.each(p.epochs):
+        ctx.record("after", epoch, seen=chunks.read(resumed))
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """A loader with workers was resumed, and read for more epochs."""
+    p, epochs = records.params, len(rows.resumed(records))
+    text = f"resumed after {p.before} batches of a rank, with {p.workers} workers; {epochs} epochs"
+    return api.Exercise.of(p.workers > 0 and epochs > 1, text)

@@ -1,0 +1,96 @@
+"""Without a global seed, Lightning's ranks shuffle with different seeds, and share some rows.
+
+This affects users who train on several ranks with ``shuffle=True`` and without ``seed_everything``,
+if the random states of the ranks differ, for example because each rank seeds itself or has drawn
+numbers before. Each rank takes its part of an order of its own, so that in an epoch some rows come
+on two ranks and others never. The number of batches is right.
+
+Root cause: from 1.7.0 to 2.0.2 Lightning wraps the loader's ``RandomSampler`` for the ranks. On
+each rank it draws its seed from the rank's own global generator. The fix replaces a RandomSampler
+by torch's ``DistributedSampler``, whose seed is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.common import rows
+
+BATCH = 2
+"""Rows of a batch of a rank."""
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(24, least=16, multiple=8, about="of the dataset")
+    epochs: int = api.knob(3, least=1, about="passes over the dataset")
+    seeding: str = api.knob(
+        "each rank", choices=("each rank", "common"), about="of torch's global generator"
+    )
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Fix inconsistent shuffling between ranks without a global seed",
+        "https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
+    ),
+    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
+    symptom="the ranks shuffle with different seeds, so that their rows overlap",
+    trigger="shuffle=True on several ranks whose global generators differ",
+    remedy="call seed_everything with one seed on all ranks",
+    pins={"pytorch-lightning": "2.0.2"},
+    harm="loses data",
+    visibility="silent",
+    settings={"ranks": api.above(1), "code": api.by_code("no global seed is set")},
+    files=("pytorch_lightning/trainer/connectors/data_connector.py",),
+    releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
+    companions=(
+        api.Companion(
+            "pytorch-lightning<1.8",
+            {"torchmetrics": "0.11.4"},
+            "1.7 imports a function that later ones lack",
+        ),
+    ),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.0.3"),
+        "control": api.control("2.0.2, all ranks have one seed", params={"seeding": "common"}),
+    },
+)
+
+
+def overlap(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+    """In each epoch some rows come on two ranks, and as many never. No rank sees a row twice, and
+    the ranks have equally many rows."""
+    parts = [seen for ranks in rows.by_epoch(records).values() for seen in ranks]
+    share = records.params.rows // len(records.ranks)
+    even = all(len(set(seen)) == len(seen) == share for seen in parts)
+    return even and rows.names(faults) == {rows.NEVER, rows.TWICE}
+
+
+oracle = rows.Epochs(
+    overlap, shuffled=True, checks=(rows.another_number, rows.row_twice, rows.other_lengths)
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Fit some epochs of a loader that shuffles."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from scenarios.pytorch_lightning import _fitted_rows as fitted
+
+    torch.manual_seed(ctx.seed + 7 + (ctx.rank if ctx.params.seeding == "each rank" else 0))
+    data: Any = torch.arange(float(ctx.params.rows))
+    fitted.fit(ctx, DataLoader(data, BATCH, shuffle=True))
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The ranks had different seeds, and shuffled."""
+    p, ranks = records.params, len(records.ranks)
+    text = f"{ranks} ranks; the generator is seeded by: {p.seeding}"
+    return api.Exercise.of(ranks > 1 and p.seeding == "each rank", text)

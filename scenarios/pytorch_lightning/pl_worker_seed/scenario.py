@@ -1,0 +1,126 @@
+"""With seed_everything(workers=True), torch's random numbers in workers never change.
+
+This affects users of Lightning whose transforms draw from torch in the workers of a DataLoader, as
+torchvision's do. Each epoch repeats the augmentation of the first one, and every seed gives the
+same: a second run with another seed has the same random numbers. Python's and numpy's generators
+are right in the same workers; in 2.4.0 numpy repeats, too.
+
+Root cause: Lightning seeds torch in a worker with 64 bits that it draws from the seed. Their upper
+half has the base seed, which changes in each epoch. Their lower half depends only on the numbers of
+the worker and of the rank, and torch's generator on a CPU takes the lower half alone. The fix mixes
+both halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness import api
+
+GENERATORS = ("torch", "python", "numpy")
+DRAWS = {name: api.many(api.SIZE) for name in GENERATORS}
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(8, least=4, multiple=4, about="of the dataset")
+    epochs: int = api.knob(3, least=2, about="passes over the dataset with each of two seeds")
+    workers: int = api.knob(2, least=0, about="of a rank's loader")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "seed_everything(workers=True): torch has the same random numbers in each epoch",
+        "https://github.com/Lightning-AI/pytorch-lightning/issues/20412",
+    ),
+    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21399",
+    symptom="the workers' torch generators start from the same state in each epoch, with each seed",
+    trigger="seed_everything(workers=True), and workers that draw from torch",
+    remedy="pass a worker_init_fn of your own to the DataLoader",
+    pins={"pytorch-lightning": "2.6.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("seed_everything has workers=True, and workers draw from torch")},
+    files=("lightning_fabric/utilities/seed.py",),
+    releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.6.1"),
+        "control": api.control("2.6.0 without workers", params={"workers": 0}),
+    },
+)
+
+
+def plan(at: api.Position) -> api.Plan:
+    """What each generator drew for a rank's rows in each epoch, with two seeds."""
+    epochs = api.each(at.params.epochs)
+    return {"epoch": api.Kind(DRAWS, epochs), "reseeded": api.Kind(DRAWS, epochs)}
+
+
+def run(ctx: api.Context) -> None:
+    """Fit some epochs of rows that are random numbers, with two seeds."""
+    from scenarios.pytorch_lightning.pl_worker_seed import training
+
+    for kind, seed in (("epoch", ctx.seed + 1), ("reseeded", ctx.seed + 1001)):
+        training.fit(ctx, kind, seed)
+
+
+def draws(records: api.Records, name: str) -> list[list[Sequence[float]]]:
+    """What a generator drew on each rank: in the epochs with both seeds."""
+    both = [records.of(kind) for kind in ("epoch", "reseeded")]
+    return [[one[name] for of in both for one in of if one["rank"] == r] for r in records.ranks]
+
+
+def detect(records: api.Records) -> api.Finding | None:
+    """On each rank torch drew the same numbers in all epochs with both seeds, and the ranks drew
+    different ones. Python drew other numbers in each epoch and with each seed. So did numpy, or it
+    repeats as torch does: 2.4.0 seeds both alike."""
+    different = {
+        name: [len(set(map(tuple, rank))) for rank in draws(records, name)] for name in GENERATORS
+    }
+    wanted = 2 * records.params.epochs
+    wrong = [name for name, counts in different.items() if min(counts) < wanted]
+    if not wrong:
+        return None
+    firsts = {tuple(rank[0]) for rank in draws(records, "torch")}
+    return api.Finding(
+        "\n".join(
+            f"{name}: {', '.join(map(str, counts))} different epochs of {wanted} on the ranks"
+            for name, counts in different.items()
+        ),
+        step=2,
+        ranks=records.ranks,
+        magnitude=1 - min(map(min, different.values())) / wanted,
+        unit="of the epochs repeat random numbers",
+        clock="epoch",
+        documented=wrong in (["torch"], ["torch", "numpy"])
+        and {count for name in wrong for count in different[name]} == {1}
+        and len(firsts) == len(records.ranks),
+    )
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Workers drew the numbers, in several epochs."""
+    p = records.params
+    return api.Exercise.of(p.workers > 0, f"{p.workers} workers of a rank; {p.epochs} epochs")
+
+
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
+    """Within an epoch all numbers differ, also between the ranks."""
+    first = [number for rank in draws(records, "torch") for number in rank[0]]
+    return {"two rows of an epoch have the same random number": len(set(first)) < len(first)}
+
+
+def _counts(records: api.Records) -> Iterator[tuple[str, float]]:
+    for name in GENERATORS:
+        yield name, min(len(set(map(tuple, rank))) for rank in draws(records, name))
+
+
+picture = api.bars(
+    "Different epochs by generator",
+    "with the bug torch's generator repeats one epoch; otherwise each epoch differs",
+    _counts,
+    "epochs",
+)
