@@ -271,7 +271,9 @@ class TwoNodes:
         self.launched.mkdir()
         (self.launched / "script.py").write_text(script)
         of_nodes = replace(settings(self.site), nodes=2, python=self.python)
-        launching.launch(self.folder, OF, of_nodes, timeout=timeout, tick=tick)
+        launching.launch(
+            self.folder, self.folder / "buggy", OF, of_nodes, timeout=timeout, tick=tick
+        )
         return self.exit()
 
     def exit(self) -> dict[str, Any]:
@@ -410,7 +412,7 @@ from tests.slurm_cluster import cluster
 from tests.stand_in import settings
 from tests.test_nodes import OF
 folder, site = map(Path, sys.argv[1:])
-launching.launch(folder, OF, replace(settings(site), nodes=2), timeout=1000)
+launching.launch(folder, folder / OF.variant, OF, replace(settings(site), nodes=2), timeout=1000)
 """
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Replicas, Sampled, values
+from harness.detectors.sampling import Replicas, Sampled, before_step, values
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the mean, in fp32."""
@@ -52,13 +52,13 @@ class Detector:
         for number, one in enumerate(self._found):
             one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
         if self._found:
-            optimizer.register_step_pre_hook(self._before)
+            before_step(optimizer, self._before)
 
     def _computed(self, number: int, gradient: Tensor) -> None:
         part, before = self._found[number].of(gradient), self._sums[number]
         self._sums[number] = part if before is None else before + part
 
-    def _before(self, *_: Any) -> None:
+    def _before(self) -> None:
         used = ((s, s.parameter.grad) for s in self._found)
         self._used = [None if g is None or g.is_sparse else s.of(g) for s, g in used]
 

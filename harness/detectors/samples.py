@@ -7,7 +7,8 @@ training that looks healthy. Rows are recognised by their content.
     detector.attach(model, optimizer, loader)   # before the first forward pass, on every rank
     print(detector.step(number))                # after each step: None, or an alarm
 
-Ranks that are given the same rows on purpose, as under tensor parallelism, count as one.
+Ranks that are given the same rows on purpose, as under tensor parallelism, count as one. A dataset
+may have equal rows, so most rows of a step must come again.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class Detector:
         twice = [row for row, count in Counter(rows).items() if count > 1]
         if self._size is None or self._size < len(rows):
             return None
-        if len(every) > 1 and twice:
+        if len(every) > 1 and 2 * len(twice) > len(rows) / len(every):
             return f"{len(twice)} of {len(rows)} rows of this step came twice"
         again = sum(row in self._seen for row in rows)
         left = self._size - len(self._seen)
         self._seen.update(rows)
-        if again and left > len(rows):
+        if 2 * again > len(rows) and left > len(rows):
             return f"{again} of {len(rows)} rows came before, and {left} did not come yet"
         if len(self._seen) >= self._size or left <= len(rows):
             self._seen.clear()

@@ -7,7 +7,7 @@ optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,26 @@ def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
             every = max(1, count // size)
             positions = torch.arange(0, count - every + 1, every, device=parameter.device)[:size]
             yield Sampled(name, parameter, positions)
+
+
+def before_step(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> None:
+    """Have ``look`` called when the gradients of a step are there: before the step, or after the
+    closure that it is given, as Lightning does."""
+
+    def hook(_: Any, arguments: Any, named: Any) -> Any:
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None:
+            look()
+            return None
+
+        def looked() -> Any:
+            value = closure()
+            look()
+            return value
+
+        return (optimizer, looked), {}
+
+    optimizer.register_step_pre_hook(hook)
 
 
 class Replicas:

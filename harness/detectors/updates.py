@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Sampled, samples
+from harness.detectors.sampling import Sampled, before_step, samples
 
 NEAR = 2e-2
 """How far (as a fraction of the right step) a step may be."""
@@ -55,10 +55,10 @@ class Detector:
             return None  # fp32 masters
         found = list(samples(model))
         self._found = [(s, groups[id(s.parameter)]) for s in found if id(s.parameter) in groups]
-        optimizer.register_step_pre_hook(self._look)
+        before_step(optimizer, self._look)
         return None
 
-    def _look(self, *_: Any) -> None:
+    def _look(self) -> None:
         self._before = [
             (s.of(s.parameter), self._gradient(s), self._state(s)) for s, _ in self._found
         ]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import from_all
+from harness.detectors.sampling import before_step, from_all
 
 WARM = 3
 """Steps after which a usual value is known."""
@@ -42,9 +42,9 @@ class GradientNorm(_Watching):
 
     def begin(self, optimizer: Any) -> None:
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(self._look)
+            before_step(optimizer, self._look)
 
-    def _look(self, *_: Any) -> None:
+    def _look(self) -> None:
         norms = [
             float(_local(p.grad).norm()) for p in self.model.parameters() if p.grad is not None
         ]
