@@ -23,7 +23,6 @@ REPOSITORIES = {
     "deepspeed": "deepspeedai/DeepSpeed",
     "keras": "keras-team/keras",
     "megatron-core": "NVIDIA/Megatron-LM",
-    "mmengine": "open-mmlab/mmengine",
     "peft": "huggingface/peft",
     "pytorch-ignite": "pytorch/ignite",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
