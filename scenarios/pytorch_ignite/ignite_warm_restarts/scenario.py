@@ -7,8 +7,9 @@ work.
 
 Root cause: the wrapper counts ``last_epoch`` on and calls the scheduler's ``get_lr``. That one
 computes the rate from ``T_cur``, which only torch's own ``step`` moves, and the wrapper does not
-call ``step``. The fix has a class of its own for this scheduler, which moves ``T_cur``. Its rates
-are torch's from the second step on: it leaves out the first, which is not judged here.
+call ``step``. The fix has a class of its own for this scheduler, which moves ``T_cur``. Its first
+step has the rate of torch's second one. With torch 2.13.0 ExponentialLR in the wrapper has that,
+too; it is not judged here.
 """
 
 from __future__ import annotations
