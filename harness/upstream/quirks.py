@@ -21,6 +21,7 @@ CONSTRAINTS = {
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",
     "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
+    "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
 }
 """Dependencies that a release should have declared: a bound, as a later release breaks it, or a
 package that it needs."""

@@ -1,0 +1,117 @@
+"""split_between_processes gives the last row to several ranks, also without padding.
+
+This affects users who split prompts or rows of an evaluation between the ranks, each of which
+generates or scores its part, and gather the results. With 3 rows on 4 ranks the last row comes
+twice. Up to 0.30.1 that also happens with more rows than ranks: with 9 rows on 4 ranks the last one
+comes twice, with 17 on 8 three times. There are more results than rows, and the last row weighs
+more in a mean. No error is raised.
+
+Root cause: since 0.22.0 a rank whose start lies beyond the end gets the last row, and not nothing,
+so that it has something to pad with; but it gets the row without padding, too. Up to 0.30.1 each
+rank takes the quotient, rounded up, so that a start lies beyond the end more often. Pull request
+2781 (0.31.0) mended that part; the fix leaves the rank without rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from harness import api
+from scenarios.common import all_rows
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(3, least=1, about="of the evaluation")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Fix implicit padding in `split_between_processes` when `apply_padding=False` and "
+        "`num_samples < num_processes`",
+        "https://github.com/huggingface/accelerate/pull/4052",
+        "https://github.com/huggingface/accelerate/pull/2781",
+    ),
+    fix="https://github.com/huggingface/accelerate/pull/4052",
+    symptom="split_between_processes gives the same element to several ranks",
+    trigger="fewer rows than ranks; up to 0.30.1 also other numbers of rows that the ranks do not "
+    "divide",
+    remedy="split the rows yourself: rows[rank::ranks]",
+    pins={"accelerate": "1.13.0"},
+    absent=(
+        api.Absent(
+            "accelerate<0.20",
+            "split_between_processes came with 0.20",
+            "https://github.com/huggingface/accelerate/releases/tag/v0.20.0",
+        ),
+    ),
+    releases="accelerate>=0.20",
+    harm="wrong metric",
+    visibility="silent",
+    settings={
+        "ranks": api.above(1),
+        "code": api.by_code("rows are split by split_between_processes"),
+    },
+    files=("accelerate/state.py",),
+    ranks=4,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("1.14.0"),
+        "control": api.control("1.13.0 with 8 rows on 4 ranks", params={"rows": 8}),
+        "one_rank": api.control("1.13.0 on one rank", ranks=1),
+        "remainder": api.expect_symptom(
+            "0.30.1", about="0.30.1 with 9 rows on 4 ranks", params={"rows": 9}
+        ),
+    },
+)
+
+
+def came(records: api.Records) -> list[int]:
+    """The rows of all ranks, in the order of the ranks."""
+    return list(chain.from_iterable(one["rows"] for one in records.of("value")))
+
+
+def last_row_again(_: api.Record, records: api.Records) -> bool:
+    """All rows came in their order, and then the last one again, on the ranks behind the end."""
+    rows, count = came(records), records.params.rows
+    return rows[:count] == [*range(count)] and {*rows[count:]} == {count - 1}
+
+
+oracle = all_rows.AllRows(
+    last_row_again,
+    metric="mean score",
+    facts=lambda at: {"rows": api.many(api.COUNT)},
+    checks={"a row is missing": lambda _, records: len({*came(records)}) < records.params.rows},
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Split the rows, score this rank's part, and gather the scores."""
+    import torch
+    import torch.distributed as dist
+
+    from scenarios.accelerate._accelerator import accelerator
+
+    made = accelerator(ctx)
+    generator = torch.Generator().manual_seed(ctx.seed)
+    scores = torch.rand(ctx.params.rows, generator=generator).tolist()
+    scores[-1] = 2.0  # unlike the others: a mean shows how often the last row counts
+    with made.split_between_processes(list(range(len(scores)))) as part:
+        own = [int(row) for row in part]
+    gathered = [[scores[row] for row in own]]
+    if ctx.world_size > 1:
+        parts: list[list[float]] = [[] for _ in range(ctx.world_size)]
+        dist.all_gather_object(parts, gathered[0])
+        gathered = parts
+    found = list(chain.from_iterable(gathered))
+    right = sum(scores) / len(scores)
+    ctx.record("value", 1, value=sum(found) / len(found), right=right, rows=own)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The ranks before the last could take all rows, if each takes the quotient rounded up."""
+    rows, ranks = records.params.rows, len(records.ranks)
+    part = -(-rows // ranks)
+    text = f"{rows} rows on {ranks} ranks"
+    return api.Exercise.of(ranks > 1 and part * (ranks - 1) >= rows, text)

@@ -1,0 +1,126 @@
+"""Does a run that was stopped and resumed go on like one that was not?
+
+The launch ``whole`` does ``done`` steps, saves, and does ``more``; the launch ``resumed`` loads
+in a new process and does the same ``more`` steps. Both record each ``step``. The steps of the
+second launch must be those of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import api
+
+WHOLE, RESUMED = LAUNCHES = ("whole", "resumed")
+
+Judge = Callable[[Sequence[api.Record], Sequence[api.Record], api.Records], bool]
+"""Whether something holds for a rank's steps after a resume, all its steps of the uninterrupted
+launch, and the records of the trial."""
+
+
+def steps(at: api.Position) -> range:
+    """The numbers of the steps of a launch."""
+    first = 1 if at.launch == WHOLE else at.params.done + 1
+    return range(first, at.params.done + at.params.more + 1)
+
+
+def of(records: api.Records, launch: str, rank: int) -> list[api.Record]:
+    """The steps of a launch on a rank."""
+    return [step for step in records.of("step", rank) if step["launch"] == launch]
+
+
+@dataclass(frozen=True)
+class Continued:
+    """The oracle of scenarios in which a resumed run is not the run without an interruption.
+
+    The parameters of the scenario have ``done`` and ``more``, its ``launches`` are LAUNCHES."""
+
+    documented: Judge
+    """Whether the steps are wrong as documented. Its docstring is the symptom on the bug's page."""
+    facts: Callable[[api.Position], api.Facts]
+    """What is recorded of each step. Numbers may differ by rounding, see ``share``."""
+    shown: str
+    """The fact that messages and the picture show: a number."""
+    what: str
+    """That fact in words, for readers: "learning rate"."""
+    clock: str = "step"
+    """What a step is: a step of training, or an epoch."""
+    unit: str = ""
+    """The unit of the fact that is shown."""
+    share: float = 1e-6
+    """The largest difference from rounding, as a fraction."""
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """Facts that are right in spite of the bug: what they are, by their names."""
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """The steps of each launch."""
+        return {"step": api.Kind(self.facts(at), steps(at))}
+
+    def detect(self, records: api.Records) -> api.Finding | None:
+        """The finding that a step after the resume is not that of the uninterrupted run."""
+        wrong, documented, lines = [], True, []
+        for rank in records.ranks:
+            whole, resumed = of(records, WHOLE, rank), of(records, RESUMED, rank)
+            pairs = list(zip(resumed, whole[records.params.done :], strict=True))
+            odd = [(one, right) for one, right in pairs if not self._same(one, right)]
+            wrong += odd
+            documented &= self.documented(resumed, whole, records)
+            if odd:
+                found, right = ([pair[n][self.shown] for pair in pairs] for n in (0, 1))
+                lines.append(
+                    f"rank {rank}: after the resume the {self.what} is {_listed(found)}; without "
+                    f"an interruption {_listed(right)}"
+                )
+        if not wrong:
+            return None
+        return api.Finding(
+            "\n".join(lines),
+            step=min(one["step"] for one, _ in wrong),
+            ranks=tuple(sorted({one["rank"] for one, _ in wrong})),
+            magnitude=max(abs(one[self.shown] - right[self.shown]) for one, right in wrong),
+            unit=self.unit or f"of the {self.what}",
+            clock=self.clock,
+            documented=documented,
+        )
+
+    def _same(self, one: api.Record, right: api.Record) -> bool:
+        """Whether a step has the facts of another, apart from its launch."""
+        names = (one.keys() | right.keys()) - {"launch"}
+        return all(self._equal(one.get(name), right.get(name)) for name in names)
+
+    def _equal(self, value: Any, right: Any) -> bool:
+        if api.finite(value) and api.finite(right):
+            return api.near(value, right, share=self.share, within=1e-9)
+        return bool(value == right)
+
+    def insufficient_checks(self, records: api.Records) -> dict[str, bool]:
+        """Whether facts differ that the bug leaves right."""
+        found = {}
+        for name, text in self.checks.items():
+            late = [of(records, WHOLE, rank)[records.params.done :] for rank in records.ranks]
+            came = [of(records, RESUMED, rank) for rank in records.ranks]
+            pairs = [
+                pair for two in zip(came, late, strict=True) for pair in zip(*two, strict=True)
+            ]
+            found[f"{text} is another after the resume"] = any(
+                not self._equal(one[name], right[name]) for one, right in pairs
+            )
+        return found
+
+    def picture(self, trials: api.Trials) -> Iterator[api.Picture]:
+        """The fact that is shown, in both launches of each variant."""
+        points = [
+            (f"{variant}: {step['launch']}", float(step["step"]), float(step[self.shown]))
+            for variant, records in trials.items()
+            for step in records.of("step", 0)
+        ]
+        title = f"The {self.what} by {self.clock}"
+        caption = "with the bug the resumed run does not go on like the run without an interruption"
+        yield api.Lines(title, caption, points, x=self.clock, y=self.what, stairs=True)
+
+
+def _listed(values: Sequence[float], most: int = 6) -> str:
+    text = ", ".join(f"{value:.4g}" for value in values[:most])
+    return text + ", ..." * (len(values) > most)

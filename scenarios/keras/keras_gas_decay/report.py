@@ -1,0 +1,28 @@
+"""Update a weight with keras, by 4 accumulated micro-batches and by their mean: is it the same?
+
+Needs torch and keras, and no GPU. The exit code is 1 if the bug is there."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import torch
+
+torch.manual_seed(0)
+micro = 3 * torch.randn(4, 3)
+print("keras", keras.__version__)
+wrong = False
+for options in ({}, {"weight_decay": 0.1}, {"clipnorm": 1.0}):
+    found = []
+    for steps, gradients in ((4, micro), (None, micro.mean(0, keepdim=True))):
+        with keras.device("cpu"):
+            optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps, **options)
+            weight = keras.Variable(keras.ops.ones(3))
+            for gradient in gradients:
+                optimizer.apply([gradient], [weight])
+            found.append(weight.numpy())
+    print(f"{options}: 4 micro-batches {found[0].round(4)}, their mean {found[1].round(4)}")
+    wrong |= bool(abs(found[0] - found[1]).max() > 1e-5)
+print("WRONG: 4 micro-batches decay or clip otherwise" if wrong else "right: both are the same")
+raise SystemExit(wrong)

@@ -1,0 +1,31 @@
+"""Average a weight with keras, over 4 accumulated micro-batches and over their mean: is it equal?
+
+Needs torch and keras, and no GPU. The exit code is 1 if the bug is there."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import torch
+
+torch.manual_seed(0)
+updates = 3 * torch.randn(3, 4, 3)
+print("keras", keras.__version__)
+found = []
+for steps in (4, None):
+    with keras.device("cpu"):
+        options = {"use_ema": True, "ema_momentum": 0.5, "gradient_accumulation_steps": steps}
+        optimizer = keras.optimizers.SGD(0.1, **options)
+        weight = keras.Variable(keras.ops.ones(3))
+        for micro in updates:
+            for gradient in micro if steps else micro.mean(0, keepdim=True):
+                optimizer.apply([gradient], [weight])
+        before = weight.numpy().copy()
+        optimizer.finalize_variable_values([weight])  # the weight becomes the average
+        found.append(weight.numpy())
+    what = "4 micro-batches" if steps else "their mean     "
+    print(f"{what}, 3 updates: weight {before.round(4)}, average {found[-1].round(4)}")
+wrong = bool(abs(found[0] - found[1]).max() > 1e-5)
+print("WRONG: each micro-batch updates the average" if wrong else "right: both are the same")
+raise SystemExit(wrong)

@@ -1,0 +1,110 @@
+"""keras' LossScaleOptimizer over an optimizer with loss_scale_factor divides gradients twice.
+
+With ``mixed_float16`` keras wraps the optimizer in a ``LossScaleOptimizer``, which scales the loss
+by a factor of its own. If the user's optimizer has a ``loss_scale_factor``, the loss is not scaled
+by it, but the gradients are divided by it, besides the division by the wrapper's factor. With 100
+each step of SGD is a hundredth of the right one. The loss falls slowly, and no error is raised.
+
+Root cause: ``LossScaleOptimizer.scale_loss`` replaces that of the inner optimizer. Its ``apply``
+hands unscaled gradients to the inner one's ``apply``, which divides them once more. The fix sets
+the inner optimizer's factor to None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.common import applied
+
+
+@dataclass
+class Params(api.Knobs):
+    factor: float = api.knob(100.0, least=0, about="loss_scale_factor of the optimizer; 0 is off")
+    wrapped: bool = api.knob(True, about="whether a LossScaleOptimizer wraps it")
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Clear static loss-scale for inner optimizer in LossScaleOptimizer",
+        "https://github.com/keras-team/keras/pull/21233",
+    ),
+    fix="https://github.com/keras-team/keras/pull/21233",
+    symptom="gradients are divided by the inner optimizer's loss scale, by which the loss was not "
+    "multiplied",
+    trigger="a LossScaleOptimizer over an optimizer with loss_scale_factor",
+    remedy="leave loss_scale_factor out where keras wraps the optimizer, as with mixed_float16",
+    pins={"keras": "3.9.2"},
+    releases="keras>=3",  # the first that computes with torch
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("keras' optimizer is wrapped and has a loss_scale_factor")},
+    files=("keras/src/optimizers/loss_scale_optimizer.py",),
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("3.10.0"),
+        "control": api.control("3.9.2 without loss_scale_factor", params={"factor": 0.0}),
+        "alone": api.control("3.9.2 without the wrapper", params={"wrapped": False}),
+    },
+)
+
+
+def divided_again(step: api.Record, records: api.Records) -> bool:
+    """Each step applied the right gradient, divided by loss_scale_factor."""
+    return applied.times(step, 1 / (records.params.factor or 1))
+
+
+oracle = applied.Applied(
+    divided_again,
+    loss="whole",
+    then="exactly that follows if the inner optimizer divides by a factor that the loss never had",
+    checks=(applied.same_direction,),
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Train a linear map with a scaled loss, as a loop in torch with keras' optimizer does."""
+    import keras
+    import torch
+
+    from scenarios.common import linear
+
+    p = ctx.params
+    torch.manual_seed(ctx.seed)
+    model = linear.model().to(ctx.device)
+    rows = linear.batches(ctx, model, 8, distance=2.0, noise=0.1)
+    with keras.device(str(ctx.device)):
+        weights = {n: keras.Variable(w.detach().cpu().numpy()) for n, w in model.named_parameters()}
+        optimizer: Any = keras.optimizers.SGD(p.lr, loss_scale_factor=p.factor or None)
+        if p.wrapped:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        for step in range(1, p.steps + 1):
+            inputs, labels = next(rows)
+            before = _copied(weights)
+            plain = applied.plainly(linear.of(model), before, [(inputs, labels)])
+            leaves = {n: w.clone().requires_grad_() for n, w in before.items()}
+            loss = linear.of(model)(leaves, (inputs, labels))
+            optimizer.scale_loss(loss).backward()
+            gradients = [leaf.grad for leaf in leaves.values()]
+            with torch.no_grad():
+                optimizer.apply(gradients, list(weights.values()))
+            after = _copied(weights)
+            facts = applied.facts(plain, before, after, p.lr)
+            ctx.record("step", step, loss=float(loss.detach()), **facts)
+
+
+def _copied(weights: dict[str, Any]) -> dict[str, Any]:
+    """The values of keras' variables, as tensors of torch."""
+    return {name: variable.value.detach().clone() for name, variable in weights.items()}
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """A wrapped optimizer had a loss_scale_factor."""
+    p = records.params
+    return api.Exercise.needs(p.wrapped, "nothing wraps the optimizer") & api.Exercise.of(
+        p.factor not in (0, 1), f"a LossScaleOptimizer, and a loss_scale_factor of {p.factor:g}"
+    )

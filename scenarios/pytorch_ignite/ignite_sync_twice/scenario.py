@@ -1,0 +1,122 @@
+"""A metric of ignite that is computed twice without a reset counts earlier rows again.
+
+On several ranks each ``compute`` after an ``update`` adds up the counts of all ranks once more,
+also those that were added up before. With two ranks the rows of the first update count once in
+the first value, twice in the second, four times in the third. This affects users who look at a
+running value in an epoch. One rank is right, and so is one ``compute`` at the end of an epoch.
+
+Root cause: the decorator ``sync_all_reduce`` writes the sum over the ranks back into the metric's
+own counts, and the next update counts on from there. The fix restores the rank's own counts when
+the value is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness import api
+from scenarios.common import all_rows
+
+
+@dataclass
+class Params(api.Knobs):
+    steps: int = api.knob(3, least=2, unit="updates", about="of the metric, without a reset")
+    rows: int = api.knob(10, least=2, about="of a rank in an update")
+    computed: str = api.knob(
+        "each", choices=("each", "last"), about="after which updates the value is computed"
+    )
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Fix: the metrics' internal state is reduced again by each compute",
+        "https://github.com/pytorch/ignite/pull/2803",
+    ),
+    fix="https://github.com/pytorch/ignite/pull/2803",
+    symptom="a metric that is updated and computed several times in a distributed run is wrong "
+    "from the second value on",
+    trigger="more than one rank, and update, compute, update, compute without a reset",
+    remedy="compute the metric once in an epoch, or reset it before each update",
+    pins={"pytorch-ignite": "0.4.10"},
+    releases="pytorch-ignite>=0.4",  # the first with ignite.distributed
+    harm="wrong metric",
+    visibility="silent",
+    settings={
+        "ranks": api.above(1),
+        "code": api.by_code("a metric is computed several times without a reset"),
+    },
+    files=("ignite/metrics/metric.py",),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.4.11"),
+        "control": api.control("0.4.10, computed at the end only", params={"computed": "last"}),
+        "one_rank": api.control("0.4.10 on one rank", ranks=1),
+    },
+)
+
+
+def again(one: api.Record, records: api.Records) -> bool:
+    """Each value after the first counts the sums of the one before once for each rank."""
+    ranks, hits, rows = len(records.ranks), 0, 0
+    for step in range(1, one["step"] + 1):
+        parts = [part for part in records.of("value") if part["step"] == step]
+        hits = ranks * hits + sum(part["hits"] for part in parts)
+        rows = ranks * rows + sum(part["rows"] for part in parts)
+    return api.near(one["value"], hits / rows, share=1e-6)
+
+
+def computed(at: api.Position) -> range:
+    """The updates after which the value is computed."""
+    return range(1 if at.params.computed == "each" else at.params.steps, at.params.steps + 1)
+
+
+oracle = all_rows.AllRows(
+    again,
+    metric="accuracy",
+    facts=lambda at: {"hits": api.COUNT, "rows": api.COUNT},
+    steps=computed,
+    checks={"a value is above 1": lambda one, _: one["value"] > 1},
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Update upstream's accuracy with this rank's rows, and compute it."""
+    import ignite.distributed as idist
+    import torch
+    import torch.distributed as dist
+    from ignite.metrics import Accuracy
+
+    p = ctx.params
+    dist.init_process_group(ctx.lane.backend)
+    idist.sync()
+    generator = torch.Generator().manual_seed(ctx.seed)
+    # Fewer answers are right from update to update: the value must depend on what counts how often.
+    chances = torch.linspace(0.9, 0.1, p.steps)[:, None, None]
+    right = torch.rand(p.steps, ctx.world_size, p.rows, generator=generator) < chances
+    metric = Accuracy(device=ctx.device)
+    for step in range(1, p.steps + 1):
+        own = right[step - 1, ctx.rank].long()
+        labels = torch.ones(p.rows, dtype=torch.long)
+        metric.update((torch.nn.functional.one_hot(own, 2).to(ctx.device), labels.to(ctx.device)))
+        if step in computed(ctx):
+            # The oracle needs what came since the last value.
+            new = right[:step, ctx.rank] if p.computed == "last" else right[step - 1, ctx.rank]
+            ctx.record(
+                "value",
+                step,
+                value=float(metric.compute()),
+                right=float(right[:step].double().mean()),
+                hits=int(new.sum()),
+                rows=new.numel(),
+            )
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Several ranks computed the metric several times."""
+    p, ranks = records.params, len(records.ranks)
+    return api.Exercise.needs(ranks > 1, "there was one rank") & api.Exercise.of(
+        p.computed == "each",
+        f"{ranks} ranks computed the metric after each of {p.steps} updates",
+        "the metric was computed once",
+    )
