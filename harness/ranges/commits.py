@@ -24,6 +24,7 @@ REPOSITORIES = {
     "megatron-core": "NVIDIA/Megatron-LM",
     "peft": "huggingface/peft",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
+    "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
     "torch": "pytorch/pytorch",
     "torchdata": "meta-pytorch/data",
     "transformers": "huggingface/transformers",
