@@ -51,7 +51,7 @@ class WholeBatch:
 
     It needs the parameters ``rows`` and ``steps``."""
 
-    documented: Callable[[Loss, Sequence[Part]], Tensor]
+    documented: Callable[[Any, Sequence[Part]], Tensor]
     """A loss in one process, of the reference's loss and the ranks' parts, whose gradient the ranks
     apply with the bug. Its docstring is the symptom on the bug's page."""
     then: str

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import api
+from scenarios.common.whole_batch import Part, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +38,29 @@ def train(ctx: api.Context, oracle: Any, **options: Any) -> None:
     dist.init_process_group(ctx.lane.backend)
     made = getattr(losses, LOSSES[ctx.params.loss])()
     wrapped = DistributedLossWrapper(made, **options)
-    oracle.train(ctx, of_rows(wrapped), of_rows(made))
+    oracle.train(ctx, OfRows(wrapped), OfRows(made))
 
 
-def of_rows(loss: Any) -> Any:
+@dataclass(frozen=True)
+class OfRows:
     """A loss of embeddings as one of the oracle's outputs: each row is one embedding."""
 
-    def call(outputs: Tensor, labels: Tensor) -> Tensor:
-        found: Tensor = loss(outputs.flatten(1), labels)
+    loss: Any
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        found: Tensor = self.loss(outputs.flatten(1), labels)
         return found
 
-    return call
+    def anchored(self, parts: Sequence[Part], rank: int) -> Tensor:
+        """The loss of one rank's rows as anchors; gradients reach the rank's own rows alone."""
+        import torch
+        from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
+
+        own, labels = parts[rank]
+        others = [part for n, part in enumerate(parts) if n != rank]
+        rows, classes = joined([parts[rank], *((out.detach(), of) for out, of in others)])
+        chosen = pairs.get_all_pairs_indices(labels, classes)
+        anchors = torch.arange(len(labels), device=labels.device)
+        chosen = pairs.remove_self_comparisons(chosen, anchors, len(classes))
+        found: Tensor = self.loss(own.flatten(1), labels, chosen, rows.flatten(1), classes)
+        return found
