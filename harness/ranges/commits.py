@@ -22,6 +22,7 @@ REPOSITORIES = {
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
     "megatron-core": "NVIDIA/Megatron-LM",
+    "open-clip-torch": "mlfoundations/open_clip",
     "peft": "huggingface/peft",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",

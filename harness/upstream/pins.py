@@ -21,7 +21,7 @@ from harness.system.errors import UserError
 TORCH = "torch"
 """The package that overlays copy from an environment instead of installing it (see ``torches``)."""
 
-IMPORTS = {"megatron-core": "megatron.core"}
+IMPORTS = {"megatron-core": "megatron.core", "open-clip-torch": "open_clip"}
 """The module of a package, where it is not the package's name with underscores."""
 
 

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from harness.api.spec import Lane, Point
-from harness.overlays.shims import deepspeed, hugging_face, megatron
+from harness.overlays.shims import deepspeed, hugging_face, megatron, vision
 
 POINTS: tuple[Point, ...] = (
     hugging_face.OFFLINE,
     *hugging_face.POINTS,
     *deepspeed.POINTS,
     *megatron.POINTS,
+    *vision.POINTS,
 )
 
 
