@@ -30,6 +30,7 @@ REPOSITORIES = {
     "torchdata": "meta-pytorch/data",
     "transformers": "huggingface/transformers",
     "trl": "huggingface/trl",
+    "vector-quantize-pytorch": "lucidrains/vector-quantize-pytorch",
     "webdataset": "webdataset/webdataset",
 }
 """Where the repository of a package is on GitHub."""
