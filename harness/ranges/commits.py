@@ -24,6 +24,7 @@ REPOSITORIES = {
     "megatron-core": "NVIDIA/Megatron-LM",
     "open-clip-torch": "mlfoundations/open_clip",
     "peft": "huggingface/peft",
+    "prodigyopt": "konstmish/prodigy",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
     "torch": "pytorch/pytorch",

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from harness.api.spec import Lane, Point
-from harness.overlays.shims import deepspeed, hugging_face, megatron, vision
+from harness.overlays.shims import deepspeed, hugging_face, megatron, prodigy, vision
 
 POINTS: tuple[Point, ...] = (
     hugging_face.OFFLINE,
     *hugging_face.POINTS,
     *deepspeed.POINTS,
     *megatron.POINTS,
+    *prodigy.POINTS,
     *vision.POINTS,
 )
 
