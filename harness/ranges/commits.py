@@ -21,6 +21,7 @@ REPOSITORIES = {
     "accelerate": "huggingface/accelerate",
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
+    "heavyball": "HomebrewML/HeavyBall",
     "megatron-core": "NVIDIA/Megatron-LM",
     "open-clip-torch": "mlfoundations/open_clip",
     "peft": "huggingface/peft",
