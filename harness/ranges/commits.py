@@ -22,6 +22,7 @@ REPOSITORIES = {
     "datasets": "huggingface/datasets",
     "deepspeed": "deepspeedai/DeepSpeed",
     "heavyball": "HomebrewML/HeavyBall",
+    "lightly": "lightly-ai/lightly",
     "megatron-core": "NVIDIA/Megatron-LM",
     "open-clip-torch": "mlfoundations/open_clip",
     "peft": "huggingface/peft",

@@ -14,11 +14,11 @@ from harness.api.spec import Lane, Point
 BOTH = (Lane.CPU, Lane.GPU)
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-"""The one operator whose declaration torchvision needs while it is imported."""
+"""The signature of the operators whose declarations torchvision needs while it is imported."""
 
 
 def _operators(count: Callable[[], None]) -> None:
-    """Declare the operator, without code for it, if torchvision cannot load its own library."""
+    """Declare the operators, without code for them, if torchvision cannot load its own library."""
     import torch
 
     try:
@@ -26,7 +26,8 @@ def _operators(count: Callable[[], None]) -> None:
     except RuntimeError:  # operator torchvision::nms does not exist
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        torch.library.define("torchvision::nms", NMS)
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", NMS)
         importlib.import_module("torchvision")
         count()
 
