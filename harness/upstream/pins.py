@@ -21,7 +21,11 @@ from harness.system.errors import UserError
 TORCH = "torch"
 """The package that overlays copy from an environment instead of installing it (see ``torches``)."""
 
-IMPORTS = {"megatron-core": "megatron.core", "pytorch-ignite": "ignite"}
+IMPORTS = {
+    "megatron-core": "megatron.core",
+    "open-clip-torch": "open_clip",
+    "pytorch-ignite": "ignite",
+}
 """The module of a package, where it is not the package's name with underscores."""
 
 

@@ -1,0 +1,114 @@
+"""heavyball's clip functions give gradients of norm 1 instead of the threshold, and shrink others.
+
+``l2_clip_`` and ``rmsnorm_clip_`` clip each gradient by its norm, or by its root mean square. With
+a threshold of 1, the default, they are right. With another one, a gradient above the threshold gets
+a norm of 1: it is clipped ten times too weakly at 0.1. A gradient below the threshold is divided by
+the threshold, although it should stay as it is. Training goes on, with the learning rate of each
+tensor changed by a factor; nothing shows it unless the norms are printed after clipping.
+
+Root cause: ``_compilable_l2_clip_`` and ``_compilable_rmsnorm_clip_`` divide by the larger of norm
+and threshold, and do not multiply by the threshold. Since 2.0.0 they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness import api
+
+NORMS = (0.02, 0.5, 5.0, 50.0)
+"""Of the gradients before clipping, in each step."""
+CLIP = {"l2": "l2_clip_", "rms": "rmsnorm_clip_"}
+"""heavyball's functions; each clips by another norm."""
+ELEMENTS = 16
+
+
+@dataclass
+class Params(api.Knobs):
+    norm: str = api.knob("l2", choices=tuple(CLIP), about="that is clipped: l2 or root mean square")
+    threshold: float = api.knob(0.1, above=0, about="of clipping")
+
+
+SCENARIO = api.Scenario(
+    report=("https://github.com/HomebrewML/HeavyBall/pull/73",),
+    fix="https://github.com/HomebrewML/HeavyBall/pull/73",
+    symptom="gradients are clipped to a norm of 1 instead of the threshold",
+    trigger="l2_clip_ or rmsnorm_clip_ with a threshold that is not 1",
+    remedy="clip with torch.nn.utils.clip_grad_norm_, or multiply what the function returns by the "
+    "threshold",
+    pins={"heavyball": "1.7.2"},
+    releases="heavyball>=1.3.1",  # which brought the threshold
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("a clip function of heavyball has a threshold")},
+    files=("heavyball/utils.py",),
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("2.0.0"),
+        "control": api.control("1.7.2 with a threshold of 1", params={"threshold": 1.0}),
+        "rms": api.expect_symptom(about="1.7.2 with rmsnorm_clip_", params={"norm": "rms"}),
+        "above": api.expect_symptom(about="1.7.2 with a threshold of 10", params={"threshold": 10}),
+    },
+)
+
+
+def plan(at: api.Position) -> api.Plan:
+    """The norm of each gradient before and after clipping."""
+    facts = {"before": api.SIZE, "after": api.SIZE, "cosine": api.NUMBER}
+    return {"gradient": api.Kind(facts, api.each(len(NORMS)))}
+
+
+def run(ctx: api.Context) -> None:
+    """Clip a gradient of each norm with heavyball, without torch.compile."""
+    import torch
+    from heavyball import utils
+
+    torch.manual_seed(ctx.seed)
+    utils.compile_mode = None  # heavyball's own switch
+    size = 1 if ctx.params.norm == "l2" else ELEMENTS**0.5
+    for number, norm in enumerate(NORMS, 1):
+        gradient = torch.randn(ELEMENTS, device=ctx.device)
+        gradient *= norm * size / gradient.norm()
+        given = gradient.clone()
+        (clipped,) = getattr(utils, CLIP[ctx.params.norm])([given], ctx.params.threshold)
+        before, after = float(gradient.norm()) / size, float(clipped.norm()) / size
+        cosine = float(torch.cosine_similarity(gradient, clipped, dim=0))
+        ctx.record("gradient", number, before=before, after=after, cosine=cosine)
+
+
+def detect(records: api.Records) -> api.Finding | None:
+    """Each gradient was divided by the larger of its norm and the threshold, and not multiplied by
+    the threshold."""
+    limit, gradients = records.params.threshold, records.of("gradient")
+    wrong = [one for one in gradients if not _near(one, min(one["before"], limit))]
+    if not wrong:
+        return None
+    documented = all(_near(one, one["before"] / max(one["before"], limit)) for one in gradients)
+    lines = [
+        f"threshold {limit:g}: a gradient of norm {one['before']:.3g} has a norm of "
+        f"{one['after']:.3g} after clipping, right: {min(one['before'], limit):.3g}"
+        for one in wrong
+    ]
+    lines += ["exactly that follows if the threshold is forgotten as a factor"] * documented
+    size = max(abs(one["after"] / min(one["before"], limit) - 1) for one in wrong)
+    text, unit = "\n".join(lines), "of the right norm"
+    return api.Finding(text, wrong[0]["step"], (), (0,), size, unit, documented=documented)
+
+
+def _near(one: api.Record, norm: float) -> bool:
+    return api.near(one["after"], norm, share=1e-3) and api.near(one["cosine"], 1, within=1e-3)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The threshold was not 1."""
+    limit = records.params.threshold
+    return api.Exercise.of(limit != 1, f"a threshold of {limit:g}", "the threshold was 1")
+
+
+picture = api.bars(
+    "The norm of each gradient after clipping",
+    "with the bug the norm is 1 or less whatever the threshold; right is at most the threshold",
+    lambda records: ((f"norm {one['before']:.2g}", one["after"]) for one in records.of("gradient")),
+    "norm after clipping",
+)

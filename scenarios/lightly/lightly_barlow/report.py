@@ -1,0 +1,40 @@
+"""Is the gradient of BarlowTwinsLoss(gather_distributed=True) on two ranks that of one process?
+
+Needs torch and lightly, and no GPU. The exit code is 1 if the bug is there."""
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from lightly.loss import BarlowTwinsLoss
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def norm(model: Any, loss: Any, rows: torch.Tensor) -> float:
+    """The norm of the gradient; each row has two views."""
+    model.zero_grad()
+    loss(*model(rows).unbind(1)).backward()
+    return float(next(model.parameters()).grad.norm())
+
+
+def norms(rank: int) -> tuple[float, float]:
+    """On two ranks, and in one process with all rows."""
+    torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29737", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    # Both ranks have the same rows: they have the mean and the deviation of all rows, and so does
+    # one process with the rows of one rank.
+    model, rows = torch.nn.Linear(6, 4, bias=False), torch.randn(16, 2, 6)
+    right = norm(model, BarlowTwinsLoss(), rows)
+    found = norm(DistributedDataParallel(model), BarlowTwinsLoss(gather_distributed=True), rows)
+    torch.distributed.barrier()
+    return found, right
+
+
+if __name__ == "__main__":
+    spawn(norms, join=False, daemon=True)  # rank 0
+    found, right = norms(1)
+    print("lightly", version("lightly"), "on 2 ranks")
+    wrong = abs(found / right - 1) > 1e-3
+    print(f"{'WRONG' if wrong else 'right'}: norm {found:.4f}, in one process {right:.4f}")
+    raise SystemExit(wrong)

@@ -1,0 +1,1 @@
+"""Bugs of open_clip_torch."""

@@ -1,0 +1,105 @@
+"""With ClipLoss's defaults the gradient depends on the number of ranks: on n ranks it is 1 / n.
+
+The loss of open_clip compares each image with the texts of all ranks, and each text with the
+images. Its value is right and the same on all ranks. But with ``local_loss=False`` and
+``gather_with_grad=False``, the defaults of the class and of the command line, DDP's gradient is
+1 / n of that of one process with the same batch. With ``gather_with_grad=True`` it is that of one
+process. So a learning rate of SGD, a weight decay in the loss or a threshold for gradient clipping
+that was found on one number of ranks means something else on another, and switching to
+``gather_with_grad`` makes the gradient n times as long. Adam and AdamW, which open_clip's recipes
+use, are not changed by a constant factor, apart from their epsilon. Upstream knows the difference
+between the modes and treats it as a property of them, not as a bug.
+
+Root cause: ``gather_features`` calls ``torch.distributed.all_gather``, which passes no gradient on,
+and puts back the rank's own features, which have one. Each rank has the gradient of the whole loss
+for its own features alone. These must be added, but DDP averages them.
+
+3.3.0 is affected as released. The fixed variant is our remedy: ``gather_with_grad`` is True unless
+the caller says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import api
+from scenarios.common import whole_batch
+from scenarios.open_clip_torch import _clip_loss as clip_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Params(api.Knobs):
+    gather: str = api.knob(
+        "default", choices=("default", "with_grad"), about="the features of other ranks"
+    )
+    rows: int = api.knob(16, least=8, multiple=8, about="in the batch of all ranks")
+    steps: int = api.knob(3, least=1, about="of training")
+
+
+def gathers_with_gradient(function: Any) -> api.Edits:
+    """The default of ``gather_with_grad`` is True."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for parameter in m.findall(function, m.Param(m.Name("gather_with_grad"))):
+        yield cst.ensure_type(parameter, cst.Param).default, cst.Name("True")
+
+
+REMEDY = api.Defect(
+    name="gather_with_grad_by_default",
+    upstream="open-clip-torch",
+    file=clip_loss.FILE,
+    scope="ClipLoss.__init__",
+    edit=gathers_with_gradient,
+    about="our remedy: gather_with_grad is True by default",
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "https://github.com/mlfoundations/open_clip/issues/616",
+        "https://github.com/mlfoundations/open_clip/issues/894",
+    ),
+    fix="none as of open-clip-torch 3.3.0: upstream treats it as a difference between the modes",
+    symptom="without gather_with_grad the gradient is smaller, by the number of ranks",
+    trigger="several ranks and ClipLoss with its defaults, local_loss=False and "
+    "gather_with_grad=False",
+    remedy="use gather_with_grad=True (--gather-with-grad)",
+    pins={"open-clip-torch": "3.3.0"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"ranks": api.above(1), "code": api.by_code("ClipLoss has its defaults")},
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),
+        "control": api.control("3.3.0 with gather_with_grad=True", params={"gather": "with_grad"}),
+        "four_ranks": api.expect_symptom(about="3.3.0 on four ranks", ranks=4),
+    },
+)
+
+
+def averaged(alone: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
+    """Each step applied the gradient of one process, divided by the number of ranks."""
+    return alone(*whole_batch.joined(parts)) / len(parts)
+
+
+oracle = whole_batch.WholeBatch(
+    averaged, "exactly that follows if DDP averages gradients that must be added"
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Train a linear map under DDP with ClipLoss."""
+    options = {"gather_with_grad": True} if ctx.params.gather == "with_grad" else {}
+    clip_loss.train(ctx, oracle, **options)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Several ranks compared their rows, and ClipLoss had its defaults."""
+    default = records.params.gather == "default"
+    return whole_batch.several(records) & api.Exercise.needs(default, "gather_with_grad=True")

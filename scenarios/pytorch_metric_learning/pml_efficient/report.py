@@ -1,0 +1,40 @@
+"""Is the gradient of DistributedLossWrapper(efficient=True) on two ranks that of one process?
+
+Needs torch and pytorch-metric-learning, and no GPU. The exit code is 1 if the bug is there."""
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import NTXentLoss
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def gradient(model: Any, loss: Any, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss(model(rows), labels).backward()
+    return next(model.parameters()).grad.flatten().clone()  # type: ignore[no-any-return]
+
+
+def gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """On two ranks, and in one process with all rows."""
+    torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:29732", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model, rows, labels = torch.nn.Linear(6, 4), torch.randn(16, 6), torch.arange(16) // 2 % 4
+    right = gradient(model, NTXentLoss(), rows, labels)
+    wrapped, part = DistributedLossWrapper(NTXentLoss(), efficient=True), slice(rank, None, 2)
+    found = gradient(DistributedDataParallel(model), wrapped, rows[part], labels[part])
+    torch.distributed.barrier()
+    return found, right
+
+
+if __name__ == "__main__":
+    spawn(gradients, join=False, daemon=True)  # rank 0
+    found, right = gradients(1)
+    print("pytorch-metric-learning", version("pytorch-metric-learning"), "on 2 ranks, efficient")
+    text = f"norm {found.norm():.4f}, cosine {torch.cosine_similarity(found, right, dim=0):.4f}"
+    wrong = not torch.allclose(found, right, rtol=1e-3, atol=1e-3 * float(right.norm()))
+    print(f"{'WRONG' if wrong else 'right'}: {text}; in one process {right.norm():.4f}")
+    raise SystemExit(wrong)
