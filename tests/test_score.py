@@ -47,7 +47,7 @@ def loop(rank: int, fault: str) -> None:
     batches = list(torch.utils.data.DataLoader(data, batch_size=2))
     for step in range(STEPS):
         for micro in range(2):
-            (ids,) = batches[4 * (0 if fault == "rows again" else step) + 2 * micro + rank]
+            (ids,) = batches[4 * step + 2 * micro + rank]
             loss = model(ids, labels=ids).loss
             (loss if fault == "twice" else loss / 2).backward()
         for parameter in model.parameters():
@@ -74,14 +74,13 @@ def reports(rank: int, folder: Path, faults: list[str], names: list[str]) -> Non
         dist.barrier()
 
 
-OURS = ["accumulation", "gradients", "replicas", "samples", "updates", "usual/weights"]
+OURS = ["accumulation", "gradients", "replicas", "updates", "usual/weights"]
 SEEN_BY = {
     RIGHT: set[str](),
     "own gradients": {"gradients", "replicas", "usual/weights"},
     "lost": {"gradients"},
     "moved": {"replicas", "usual/weights"},
     "twice": {"accumulation"},
-    "rows again": {"samples"},
 }
 
 

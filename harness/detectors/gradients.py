@@ -46,7 +46,9 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._replicas = group, Replicas(model)
-        self._found = self._replicas.found if isinstance(optimizer, torch.optim.Optimizer) else []
+        # Tensor parallelism adds what its ranks have of a gradient, instead of taking the mean.
+        plain = isinstance(optimizer, torch.optim.Optimizer) and not self._replicas.split
+        self._found = self._replicas.found if plain else []
         self._sums: list[Tensor | None] = [None] * len(self._found)
         self._used: list[Tensor | None] = [None] * len(self._found)
         for number, one in enumerate(self._found):

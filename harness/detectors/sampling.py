@@ -90,6 +90,8 @@ class Replicas:
     def __init__(self, module: nn.Module) -> None:
         found = list(samples(module))
         split = [getattr(s.parameter, "tensor_model_parallel", False) for s in found]
+        self.split = any(split)
+        """Whether tensor parallelism splits others."""
         self.found = [s for s, is_split in zip(found, split, strict=True) if not is_split]
         self._first = values(s.bits() for s in self.found)
         self._ranks: list[int] | None = None

@@ -49,10 +49,10 @@ class Detector:
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         trained = [p for p in model.parameters() if p.requires_grad]
         if not any(id(p) in groups for p in trained) and trained:
-            types = {p.dtype for p in trained}
-            if {p.dtype for g in optimizer.param_groups for p in g["params"]} == types:
+            updated = [p for g in optimizer.param_groups for p in g["params"]]
+            if _kinds(updated) == _kinds(trained):
                 return "the optimizer updates none of the model's parameters, but copies of them"
-            return None  # fp32 masters
+            return None  # fp32 copies, or shards
         found = list(samples(model))
         self._found = [(s, groups[id(s.parameter)]) for s in found if id(s.parameter) in groups]
         before_step(optimizer, self._look)
@@ -91,6 +91,10 @@ class Detector:
             if alarm := _judged(one.name, moved, right, weights, one.parameter.dtype, group):
                 return alarm
         return None
+
+
+def _kinds(parameters: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
+    return sorted((str(p.dtype), tuple(p.shape)) for p in parameters)
 
 
 def _stepped(optimizer: Any) -> bool:

@@ -218,7 +218,7 @@ class Attachment:
             _after(model, "_take_model_step", lambda *_, **__: training.step())
         self._watch_checkpoints()
         for each in detectors:
-            each.call("attach", 0, model, optimizer, self._loader, group=_group())
+            each.call("attach", 0, model, optimizer, self._loader, group=_group(model))
             if each.keep.exists():  # this launch goes on with what another one has saved
                 each.call("load", 0, each.keep)
 
@@ -270,9 +270,15 @@ def _engine(module: Any) -> Any:
     return None
 
 
-def _group() -> Any:
+def _group(model: Any) -> Any:
+    """The group that a user would pass: the data-parallel ranks, where a pipeline has others."""
     import torch.distributed as dist
 
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is not None and state.model_parallel_is_initialized():
+        return state.get_data_parallel_group()
+    if hasattr(getattr(model, "module", None), "tied_comms"):  # DeepSpeed's pipeline
+        return model.data_parallel_group
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 

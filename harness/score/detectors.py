@@ -16,7 +16,6 @@ OURS = {
     "accumulation": "the loss of all micro-batches and ranks counts once",
     "gradients": "the step uses the mean of the ranks' gradients",
     "replicas": "what all ranks have a copy of stays equal",
-    "samples": "each row comes once in an epoch",
     "state": "the state after a load is that of the save",
     "tied": "tied copies of a weight stay equal",
     "updates": "the step is the optimizer's formula, and reaches each parameter",
