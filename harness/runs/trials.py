@@ -113,7 +113,8 @@ def _run(job: Job, variant: str) -> tuple[TrialResult, Records | None]:
     if variant not in job.refusals:
         with _devices(job, variant) as devices:
             _run_launches(job, variant, devices)
-        trial_folder(job.folder, job.record, variant).rename(job.folder / variant)
+        if (ran := trial_folder(job.folder, job.record, variant)) != job.folder / variant:
+            ran.rename(job.folder / variant)
     return grade_trial(job.record, job.folder, variant)
 
 
