@@ -9,8 +9,8 @@ it k, n or 1 / k.
     detector.attach(model, optimizer)      # before the first forward pass
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-For language models whose output has ``logits`` and that are given ``labels``: the gradient of the
-logits, at one position, is compared with that of the mean cross-entropy. Other losses have another
+For models whose output has ``logits`` and that are given ``labels``: the gradient of the logits, at
+one position, is compared with that of the mean cross-entropy. Other losses have another
 direction there, and are left out.
 """
 
@@ -57,11 +57,7 @@ class Detector:
             logits = output.get("logits", logits)
         if not (isinstance(logits, Tensor) and isinstance(labels, Tensor) and logits.requires_grad):
             return
-        if (
-            logits.dim() == 3
-            and labels.shape == logits.shape[:2]
-            and not labels.is_floating_point()
-        ):
+        if labels.shape == logits.shape[:-1] and not labels.is_floating_point():
             logits.register_hook(lambda gradient: self._weigh(gradient, logits.detach(), labels))
 
     def _weigh(self, gradient: Tensor | None, logits: Tensor, labels: Tensor) -> None:
@@ -69,18 +65,21 @@ class Detector:
         shifts, as all causal models do, or for those that stand where they are."""
         if gradient is None:
             return
-        for shift in (1, 0):
-            at = labels[:, shift:] != IGNORED
-            rows, places = at.nonzero(as_tuple=True)
-            if not len(rows):
+        classes = logits.shape[-1]
+        for shift in (1, 0) if labels.dim() == 2 else (0,):
+            kept = logits[:, :-1] if shift else logits
+            found = gradient[:, :-1] if shift else gradient
+            classed = (labels[:, 1:] if shift else labels).flatten()
+            there = (classed != IGNORED).nonzero().flatten()
+            if not len(there):
                 continue
-            row, place = int(rows[0]), int(places[0])
-            right = logits[row, place].float().softmax(-1)
-            right[labels[row, place + shift]] -= 1
-            right, found = right / len(rows), gradient[row, place].float()
-            lengths = float(right.norm()) * float(found.norm())
-            if lengths and float(right @ found) / lengths > STRAIGHT:
-                self._weights.append(float(right @ found / (right @ right)))
+            at = int(there[0])
+            right = kept.reshape(-1, classes)[at].float().softmax(-1)
+            right[classed[at]] -= 1
+            right, mine = right / len(there), found.reshape(-1, classes)[at].float()
+            lengths = float(right.norm()) * float(mine.norm())
+            if lengths and float(right @ mine) / lengths > STRAIGHT:
+                self._weights.append(float(right @ mine / (right @ right)))
                 return
         self._unknown = True
 
