@@ -33,6 +33,7 @@ REPOSITORIES = {
     "pytorch-ignite": "pytorch/ignite",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
+    "pytorch-optimizer": "kozistr/pytorch_optimizer",
     "torch": "pytorch/pytorch",
     "torchdata": "meta-pytorch/data",
     "torchmetrics": "Lightning-AI/torchmetrics",
