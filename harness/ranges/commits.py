@@ -24,6 +24,7 @@ REPOSITORIES = {
     "grain": "google/grain",
     "heavyball": "HomebrewML/HeavyBall",
     "keras": "keras-team/keras",
+    "lhotse": "lhotse-speech/lhotse",
     "lightly": "lightly-ai/lightly",
     "litdata": "Lightning-AI/litData",
     "megatron-core": "NVIDIA/Megatron-LM",
