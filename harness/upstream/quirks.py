@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 from harness.upstream.pins import Stack, matches
 
-SOURCE_ONLY = ("deepspeed",)
+SOURCE_ONLY = ("deepspeed", "intervaltree")
 """Packages that are published without wheels. They are built here, and are plain Python."""
 
 CONSTRAINTS = {
@@ -17,6 +17,7 @@ CONSTRAINTS = {
     "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
     "deepspeed<0.11": "pydantic<2",
     "deepspeed<0.15": "numpy<2",
+    "lhotse": "intervaltree<3.2",  # without wheels until then, and 3.2 needs hatchling to be built
     "litdata<0.2.14": "numpy<2",
     "litdata<0.2.64": "setuptools<81",  # for pkg_resources
     "megatron-core<0.10": "numpy",

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from harness.api.spec import Lane, Point
-from harness.overlays.shims import deepspeed, hugging_face, keras, megatron, prodigy, vision
+from harness.overlays.shims import deepspeed, hugging_face, keras, lhotse, megatron, prodigy, vision
 
 POINTS: tuple[Point, ...] = (
     hugging_face.OFFLINE,
@@ -26,6 +26,7 @@ POINTS: tuple[Point, ...] = (
     *deepspeed.POINTS,
     *megatron.POINTS,
     *keras.POINTS,
+    *lhotse.POINTS,
     *prodigy.POINTS,
     *vision.POINTS,
 )
