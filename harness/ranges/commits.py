@@ -33,6 +33,7 @@ REPOSITORIES = {
     "pytorch-ignite": "pytorch/ignite",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
+    "sentence-transformers": "UKPLab/sentence-transformers",
     "torch": "pytorch/pytorch",
     "torchdata": "meta-pytorch/data",
     "torchmetrics": "Lightning-AI/torchmetrics",
