@@ -35,6 +35,7 @@ REPOSITORIES = {
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
     "pytorch-optimizer": "kozistr/pytorch_optimizer",
+    "sentence-transformers": "UKPLab/sentence-transformers",
     "torch": "pytorch/pytorch",
     "torchdata": "meta-pytorch/data",
     "torchmetrics": "Lightning-AI/torchmetrics",

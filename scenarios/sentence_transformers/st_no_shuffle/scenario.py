@@ -1,0 +1,129 @@
+"""NoDuplicatesBatchSampler never shuffles: each epoch has the rows in the order of the dataset.
+
+This affects users of sentence-transformers who train with ``BatchSamplers.NO_DUPLICATES``, which
+the documentation recommends for losses with in-batch negatives. Neighbours in the file are always
+together in a batch, so each row has the same negatives in each epoch, and another seed changes
+nothing. If the file is sorted by topic, the training sees one topic after another. The rows are
+complete, so a count does not show it.
+
+Root cause: the sampler draws a random permutation, and puts it into a set to remove rows quickly. A
+Python set of small integers iterates in ascending order. The fix uses the keys of a dictionary,
+which keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.common import rows
+
+BATCH = 8
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(64, least=16, multiple=8, about="of the dataset")
+    epochs: int = api.knob(3, least=2, about="passes over the dataset with each of two seeds")
+    sampler: str = api.knob(
+        "no_duplicates",
+        choices=("no_duplicates", "batch_sampler"),
+        about="that the Trainer makes for this value of its batch_sampler",
+    )
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Same order of training samples with NoDuplicatesBatchSampler",
+        "https://github.com/UKPLab/sentence-transformers/issues/3069",
+    ),
+    fix="https://github.com/UKPLab/sentence-transformers/pull/3073",
+    symptom="NoDuplicatesBatchSampler gives the same batches in the same order in each epoch",
+    trigger="batch_sampler=BatchSamplers.NO_DUPLICATES",
+    remedy="shuffle the dataset yourself before the training",
+    pins={"sentence-transformers": "3.3.1"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("batch_sampler is BatchSamplers.NO_DUPLICATES")},
+    files=("sentence_transformers/sampler.py",),
+    releases="sentence-transformers>=3",  # the first with a Trainer and its samplers
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("3.4.0"),
+        "control": api.control(
+            "3.3.1 with the Trainer's default sampler", params={"sampler": "batch_sampler"}
+        ),
+    },
+)
+
+
+def never_shuffled(faults: Sequence[rows.Fault], records: api.Records) -> bool:
+    """All epochs, with both seeds, have all rows in the order of the dataset."""
+    epochs = [*rows.by_epoch(records).values(), *rows.by_epoch(records, "reseeded").values()]
+    in_order = list(range(records.params.rows))
+    return all(list(seen) == in_order for ranks in epochs for seen in ranks)
+
+
+oracle = rows.Epochs(
+    never_shuffled,
+    shuffled=True,
+    reseeded=True,
+    checks=(rows.another_number, rows.row_twice),
+    picture=rows.in_order,
+)
+
+
+class Pairs:
+    """A dataset of questions and answers that are all different, as ``datasets`` would hold it."""
+
+    column_names = ("question", "answer")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> dict[str, str]:
+        return {"question": f"question {row}", "answer": f"answer {row}"}
+
+
+def run(ctx: api.Context) -> None:
+    """Read some epochs with two seeds through a loader like the Trainer's.
+
+    The Trainer itself also needs accelerate and datasets, and the bug does not.
+    """
+    from torch.utils.data import DataLoader
+
+    p = ctx.params
+    pairs: Any = Pairs(p.rows)
+    for kind, seed in (("epoch", ctx.seed + 1), ("reseeded", ctx.seed + 1001)):
+        sampler = _sampler(pairs, p.sampler, seed)
+        loader = DataLoader(pairs, batch_sampler=sampler, collate_fn=list)
+        for epoch in range(p.epochs):
+            sampler.set_epoch(epoch)
+            questions = [pair["question"] for batch in loader for pair in batch]
+            ctx.record(kind, epoch + 1, seen=[int(question.split()[1]) for question in questions])
+
+
+def _sampler(pairs: Any, name: str, seed: int) -> Any:
+    """The sampler, with the Trainer's arguments."""
+    import torch
+    from sentence_transformers.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
+    from torch.utils.data import SubsetRandomSampler
+
+    generator = torch.Generator().manual_seed(seed)
+    if name == "no_duplicates":
+        options = {"generator": generator, "seed": seed}
+        return NoDuplicatesBatchSampler(pairs, BATCH, drop_last=False, **options)
+    order = SubsetRandomSampler(range(len(pairs)), generator=generator)
+    return DefaultBatchSampler(order, BATCH, drop_last=False)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """NoDuplicatesBatchSampler chose the batches of several epochs."""
+    p = records.params
+    return api.Exercise.of(p.sampler == "no_duplicates", f"{p.epochs} epochs with {p.sampler}")
