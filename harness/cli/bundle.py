@@ -40,7 +40,7 @@ FORMAT = 3
 ARCHIVE = "overlays.tar.xz"
 SITE = "site.tar.xz"
 OURS = ("harness", "scenarios", "configs", "tests", "conftest.py", "pyproject.toml")
-NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich")
+NEEDED = ("hydra-core", "packaging", "psutil", "pytest", "rich", "unidiff")
 """What a run needs. Making overlays needs more: uv and LibCST."""
 
 FOR_TORCH = ("libcst",)

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-
-from unidiff.errors import UnidiffParseError
-from unidiff.patch import PatchedFile, PatchSet
+from typing import TYPE_CHECKING
 
 from harness.overlays import defect
 from harness.system.errors import Inconclusive, UserError
 from harness.upstream.pins import IMPORTS, Distribution, describe, import_name
+
+if TYPE_CHECKING:
+    from unidiff.patch import PatchedFile, PatchSet
 
 NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "csrc"}
 """Folders at the top of a repository whose files are not in its package."""
@@ -22,9 +23,11 @@ NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scri
 
 def read(file: str) -> str:
     """The text of a patch file. Raises UserError if it is missing or is no unified diff."""
+    from unidiff.errors import UnidiffParseError
+
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
-        if PatchSet(text):
+        if _changes(text):
             return text
     except (OSError, UnicodeError) as error:
         raise UserError(f"patch={file}: cannot be read: {error}") from None
@@ -33,12 +36,20 @@ def read(file: str) -> str:
     raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
 
 
+def _changes(text: str) -> PatchSet:
+    """The changed files of a patch. Ranks import this module, and may be on a machine without
+    unidiff."""
+    from unidiff.patch import PatchSet
+
+    return PatchSet(text)
+
+
 def packages(text: str) -> set[str]:
     """The packages that a patch may change, by the folders that its paths name: also some that do
     not exist."""
     named = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
     folders = {
-        part for changed in PatchSet(text) for part in PurePosixPath(changed.path).parts[:-1]
+        part for changed in _changes(text) for part in PurePosixPath(changed.path).parts[:-1]
     }
     return {named.get(folder, folder.replace("_", "-")) for folder in folders}
 
@@ -75,13 +86,13 @@ def files(text: str, pins: Mapping[str, str]) -> set[str]:
     these packages."""
     if found := set(_files(text, pins)):
         return found
-    names = ", ".join(f.path for f in PatchSet(text)[:2])
+    names = ", ".join(f.path for f in _changes(text)[:2])
     raise UserError(f"the patch changes {names}, which {describe(pins)} does not contain")
 
 
 def _files(text: str, pins: Mapping[str, str]) -> dict[str, PatchedFile]:
     folders = {import_name(name).partition(".")[0] for name in pins}
-    return {path: changed for changed in PatchSet(text) for path in _installed(changed, folders)}
+    return {path: changed for changed in _changes(text) for path in _installed(changed, folders)}
 
 
 def _installed(changed: PatchedFile, folders: set[str]) -> Iterator[str]:
