@@ -7,6 +7,7 @@
 # make test-ci   what CI runs besides make test: see .ci/run
 # make test-all  hours: every variant, mutations, 200 faults
 # make docker    build the container, run nightlies in it and check them
+# make release   build the wheel and the source archive, and try them in a new environment
 # make setup     only set up
 # make bench     where the time of a run goes, and the time of every scenario
 PYTHON ?= python3
@@ -20,7 +21,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker release setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -73,6 +74,15 @@ test-all: test-ci
 # Needs nothing that is set up here. DOCKER_NIGHT=--where-possible, for example, is passed on.
 docker:
 	$(PYTHON) -m tests.docker_nightly $(DOCKER_NIGHT)
+
+# uv builds the wheel from the source archive, so both are tried. The package index is the only network.
+release: $(READY)
+	rm -rf build/release
+	$(BIN)/uv build --out-dir build/release
+	$(PYTHON) -m venv build/release/venv
+	build/release/venv/bin/python -m pip install --quiet build/release/*.whl
+	cd build/release && venv/bin/distributed-bugs --version && venv/bin/distributed-bugs list > list.txt
+	cd build/release && echo transformers==5.5.4 | venv/bin/distributed-bugs check -r - scenario=trainer_gas_twice
 
 setup: $(READY)
 
