@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import NoReturn
 
 from harness.cli import IN_A_CHECKOUT, USERS, commands
@@ -45,6 +46,7 @@ exit codes: 0 as expected, 1 not as expected, 2 a mistake in the command, 3 inco
 4 unsupported on this machine
 
 --debug or HARNESS_DEBUG=1 prints the traceback of an error
+documentation: {address}
 """
 
 
@@ -90,13 +92,26 @@ def _flushed(code: int) -> int:
     return code
 
 
+def _address() -> str:
+    """Where the documentation is."""
+    try:
+        urls = metadata.metadata(SCRIPT).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    return next(
+        (url.partition(", ")[2] for url in urls if url.startswith("Repository")), "README.md"
+    )
+
+
 def _as_interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        usage = USAGE.format(users=_listed(USERS), maintainers=_listed(commands(), USERS))
+        usage = USAGE.format(
+            users=_listed(USERS), maintainers=_listed(commands(), USERS), address=_address()
+        )
         print(as_typed(usage), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE
     command, *rest = arguments

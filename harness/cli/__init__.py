@@ -25,6 +25,7 @@ USERS = (
     "check",
     "probe",
     "models",
+    "score",
     "matrix",
     "bisect",
     "watch",

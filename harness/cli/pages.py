@@ -12,8 +12,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from harness import catalog
 from harness.api.knobs import knobs, meaning
@@ -22,10 +28,12 @@ from harness.cli import Arguments
 from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, commits, remedies
 from harness.ranges.commits import Change
+from harness.ranges.periods import periods
 from harness.runs import kept_runs
 from harness.runs.verdict_text import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
+from harness.system.installation import for_readers
 from harness.system.terminal import count, terminal
 from harness.system.text import LINK, markdown, markdown_table
 
@@ -38,6 +46,8 @@ WHOLE = {"alive.md": alive.page, "ranges.md": docs_tables.ranges_page}
 """Pages beside docs/bugs.md that are written as a whole."""
 TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
 """Pages with a generated part, and what writes that."""
+ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted((ROOT / "docs").glob("*.md"))]
+"""The documents that name the address of the repository."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
 NOTE = (
@@ -67,10 +77,28 @@ def write(names: Iterable[str]) -> None:
     made = {name: page(name) for name in names}
     for name, text in made.items():
         write_whole(catalog.folder(name) / PAGE, text)
+    if names and ADDRESSED[0].is_file():
+        _write_address()
     if BUGS.is_file():
         write_whole(BUGS, with_table(BUGS.read_text(encoding="utf-8")))
         if not catalog.broken():
             _write_docs()
+
+
+def with_address(text: str) -> str:
+    """A text with the address of the repository that pyproject.toml has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project["urls"]["Repository"]
+    text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)
+    place = "/".join(address.split("/")[-2:])
+    return re.sub(rf"(repository: )[\w.-]+/{project['name']}\b", rf"\g<1>{place}", text)
+
+
+def _write_address() -> None:
+    for file in ADDRESSED:
+        text = file.read_text(encoding="utf-8")
+        if (made := with_address(text)) != text:
+            write_whole(file, made)
 
 
 def _write_docs() -> None:
@@ -88,23 +116,55 @@ def _write_docs() -> None:
 
 
 def page(name: str) -> str:
-    """A scenario's page, with the section that is written by hand."""
+    """A scenario's page, with the section that is written by hand: what a user asks comes first."""
     scenario, module = catalog.scenario(name), catalog.load(name)
     parts = [
         f"# {name}",
         NOTE,
-        f"`python -m harness run scenario={name}`",
-        *_story(catalog.story(name)),
-        _facts(name, scenario),
+        markdown(scenario.title) + ".",
+        f"## Am I affected?\n\n{_concerned(name, scenario)}",
+        "## What it does",
+        *list(_story(catalog.story(name)))[1:],
+        _by_hand(name),
+        f"## See it run\n\n{_shown(name)}",
         f"## Variants\n\n{_variants(scenario)}",
         f"## Parameters\n\n{_parameters(module)}",
         f"## How it is judged\n\n{_judgement(module, name)}",
-        _by_hand(name),
         *_evidence(name),
         *_affected(name),
         *_mutations(name),
+        f"## Upstream\n\n{_facts(name, scenario)}",
     ]
-    return "\n\n".join(parts) + "\n"
+    return for_readers("\n\n".join(parts) + "\n")
+
+
+def _concerned(name: str, scenario: Scenario) -> str:
+    """The releases, the condition, and what to use instead."""
+    found = "<br>".join(f"{scenario.subject} {period}" for period in periods(name))
+    rows = {
+        "affected": found,
+        "cannot be in": "<br>".join(
+            f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
+            for each in scenario.absent
+        ),
+        "only with": scenario.trigger,
+        "harm": f"{scenario.harm}; {scenario.visibility}",
+        "use instead": remedies.of(name),
+        "ask": f"`python -m harness check scenario={name}`",
+    }
+    return _listed(rows)
+
+
+def _shown(name: str) -> str:
+    lines = [f"    python -m harness run scenario={name}"]
+    script = f"[{catalog.REPORT_SCRIPT}]({catalog.REPORT_SCRIPT})"
+    if (catalog.folder(name) / catalog.REPORT_SCRIPT).is_file():
+        lines += ["", f"Without this project: {script} needs only the library; it prints WRONG."]
+    return "\n".join(lines)
+
+
+def _listed(rows: Mapping[str, str]) -> str:
+    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
 
 
 def _story(docstring: str) -> Iterator[str]:
@@ -119,13 +179,7 @@ def _facts(name: str, scenario: Scenario) -> str:
         "report": "<br>".join(map(_linked, scenario.report)),
         "fix": _linked(scenario.fix),
         "documented symptom": scenario.symptom,
-        "only with": scenario.trigger,
-        "remedy": remedies.of(name),
-        "releases": releases(chosen),
-        "cannot be in": "<br>".join(
-            f"{each.releases}: {each.why}" + (f", {_linked(each.link)}" if each.link else "")
-            for each in scenario.absent
-        ),
+        "releases that run here": releases(chosen),
         "commits": "<br>".join(
             f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
             for c in commits.of(name)
@@ -135,7 +189,7 @@ def _facts(name: str, scenario: Scenario) -> str:
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
-    return markdown_table(["", ""], [[row, markdown(text)] for row, text in rows.items() if text])
+    return _listed(rows)
 
 
 def _with_pull(change: Change) -> str:
@@ -173,7 +227,7 @@ def _judgement(module: Any, name: str) -> str:
     if checks:
         lines += [
             "",
-            "Usual checks, with the condition for an alarm, in `buggy` of the newest GPU run:",
+            "Checks that miss this bug, with the condition for an alarm, in the newest GPU run:",
             "",
         ]
         lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
@@ -251,7 +305,7 @@ def with_table(text: str) -> str:
     old, _, after = rest.partition(TABLE_END)
     rows = [row for name in catalog.names() if (row := _row(name, old))]
     columns = ["scenario", "package", "what happens", "harm", "visibility", "the bug is in"]
-    table = markdown_table(columns, rows)
+    table = for_readers(markdown_table(columns, rows))
     return f"{before}{TABLE}\n\n{table}\n\n{TABLE_END}{after}"
 
 

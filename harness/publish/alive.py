@@ -12,6 +12,7 @@ from harness.ranges.periods import Alive, alive, periods
 from harness.runs import kept_runs
 from harness.runs.grade import grade
 from harness.sweep.cell import Status
+from harness.system.installation import for_readers
 from harness.system.terminal import count
 from harness.system.text import LINK, markdown, markdown_table
 
@@ -123,7 +124,7 @@ def page() -> str:
         markdown_table(["scenario", "release", "harm", "visibility"], map(_row, bugs)),
         *(part for bug in bugs for part in _section(bug)),
     ]
-    return "\n\n".join(parts) + "\n"
+    return for_readers("\n\n".join(parts) + "\n")
 
 
 def _row(bug: AliveBug) -> list[str]:

@@ -15,6 +15,7 @@ from harness.ranges import lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
+from harness.system.installation import for_readers
 from harness.system.text import markdown, markdown_table
 from harness.upstream.pins import TORCH
 
@@ -29,7 +30,7 @@ INTRODUCTION = (
 def ranges_page() -> str:
     """The page: a row for each period of each bug, and torch's releases as a grid."""
     columns = ["bug", "package", "right before", "affected", "right after", "tested"]
-    return (
+    return for_readers(
         "\n\n".join(
             [
                 "# Which releases have each bug",

@@ -24,6 +24,7 @@ from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.stories import stories, subject
 from harness.ranges import advisories
 from harness.ranges.lookup import Lookup
+from harness.system.installation import for_readers
 from harness.system.output_folder import Files
 
 HERE = Path(__file__).parent
@@ -95,7 +96,8 @@ def pages(material: Material) -> Files:
 
 
 def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
-    return _templates().get_template(f"{template}.html.j2").render(**content, **more, root=root)
+    made = _templates().get_template(f"{template}.html.j2")
+    return for_readers(made.render(**content, **more, root=root))
 
 
 @cache

@@ -16,6 +16,7 @@ from harness.api.spec import Story
 from harness.ranges.lookup import infer
 from harness.ranges.periods import periods, tested
 from harness.sweep.cell import Status
+from harness.system.installation import for_readers
 from harness.system.text import markdown, markdown_table
 
 
@@ -107,7 +108,7 @@ def _page(story: Story) -> str:
         "agree.",
         markdown_table([subject(story), *numbers], [_row(story, span) for span in spans(story)]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return for_readers("\n\n".join(parts) + "\n")
 
 
 def _link(name: str) -> str:

@@ -68,7 +68,7 @@ def print_trial(console: Console, result: TrialResult) -> None:
         console.print(f"    {where}")
     for name, check in (result.insufficient_checks or {}).items():
         if result.outcome is Outcome.SYMPTOM:
-            console.print(f"    usual check (alarm if {name}): {alarm(check)}")
+            console.print(f"    a check that misses it (alarm if {name}): {alarm(check)}")
 
 
 def first_seen(result: TrialResult) -> str:

@@ -20,6 +20,11 @@ def as_typed(text: str) -> str:
     return text.replace(MODULE, PROGRAM)
 
 
+def for_readers(text: str) -> str:
+    """A text for a page, whose readers have the command ``distributed-bugs``."""
+    return text.replace(MODULE, SCRIPT)
+
+
 def install(*packages: str) -> str:
     """The command that installs packages beside the harness; an environment of uv has no pip."""
     pip = "pip" if find_spec("pip") else "uv pip"
