@@ -42,6 +42,13 @@ def test_the_page_of_ranges_is_up_to_date_and_has_both_ends_of_a_known_one() -> 
     )
 
 
+def test_the_documents_have_one_address_of_the_repository() -> None:
+    for file in pages.ADDRESSED:
+        text = file.read_text()
+        assert text == pages.with_address(text), "python -m harness pages"
+    assert pages.with_address("https://github.com/x/distributed-bugs/issues").count("/x/") == 0
+
+
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
     text = _alive_page.page()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
@@ -54,9 +61,9 @@ def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
         "| trigger | 1.15.0 with its seedable sampler, which the fix left out |",
         "| our run showed | epoch 1: 45 of 64 samples seen",
         "| harm | loses data; silent |",
-        "| command | `python -m harness run scenario=sampler_shards variant=alive` |",
+        "| command | `distributed-bugs run scenario=sampler_shards variant=alive` |",
         "of the bug in 0.25.0 to 0.29.3, fixed in 0.30.0: <https://github.com/huggingface/",
-        "`python -m harness run scenario=tied_resume_norm` |",
+        "`distributed-bugs run scenario=tied_resume_norm` |",
         "variant=released pins.deepspeed=0.19.8` |",
         "[report.md](../scenarios/deepspeed/tied_resume_norm/report.md), [report.py](",
     ):
@@ -84,7 +91,7 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
         "# sampler_shards\n",
         "A DataLoader with `shuffle=True` that accelerate has prepared shuffles",
         f"| documented symptom | {scenario.symptom} |",
-        f"| remedy | {scenario.remedy} |",
+        f"| use instead | {scenario.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
         "| `fixed` | accelerate 0.30.0 as published | on | clean |",
         "| `control` | 0.29.3 with the same seed on all ranks | off | clean |",

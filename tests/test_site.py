@@ -160,7 +160,7 @@ def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
         "The greatest difference between the copies of a weight",
         "2 NVIDIA H200",
         "step 1: 12 of 15 replicated parameters differ",
-        "python -m harness run scenario=bf16_clip",
+        "distributed-bugs run scenario=bf16_clip",
     )
 
 
@@ -180,7 +180,7 @@ def test_the_page_of_nightlies_has_verdicts_changes_and_unfinished_nightlies(
     verdict, page = "our own: reproduced in 8 s", site / "nightlies.html"
     check_has(page, "now affected", "2026-02-17", "(replay)", verdict, "2026-11-21 …")
     assert "2026-11-20 …" not in page.read_text()
-    check_has(bare / "nightlies.html", "python -m harness watch")
+    check_has(bare / "nightlies.html", "distributed-bugs watch")
 
 
 def test_a_bug_is_alive_if_the_newest_release_is_affected(site: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_page_of_living_bugs_is_of_the_history_if_there_is_one(site: Path, b
     assert (bare / "index.html").read_text().count('data-alive="yes"') == alive
     check_has(
         bare / "alive.html",
-        "python -m harness run scenario=sampler_shards variant=alive",
+        "distributed-bugs run scenario=sampler_shards variant=alive",
         "45 of 64 samples seen",
         "<dd>no; related: <a href=",
     )

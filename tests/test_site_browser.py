@@ -244,7 +244,7 @@ def test_evidence_is_opened_by_keyboard_and_a_pointer_shows_a_value(tab: Tab) ->
     page = tab.open("bugs/bf16_clip.html")
     page.locator("#evidence ~ details summary").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator("#evidence ~ details[open]").get_by_text("python -m harness run").count()
+    assert page.locator("#evidence ~ details[open]").get_by_text("distributed-bugs run").count()
     tab.screenshot("wide_evidence_open")
     page.locator("#picture ~ figure .mark-symbol path").first.hover(force=True)
     page.wait_for_selector("#vg-tooltip-element.visible")
