@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -46,6 +46,26 @@ LEVELS = {BugStatus.AFFECTED: "error", BugStatus.POSSIBLY: "warning", BugStatus.
 ACCEPTED_LEVEL = "notice"
 
 
+@dataclass(frozen=True)
+class Features:
+    """What was recorded of a model of transformers."""
+
+    model: str
+    release: str
+    """Of transformers: the installed one, or the newest recorded one before it."""
+    wrong: Mapping[str, str]
+    """The features that are wrong, with the reason."""
+    known: bool
+    """Whether that release has the model."""
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"{self.model}: not in transformers {self.release}"
+        if not self.wrong:
+            return f"{self.model}: no feature is wrong in transformers {self.release}"
+        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}"
+
+
 def print_text(
     console: Console,
     environment: Environment,
@@ -53,6 +73,7 @@ def print_text(
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
+    features: Sequence[Features] = (),
     *,
     long: bool = False,
 ) -> None:
@@ -77,6 +98,10 @@ def print_text(
     print_accepted(console, found, notes)
     for each in advice(found, settings):
         console.print(f"\n{each}")
+    if features:
+        console.print("\nMODELS")
+    for one in features:
+        console.print(f"  {one}")
     console.print(f"\n{summary(found)}")
 
 
@@ -86,7 +111,8 @@ def headline(there: Sequence[Checked], settings: Mapping[str, Setting] | None) -
     need = sum(needs_settings(checked, settings) for checked in there)
     whose = "you have not named" if settings is None else "that your files do not decide"
     meet = count(len(there) - unknown - need, "bug")
-    return f"{meet} that you can meet, {need} that need settings {whose}, {unknown} unknown"
+    verb = "needs" if need == 1 else "need"
+    return f"{meet} that you can meet, {need} that {verb} settings {whose}, {unknown} unknown"
 
 
 def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> bool:
@@ -192,6 +218,7 @@ def as_json(
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str] = (),
+    features: Sequence[Features] = (),
 ) -> str:
     """The bugs as JSON; docs/check.md has its fields."""
     content = {
@@ -206,6 +233,7 @@ def as_json(
         "bugs": [_bug(checked) for checked in found],
         "advice": [asdict(each) for each in advice(found, settings)],
         "notes": list(notes),
+        "models": [asdict(one) for one in features],
         "broken": dict(broken),
     }
     return json.dumps(content, indent=2)

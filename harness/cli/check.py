@@ -14,6 +14,7 @@ if they agree. docs/check.md explains the statuses and the JSON.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.settings import Setting
+from harness.catalog import unknown
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
 from harness.check.accepted import read as read_accepted
@@ -32,8 +34,12 @@ from harness.check.bug_status import (
     recorded,
     with_accepted,
 )
+from harness.check.check_report import Features
 from harness.check.environment import Environment
 from harness.cli import Arguments
+from harness.models.recorded import all_recorded as recorded_models
+from harness.models.recorded import nearest
+from harness.models.stack import SUBJECT
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
@@ -49,6 +55,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{overrides[0]} has an effect only with --run")
     if options.unknown and not options.run:
         raise UserError("--unknown has an effect only with --run")
+    models = [_model(word) for word in options.model]
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment)
@@ -59,7 +66,7 @@ def main(arguments: list[str]) -> int:
     found = with_accepted(found, accepted, today)
     notes = list(outdated(found, accepted, today))
     broken = {} if _named(options.overrides) else catalog.broken()
-    _print(options, environment, found, broken, settings, notes)
+    _print(options, environment, found, broken, settings, notes, _features(models, environment))
     return exit_code(found, strict=options.strict or bool(broken))
 
 
@@ -82,6 +89,13 @@ def _parser() -> Arguments:
         "--as-of", metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="a model of transformers, such as llama: says which of its features are wrong",
+    )
     parser.add_argument(
         "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
     )
@@ -124,6 +138,38 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
         catalog.scenario(name)  # raises if there is none
     others = [word for word in words if not word.startswith("scenario=")]
     return _named(words) or list(catalog.sound()), others
+
+
+def _model(word: str) -> str:
+    """The type of a model that is named, or that a config.json has."""
+    if not word.endswith(".json"):
+        known = sorted({model for one in recorded_models() for model in one.answers})
+        if word not in known:
+            raise UserError(unknown("model", word, known))
+        return word
+    try:
+        return str(json.loads(Path(word).read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError(f"{word} is no config.json of transformers: it has no model_type") from None
+
+
+def _features(models: Sequence[str], environment: Environment) -> list[Features]:
+    """What was recorded of these models, for the release of transformers or the one before it."""
+    if not models:
+        return []
+    installed = environment.packages.get(SUBJECT)
+    one = nearest(installed.public) if installed and installed.public else None
+    if one is None:
+        raise UserError(f"--model: no release of {SUBJECT} to say it of is there")
+    return [
+        Features(
+            model,
+            one.release,
+            {r: one.answers[model][r].reason for r in one.wrong(model)},
+            model in one.answers,
+        )
+        for model in models
+    ]
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Setting] | None:
@@ -182,17 +228,20 @@ def _print(
     broken: Mapping[str, str],
     settings: Mapping[str, Setting] | None,
     notes: Sequence[str],
+    features: Sequence[Features],
 ) -> None:
     console = terminal()
     if options.format == "json":
-        console.print(check_report.as_json(environment, found, broken, settings, notes))
+        console.print(check_report.as_json(environment, found, broken, settings, notes, features))
     elif options.format == "github":
         files = [f for f in options.requirements or () if f != STANDARD_INPUT]
         for line in check_report.for_github(found, files[0] if files else None, notes):
             console.print(as_typed(line))
     else:
         long = options.long or bool(_named(options.overrides))
-        check_report.print_text(console, environment, found, broken, settings, notes, long=long)
+        check_report.print_text(
+            console, environment, found, broken, settings, notes, features, long=long
+        )
 
 
 def exit_code(found: Sequence[Checked], *, strict: bool) -> int:

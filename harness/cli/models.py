@@ -25,7 +25,7 @@ from pathlib import Path
 
 from harness.catalog import unknown
 from harness.cli import Arguments, patches, pin
-from harness.models import architectures, stack, table
+from harness.models import architectures, recorded, stack, table
 from harness.models.answer import Row, Status
 from harness.models.answers import Asking, ask
 from harness.models.relations import QUESTIONS
@@ -44,12 +44,16 @@ def main(arguments: list[str]) -> int:
     relations = _relations(options.relations)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
     _refuse_missing_folder(options.json)
+    if options.record and (changes or any(_is_own(word) for word in options.models)):
+        raise UserError("--record keeps what releases answer: leave patches and own models out")
     refuse_without_torch("models")
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
         models = _models(options.models, releases)
         rows = _asked(options, Asking(releases, models, relations, again=options.again))
         _write(options, rows, releases, time.monotonic() - began)
+        if options.record:
+            recorded.record(rows, releases)
     return table.exit_code(rows)
 
 
@@ -72,6 +76,9 @@ def _parser() -> Arguments:
         help=f"a release of {', '.join(stack.PACKAGES)}; repeatable",
     )
     parser.add_argument("--again", action="store_true", help="ask again what is stored")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the answers for the pages, the site and check"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the cells; - is standard output")
     return parser
 
@@ -95,6 +102,11 @@ def _models(words: Sequence[str], releases: Releases) -> list[str]:
         elif word not in known:
             raise UserError(unknown("model", word, known))
     return list(dict.fromkeys(words)) or known
+
+
+def _is_own(word: str) -> bool:
+    """Whether a word names a model of the user's own, not a type of transformers."""
+    return Path(word.rpartition(":")[0] or word).suffix in (".py", ".json")
 
 
 def _refuse_unfit(word: str, file: Path, function: str) -> None:

@@ -25,7 +25,7 @@ from harness import catalog
 from harness.api.knobs import knobs, meaning
 from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
-from harness.publish import alive, docs_tables, stories
+from harness.publish import alive, docs_tables, models_table, stories
 from harness.ranges import affected, commits, remedies
 from harness.ranges.commits import Change
 from harness.ranges.periods import periods
@@ -42,7 +42,11 @@ PAGE = "README.md"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
-WHOLE = {"alive.md": alive.page, "ranges.md": docs_tables.ranges_page}
+WHOLE = {
+    "alive.md": alive.page,
+    "models_table.md": models_table.page,
+    "ranges.md": docs_tables.ranges_page,
+}
 """Pages beside docs/bugs.md that are written as a whole."""
 TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
 """Pages with a generated part, and what writes that."""
@@ -61,10 +65,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    console.print(
-        f"{len(names)} pages, docs/bugs.md, alive.md, ranges.md, probe_results.md, trust.md and "
-        "stories"
-    )
+    console.print(f"{len(names)} pages, docs/bugs.md, {', '.join([*WHOLE, *TABLES])} and stories")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED

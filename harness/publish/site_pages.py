@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import HARMS, VISIBILITIES, Lane
 from harness.nightly import changes
-from harness.publish import timelines
+from harness.publish import models_table, timelines
 from harness.publish.alive import by_harm
 from harness.publish.bugs import Bug
 from harness.publish.inputs import Material, NightlyResults, Statuses
@@ -28,7 +28,7 @@ from harness.system.installation import for_readers
 from harness.system.output_folder import Files
 
 HERE = Path(__file__).parent
-ASSETS = ("site.css", "charts.js", "heat.js", "search.js")
+ASSETS = ("site.css", "charts.js", "heat.js", "models.js", "search.js")
 
 SIGNS = {
     "affected": ("affected", "●"),
@@ -67,6 +67,7 @@ def pages(material: Material) -> Files:
         "releases.html": _page(
             "releases", content, heats=[_heat(material.statuses, each) for each in upstreams]
         ),
+        "models.html": _page("models", content, **_models()),
         "nightlies.html": _page("nightlies", content, **_nightlies(material)),
     }
     for name, text in advisories.files().items():
@@ -191,6 +192,16 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
 
 def _of(known: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
     return [(name, each) for name, each in known.items() if str(each.status) in statuses]
+
+
+def _models() -> dict[str, Any]:
+    lines = list(models_table.lines())
+    return {
+        "newest": models_table.newest(),
+        "lines": lines,
+        "relations": list(dict.fromkeys(c.relation for line in lines for c in line.cells)),
+        "legend": models_table.LEGEND,
+    }
 
 
 def _nightlies(material: Material) -> dict[str, Any]:

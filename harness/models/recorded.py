@@ -1,0 +1,114 @@
+"""The answers that were recorded for releases of transformers; part of this package.
+
+``models --record`` adds those of a run. Pages, the site and ``check --model`` read them.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from harness.models.answer import Answer, Row, Status, answer_of
+from harness.models.relations import QUESTIONS
+from harness.models.stack import SUBJECT, Releases
+from harness.system import machine
+from harness.system.files import beside
+
+FILE = Path(__file__).with_name("recorded.json.xz")
+
+Answers = Mapping[str, Mapping[str, Answer]]
+"""By model and relation."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All answers of one release of transformers."""
+
+    packages: Mapping[str, str]
+    """The releases that were asked with, with torch."""
+    day: str
+    answers: Answers
+
+    @property
+    def release(self) -> str:
+        return self.packages[SUBJECT]
+
+    def wrong(self, model: str) -> list[str]:
+        """The relations of a model that are wrong."""
+        found = self.answers.get(model, {})
+        return [r for r in QUESTIONS if r in found and found[r].status is Status.WRONG]
+
+
+@cache
+def all_recorded() -> tuple[Recorded, ...]:
+    """Every release that was recorded, oldest first."""
+    if not FILE.exists():
+        return ()
+    content = json.loads(lzma.decompress(FILE.read_bytes()))
+    return tuple(Recorded(one["packages"], one["day"], _answers(one["answers"])) for one in content)
+
+
+def _answers(content: Mapping[str, Mapping[str, Sequence[str]]]) -> Answers:
+    return {
+        model: {
+            relation: answer_of({"status": status, "reason": reason})
+            for relation, (status, reason) in of.items()
+        }
+        for model, of in content.items()
+    }
+
+
+def record(rows: Iterable[Row], releases: Releases) -> None:
+    """Keep the answers of a run; those of its release that were not asked again stay."""
+    known = {one.release: one for one in all_recorded()}
+    packages = {**releases.packages, "torch": machine.facts()["torch"]}
+    before = known.get(packages[SUBJECT])
+    answers = {model: dict(of) for model, of in (before.answers if before else {}).items()}
+    for row in rows:
+        answers.setdefault(row.model, {})[row.relation] = row.answer
+    known[packages[SUBJECT]] = Recorded(packages, time.strftime("%Y-%m-%d"), answers)
+    in_order = sorted(known.values(), key=lambda one: Version(one.release))
+    content = [
+        {"packages": one.packages, "day": one.day, "answers": _content(one.answers)}
+        for one in in_order
+    ]
+    text = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    aside = beside(FILE)
+    aside.write_bytes(lzma.compress(text.encode(), preset=9))
+    os.replace(aside, FILE)
+    all_recorded.cache_clear()
+
+
+def _content(answers: Answers) -> dict[str, Any]:
+    return {
+        model: {relation: [str(a.status), a.reason] for relation, a in of.items()}
+        for model, of in answers.items()
+    }
+
+
+def nearest(release: str) -> Recorded | None:
+    """What was recorded for a release, or for the newest one before it; None without any."""
+    older = [one for one in all_recorded() if Version(one.release) <= Version(release)]
+    return older[-1] if older else None
+
+
+def wrong_since(model: str, relation: str) -> tuple[str, str]:
+    """Of a relation that is wrong in the newest release: the oldest recorded release from which on
+    it is, and the release before that, where it is not; "" if none was recorded with the model."""
+    first, before = "", ""
+    for one in reversed(all_recorded()):
+        answer = one.answers.get(model, {}).get(relation)
+        if answer is None or answer.status is not Status.WRONG:
+            before = one.release if answer and answer.status is not Status.NO_ANSWER else ""
+            break
+        first = one.release
+    return first, before
