@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import NoReturn
 
 from harness.cli import IN_A_CHECKOUT, USERS, commands
@@ -20,6 +19,7 @@ from harness.system.installation import (
     install,
     is_checkout,
     refuse_without_checkout,
+    repository,
 )
 from harness.system.text import complaint, open_streams, silence, warn
 
@@ -92,17 +92,6 @@ def _flushed(code: int) -> int:
     return code
 
 
-def _address() -> str:
-    """Where the documentation is."""
-    try:
-        urls = metadata.metadata(SCRIPT).get_all("Project-URL") or []
-    except metadata.PackageNotFoundError:
-        urls = []
-    return next(
-        (url.partition(", ")[2] for url in urls if url.startswith("Repository")), "README.md"
-    )
-
-
 def _as_interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -110,7 +99,7 @@ def _as_interrupt(*_: object) -> NoReturn:
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         usage = USAGE.format(
-            users=_listed(USERS), maintainers=_listed(commands(), USERS), address=_address()
+            users=_listed(USERS), maintainers=_listed(commands(), USERS), address=repository()
         )
         print(as_typed(usage), end="")
         return ExitCode.AS_EXPECTED if arguments else ExitCode.USER_MISTAKE

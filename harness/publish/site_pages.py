@@ -20,11 +20,12 @@ from harness.nightly import changes
 from harness.publish import models_table, timelines
 from harness.publish.alive import by_harm
 from harness.publish.bugs import Bug
+from harness.publish.documents import documents, pictures
 from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.stories import stories, subject
 from harness.ranges import advisories
 from harness.ranges.lookup import Lookup
-from harness.system.installation import for_readers
+from harness.system.installation import for_readers, repository
 from harness.system.output_folder import Files
 
 HERE = Path(__file__).parent
@@ -52,6 +53,7 @@ def pages(material: Material) -> Files:
     """Every file of the site, by its path in it."""
     bugs = [Bug(name, material) for name in catalog.sound()]
     upstreams = material.statuses.packages()
+    papers = list(documents(repository()))
     content = {
         "bugs": bugs,
         "upstreams": upstreams,
@@ -59,9 +61,16 @@ def pages(material: Material) -> Files:
         "nightlies": material.nightlies,
         "material": material,
         "stories": stories(),
+        "papers": papers,
     }
     made: dict[str, str | bytes] = {
-        "index.html": _page("index", content, **_choices(bugs), lanes=list(Lane)),
+        "index.html": _page(
+            "index",
+            content,
+            **_choices(bugs),
+            lanes=list(Lane),
+            elsewhere=list(_elsewhere(content)),
+        ),
         "alive.html": _page("alive", content, alive=by_harm(b.alive for b in bugs if b.alive)),
         "advisories.html": _page("advisories", content, without=advisories.without()),
         "releases.html": _page(
@@ -72,6 +81,9 @@ def pages(material: Material) -> Files:
     }
     for name, text in advisories.files().items():
         made[f"advisories/{name}"] = text
+    for document in papers:
+        root = "../" * document.file.count("/")
+        made[document.file] = _page("document", content, document=document, root=root)
     for bug in bugs:
         made[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
     for package in upstreams:
@@ -93,7 +105,7 @@ def pages(material: Material) -> Files:
             heat=_heat(material.statuses, subject(story), story.scenarios),
             root="../",
         )
-    return made | _assets()
+    return made | _assets() | dict(pictures())
 
 
 def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
@@ -192,6 +204,19 @@ def _rows(statuses: Statuses, package: str) -> Iterator[Mapping[str, Any]]:
 
 def _of(known: Mapping[str, Lookup], *statuses: str) -> list[tuple[str, Lookup]]:
     return [(name, each) for name, each in known.items() if str(each.status) in statuses]
+
+
+def _elsewhere(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the search finds besides bugs: the address and the text of releases, models, and
+    sections of documents."""
+    for package in content["upstreams"]:
+        yield f"upstreams/{package}.html", f"releases of {package}"
+    for line in models_table.lines():
+        yield f"models.html#q={line.model}", f"the model {line.model}"
+    for document in content["papers"]:
+        yield document.file, document.title
+        for anchor, text in document.headings:
+            yield f"{document.file}#{anchor}", f"{document.title}: {text}"
 
 
 def _models() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def as_typed(text: str) -> str:
 def for_readers(text: str) -> str:
     """A text for a page, whose readers have the command ``distributed-bugs``."""
     return text.replace(MODULE, SCRIPT)
+
+
+def repository() -> str:
+    """The address of the project's repository, as pyproject.toml has it; "" if it is not known."""
+    try:
+        urls = metadata.metadata(SCRIPT).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Repository")), "")
 
 
 def install(*packages: str) -> str:

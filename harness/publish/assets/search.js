@@ -3,6 +3,8 @@
 (() => {
   const form = document.querySelector("form.search");
   const bugs = [...document.querySelectorAll("li.bug")];
+  const elsewhere = [...document.querySelectorAll("ul.elsewhere li")];
+  const most = 12;  // links to other pages that are shown
   const count = document.querySelector(".count");
   const fields = ["q", "upstream", "harm", "visibility", "lane"];
 
@@ -33,6 +35,12 @@
     for (const bug of bugs) {
       bug.hidden = !fits(bug, words);
       shown += bug.hidden ? 0 : 1;
+    }
+    const wanted = (words.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean);
+    let others = 0;
+    for (const link of elsewhere) {
+      link.hidden = !wanted.length || others >= most || !wanted.every((word) => link.dataset.text.includes(word));
+      others += link.hidden ? 0 : 1;
     }
     count.textContent = `${shown} of ${bugs.length} bugs`;
     document.querySelector(".nothing").hidden = shown > 0;
