@@ -1,0 +1,94 @@
+"""What was recorded of the models of transformers: since when a feature is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.models import recorded
+from harness.models.answer import Answer, Row, Status
+from harness.models.stack import Releases
+from harness.publish import models_table
+
+Capture = pytest.CaptureFixture[str]
+
+WRONG, RIGHT = Answer(Status.WRONG, "off by 2 %"), Answer(Status.RIGHT)
+HISTORY: dict[str, dict[str, Answer]] = {
+    "4.50.3": {"llama": RIGHT, "gpt2": WRONG},
+    "5.0.1": {"llama": WRONG, "gpt2": WRONG},
+    "5.3.0": {"llama": WRONG, "gpt2": RIGHT, "falcon": WRONG},
+}
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Three releases, recorded in another order than they came out."""
+    monkeypatch.setattr(recorded, "FILE", tmp_path / "recorded.json.xz")
+    recorded.all_recorded.cache_clear()
+    for release in ("5.3.0", "4.50.3", "5.0.1"):
+        rows = [Row(model, "packing", answer) for model, answer in HISTORY[release].items()]
+        recorded.record(rows, Releases(tmp_path, {"transformers": release}))
+    yield
+    recorded.all_recorded.cache_clear()
+
+
+def test_each_wrong_feature_says_since_when(history: None) -> None:
+    assert [one.release for one in recorded.all_recorded()] == list(HISTORY)
+    assert recorded.wrong_since("llama", "packing") == ("5.0.1", "4.50.3")
+    assert recorded.wrong_since("falcon", "packing") == ("5.3.0", "")
+    lines = {line.model: str(line.cells[0]) for line in models_table.lines()}
+    assert lines == {"llama": "✗ 5.0.1", "gpt2": "✓", "falcon": "✗"}
+    assert "| llama | ✗ 5.0.1 |" in models_table.page()
+
+
+def test_a_part_that_is_asked_again_leaves_the_rest(history: None, tmp_path: Path) -> None:
+    recorded.record([Row("llama", "loss", RIGHT)], Releases(tmp_path, {"transformers": "5.3.0"}))
+    (newest,) = recorded.all_recorded()[-1:]
+    assert {r: str(a.status) for r, a in newest.answers["llama"].items()} == {
+        "packing": "wrong",
+        "loss": "right",
+    }
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("5.2.0", "llama: wrong in transformers 5.0.1: packing"),
+        ("4.51.0", "llama: no feature is wrong in transformers 4.50.3"),
+    ],
+)
+def test_check_says_which_features_of_a_model_are_wrong(
+    release: str, said: str, history: None, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"transformers=={release}\n")
+    main(["check", "-r", str(file), "--model", "llama"])
+    assert said in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    main(["check", "-r", str(file), "--model", str(tmp_path / "config.json"), "--json"])
+    (one,) = json.loads(capsys.readouterr().out)["models"]
+    assert (one["model"], one["known"]) == ("llama", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--model", "lama"], "did you mean llama"), (["--model", "x.json"], "no config.json")],
+)
+def test_an_unknown_model_is_a_mistake(
+    words: list[str], message: str, history: None, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("transformers==5.3.0\n")
+    assert main(["check", "-r", str(file), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_not_a_release_is_not_recorded(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama"}))
+    assert main(["models", str(file), "--record"]) == 2
+    assert "leave patches and own models out" in capsys.readouterr().err
