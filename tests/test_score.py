@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,11 @@ from torch import Tensor, nn
 
 from harness.__main__ import main
 from harness.cli import score as command
+from harness.detectors import loss_scale
 from harness.runs import attachment
 from harness.score import detectors
+from harness.score.judging import judge, writes_traces
+from harness.score.others import without_others
 from harness.score.scores import Found, Watched, score
 from harness.system.errors import UserError
 from tests.group import in_group
@@ -129,6 +133,30 @@ class Raises(Counts):
 
 class Lazy:
     def step(self, number): ...
+
+class Rows:
+    def attach(self, model, optimizer, loader=None, *, group=None):
+        self.seen = []
+    def epoch(self, number):
+        self.seen.append(0)
+    def batch(self, batch):
+        self.seen[-1] += 1
+    def epoch_end(self, number):
+        return f"{self.seen} batches"
+
+class Writes:
+    def record(self, path):
+        self.path = path
+    def attach(self, model, optimizer, loader=None, *, group=None):
+        (self.path / "width").write_text(str(sum(p.numel() for p in model.parameters())))
+    def fit(self, runs):
+        self.widths = {file.read_text() for run in runs for file in run.rglob("width")}
+    def judge(self, run):
+        found = {file.read_text() for file in run.rglob("width")}
+        return f"{run.name}: {found}" if found - self.widths else None
+
+class Half:
+    def judge(self, run): ...
 """
 
 
@@ -148,6 +176,169 @@ def test_a_user_s_detector_is_called_after_each_step_and_watched_itself(tmp_path
     assert "draws random numbers" in draws["changed"]
     assert "ValueError: no" in raises["error"]
     assert raises["calls"] == 1
+
+
+def rows(rank: int, folder: Path) -> None:
+    (folder / "own.py").write_text(OWN)
+    with attachment.attached([vars(detectors.named(f"{folder}/own.py:Rows"))], folder, "", rank):
+        loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2)
+        list(loader)
+        next(iter(loader))  # left before its end
+        for _, _ in zip(range(4), loader, strict=False):  # as trainers do: no fifth call
+            pass
+
+
+def test_a_detector_of_a_loader_is_given_each_batch_and_the_end_of_each_epoch(
+    tmp_path: Path,
+) -> None:
+    in_group(1, rows, tmp_path)
+    (read,) = json.loads(attachment.file_of(tmp_path, "", 0).read_text())["trainings"]
+    found = [alarm["text"] for alarm in read["detectors"][f"{tmp_path}/own.py:Rows"]["alarms"]]
+    assert found == ["[4] batches", "[4, 1, 4] batches"]
+
+
+def traced(rank: int, folder: Path, width: int) -> None:
+    wanted = [vars(detectors.named(f"{folder.parent}/own.py:Writes"))]
+    with attachment.attached(wanted, folder, "", rank):
+        model = nn.Linear(width, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+
+
+def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    widths = {"healthy": 4, "buggy": 5, "control": 4}
+    for name, width in widths.items():
+        (tmp_path / name).mkdir()
+        in_group(1, partial(traced, width=width), tmp_path / name)
+    detector = detectors.named(f"{tmp_path}/own.py:Writes")
+    assert writes_traces(detector)
+    traces = {name: attachment.traces_of(tmp_path / name, detector.name) for name in widths}
+    with judge(detector, [traces["healthy"]]) as judged:
+        alarms, error = judged(traces["buggy"])
+        assert not error
+        assert "{'6'}" in alarms[0]["text"]
+        assert "buggy" not in alarms[0]["text"]  # its path would tell
+        assert judged(traces["control"]) == ([], "")
+
+
+def two_ranks(rank: int, folder: Path, *, seeds: list[int], epochs: bool) -> None:
+    """Each rank reads its half of 32 rows in two epochs, as its seed shuffles them."""
+    with attachment.attached([vars(detectors.named("samples"))], folder, "", rank):
+        data = torch.utils.data.TensorDataset(torch.arange(32))
+        sampler: Any = torch.utils.data.DistributedSampler(data, seed=seeds[rank])
+        loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+        for epoch in range(2):
+            if epochs:
+                sampler.set_epoch(epoch)
+            list(loader)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "epochs", "found"),
+    [
+        ([0, 0], True, ""),
+        ([0, 1], True, "rows came to more than one rank"),
+        ([0, 0], False, "in the order of the epoch before it"),
+    ],
+)
+def test_rows_that_come_twice_or_in_the_same_order_are_seen(
+    seeds: list[int], epochs: bool, found: str, tmp_path: Path
+) -> None:
+    in_group(2, partial(two_ranks, seeds=seeds, epochs=epochs), tmp_path)
+    (read,) = json.loads(attachment.file_of(tmp_path, "", 0).read_text())["trainings"]
+    alarms = [alarm["text"] for alarm in read["detectors"]["samples"]["alarms"]]
+    assert bool(alarms) == bool(found)
+    assert all(found in alarm for alarm in alarms)
+
+
+def alarms_of(name: str, train: Callable[[], None], folder: Path) -> list[str]:
+    """The alarms of a detector of ours on one rank."""
+    with attachment.attached([vars(detectors.named(name))], folder, "", 0):
+        train()
+    (read,) = json.loads(attachment.file_of(folder, "", 0).read_text())["trainings"]
+    (one,) = read["detectors"].values()
+    assert not one["error"]
+    return [alarm["text"] for alarm in one["alarms"]]
+
+
+@pytest.fixture
+def unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attachments stay in a process; these tests train in it."""
+    for owner, name in (
+        (torch.optim.Optimizer, "__init__"),
+        (torch.utils.data.DataLoader, "__iter__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def scheduled(often: int) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        for _ in range(often):
+            schedule.step()
+
+
+@pytest.mark.parametrize(("often", "found"), [(1, False), (3, True)])
+def test_a_schedule_that_goes_on_too_often_is_seen(
+    often: int, found: bool, tmp_path: Path, unhooked: None
+) -> None:
+    alarms = alarms_of("schedule", partial(scheduled, often), tmp_path)
+    assert any("3 times in one step" in alarm for alarm in alarms) is found
+
+
+def rounded(rate: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 4, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for _ in range(4):
+        model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("rate", "found"), [(0.1, 0), (1e-6, 1)])
+def test_steps_that_are_lost_in_rounding_are_seen(
+    rate: float, found: int, tmp_path: Path, unhooked: None
+) -> None:
+    assert len(alarms_of("precision", partial(rounded, rate), tmp_path)) == found
+
+
+def test_skipped_steps_in_a_row_are_seen() -> None:
+    optimizer = SimpleNamespace(overflow=True, cur_scale=4.0)
+    watching = loss_scale.Detector()
+    watching.attach(nn.Linear(1, 1), optimizer)
+    found = []
+    for number in range(1, 12):
+        optimizer.overflow = number != 2  # one step is right
+        optimizer.cur_scale = max(1.0, optimizer.cur_scale / 2)
+        found += [(number, alarm.partition(":")[0]) for alarm in watching.step(number)]
+    assert found == [
+        (5, "3 steps in a row overflowed at the smallest scale"),
+        (10, "8 steps in a row overflowed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("release", "found"), [("4.46.2", Found.MISSED), ("5.23.0", Found.FALSE_ALARM)]
+)
+def test_the_alarm_of_another_bug_is_right_where_the_release_has_it(
+    release: str, found: Found
+) -> None:
+    alarm = [{"text": "the step counts the loss 0.9 times", "step": 1, "where": ""}]
+    other = [{**alarm[0], "text": "the step counts the loss 0.875 times"}]
+    has = {"transformers": release}
+    scores = [
+        score("trainer_counts_first_label", "d", [watched("buggy", alarm), watched("control")]),
+        score("eos_masked", "d", [watched("buggy"), watched("fixed", other, releases=has)]),
+    ]
+    assert scores[1].found is Found.FALSE_ALARM
+    assert [one.found for one in without_others(scores)] == [Found.DETECTED, found]
 
 
 ALARM = [{"text": "wrong", "step": 3, "where": ""}]
@@ -194,6 +385,7 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
         (["missing.py:Detector"], "no module missing.py"),
         (["{own}:Missing"], "has no class Missing"),
         (["{own}:Lazy"], "has no method attach"),
+        (["{own}:Half"], "has no method record"),
         (["gradients", "seed=x"], "write whole numbers"),
         (["gradients", "variant=buggy"], "leave variant=buggy out"),
         (["gradients", "scenario=bf16"], "did you mean"),

@@ -30,11 +30,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness import catalog
-from harness.api.spec import BUGGY
+from harness.api.spec import BUGGY, HARMS
 from harness.cli import Arguments
 from harness.config import command_line
 from harness.config.run_config import ALL, DetectorConfig, RunConfig
 from harness.score import cost, detectors
+from harness.score.others import without_others
 from harness.score.scores import Found, Score
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError
@@ -68,6 +69,7 @@ def main(arguments: list[str]) -> int:
         terminal().print(
             _summary(detector.name, [s for s in scores if s.detector == detector.name])
         )
+    _print_harms(found, scores)
     if options.json:
         with writing(options.json, "--json"):
             write_whole(options.json, json.dumps([asdict(one) for one in scores], indent=1) + "\n")
@@ -153,7 +155,12 @@ def _scored(scoring: Scoring) -> list[Score]:
             console.print(_line(one), style=STYLES.get(one.found))
             progress.tally(f"{done}/{total}")
 
-        return scored(scoring, each)
+        found = scored(scoring, each)
+    judged = without_others(found)
+    for before, one in zip(found, judged, strict=True):
+        if one is not before:
+            console.print(_line(one), style=STYLES.get(one.found))
+    return judged
 
 
 def _line(one: Score) -> str:
@@ -172,6 +179,24 @@ def _summary(name: str, scores: Sequence[Score]) -> str:
     text = f"{name}: {count(len(scores), 'bug')}: {', '.join(parts)}"
     text += f"; {statistics.median(late):.0f} steps late (median)" if late else ""
     return text + (f"; {1000 * seconds / calls:.2f} ms a step" if calls else "")
+
+
+def _print_harms(found: Sequence[DetectorConfig], scores: Sequence[Score]) -> None:
+    """How many of the bugs of each kind that it could watch each detector found."""
+    harms = [h for h in HARMS if any(catalog.scenario(s.scenario).harm == h for s in scores)]
+    rows = []
+    for detector in found:
+        cells = []
+        for harm in harms:
+            of = [
+                s.found
+                for s in scores
+                if s.detector == detector.name and catalog.scenario(s.scenario).harm == harm
+            ]
+            seen = len(of) - of.count(Found.NOT_APPLICABLE)
+            cells.append(f"{of.count(Found.DETECTED)} of {seen}")
+        rows.append([detector.name, *cells])
+    terminal().print(table("Detected, by what the bug does", ["detector", *harms], rows))
 
 
 def _print_costs(found: Sequence[DetectorConfig]) -> None:

@@ -9,9 +9,11 @@ it k, n or 1 / k.
     detector.attach(model, optimizer)      # before the first forward pass
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
-For models whose output has ``logits`` and that are given ``labels``: the gradient of the logits, at
-one position, is compared with that of the mean cross-entropy. Other losses have another
-direction there, and are left out.
+For models whose output has ``logits``: their gradient, at one position, is compared with that of
+the mean cross-entropy, with label smoothing or without. Other losses have another direction there,
+and are left out.
+
+Steps that suddenly have fewer micro-batches are an alarm, too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -28,8 +31,14 @@ IGNORED = -100
 NEAR = 1e-2
 """How far the sum of the weights may be from 1."""
 
+FEWEST = 4
+"""Classes above which a gradient shows its direction also without labels."""
+
 STRAIGHT = 0.999
 """The least cosine with the gradient of the mean cross-entropy."""
+
+SHORTER = 4
+"""Steps in a row with less than half of the micro-batches that are too many."""
 
 SCALE = 256
 """A sum above this comes from a scaled loss."""
@@ -47,17 +56,28 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._weights, self._unknown = group, [0.0], False
+        self._calls = self._usual = self._shorter = 0
+        model.register_forward_pre_hook(self._count)
         while isinstance(inner := getattr(model, "module", None), nn.Module):
             model = inner  # DDP returns a copy of the logits, which the loss does not use
         model.register_forward_hook(self._called, with_kwargs=True)
+
+    def _count(self, module: nn.Module, _: Any) -> None:
+        self._calls += module.training and torch.is_grad_enabled()
 
     def _called(self, module: nn.Module, _: Any, named: dict[str, Any], output: Any) -> None:
         logits, labels = getattr(output, "logits", None), named.get("labels")
         if isinstance(output, dict):
             logits = output.get("logits", logits)
-        if not (isinstance(logits, Tensor) and isinstance(labels, Tensor) and logits.requires_grad):
+        if not (isinstance(logits, Tensor) and logits.requires_grad):
             return
-        if labels.shape == logits.shape[:-1] and not labels.is_floating_point():
+        if labels is None and logits.shape[-1] > FEWEST:
+            logits.register_hook(lambda gradient: self._fit(gradient, logits.detach()))
+            return
+        if not isinstance(labels, Tensor):
+            return
+        one_each = labels.numel() * logits.shape[-1] == logits.numel() and logits.shape[-1] > 1
+        if one_each and not labels.is_floating_point():
             logits.register_hook(lambda gradient: self._weigh(gradient, logits.detach(), labels))
 
     def _weigh(self, gradient: Tensor | None, logits: Tensor, labels: Tensor) -> None:
@@ -66,7 +86,7 @@ class Detector:
         if gradient is None:
             return
         classes = logits.shape[-1]
-        for shift in (1, 0) if labels.dim() == 2 else (0,):
+        for shift in (1, 0) if logits.dim() == 3 else (0,):
             kept = logits[:, :-1] if shift else logits
             found = gradient[:, :-1] if shift else gradient
             classed = (labels[:, 1:] if shift else labels).flatten()
@@ -83,12 +103,53 @@ class Detector:
                 return
         self._unknown = True
 
-    def step(self, number: int) -> str | None:
+    def _fit(self, gradient: Tensor | None, logits: Tensor) -> None:
+        """Without labels: each class but the right one has the gradient w / n * (p - e), where e is
+        the share of label smoothing, and n the number of positions that count."""
+        if gradient is None:
+            return
+        flat = gradient.reshape(-1, gradient.shape[-1]).float()
+        there = flat.abs().sum(-1).nonzero().flatten()
+        if not len(there):
+            return
+        rows = logits.reshape(flat.shape).float()
+        slopes = [_slope(flat[at], rows[at].softmax(-1)) for at in there[:: -(-len(there) // 4)]]
+        least, most = min(slopes), max(slopes)
+        if least > 0 and most - least <= NEAR * most:  # no mean, if the positions count unequally
+            self._weights.append(most * len(there))
+        else:
+            self._unknown = True
+
+    def step(self, number: int) -> list[str]:
+        found = [self._counted(), self._cadence()]
+        return [one for one in found if one]
+
+    def _cadence(self) -> str:
+        calls, self._calls = self._calls, 0
+        self._usual = self._usual or calls
+        self._shorter = self._shorter + 1 if 0 < calls < self._usual / 2 else 0
+        if self._shorter != SHORTER:
+            return ""
+        return f"a step has {calls} micro-batches now, and {self._usual} at first"
+
+    def _counted(self) -> str:
         total, unknown = math.fsum(self._weights), self._unknown
         self._weights, self._unknown = [0.0], False
         every = from_all((total, unknown or not total), self._group)
         total = math.fsum(one for one, _ in every) / len(every)
         unknown = any(one for _, one in every)
         if unknown or abs(total - 1) <= NEAR or abs(total) > SCALE:
-            return None
+            return ""
         return f"the step counts the loss {total:.4g} times: micro-batches or ranks count wrongly"
+
+
+def _slope(gradient: Tensor, share: Tensor) -> float:
+    """How many times the probabilities, but for a constant, the gradient of all classes but the
+    right one is; 0 if it has another direction."""
+    others = torch.arange(len(gradient), device=gradient.device) != gradient.argmin()
+    found, right = gradient[others], share[others]
+    found, right = found - found.mean(), right - right.mean()
+    lengths = float(found.norm() * right.norm())
+    if not lengths or float(found @ right) / lengths <= STRAIGHT:
+        return 0.0
+    return float(found @ right / (right @ right))

@@ -10,14 +10,15 @@ the backward pass, before any reduction, and at what the optimizer used.
     print(detector.step(number))           # after each step of the optimizer: None, or an alarm
 
 The ranks of which the mean is taken are those that had the same weights at first. What a rank has
-only a shard of is left out, and so is DeepSpeed, whose engine keeps its gradients elsewhere. A
-gradient may be shorter than the mean, by clipping or a loss scale, but not longer.
+only a shard of is left out. Of DeepSpeed's ZeRO 1 and 2 and its optimizer for bf16, each rank looks
+at the part that it updates; weights that stages of a pipeline share are left out. A gradient may
+be shorter than the mean, by clipping or a loss scale, but not longer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -35,7 +36,7 @@ COARSE = 5e-2
 
 
 class Detector:
-    """Compares the gradients at each step of an optimizer of torch."""
+    """Compares the gradients at each step of an optimizer of torch, or of DeepSpeed around one."""
 
     def attach(
         self,
@@ -46,23 +47,49 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._group, self._replicas = group, Replicas(model)
+        self._base, self._copies = _base(optimizer), dict(_copies(optimizer))
         # Tensor parallelism adds what its ranks have of a gradient, instead of taking the mean.
-        plain = isinstance(optimizer, torch.optim.Optimizer) and not self._replicas.split
-        self._found = self._replicas.found if plain else []
+        compared = self._base is not None and not self._replicas.split
+        self._found = [s for s in self._replicas.found if compared and self._averaged(s, optimizer)]
         self._sums: list[Tensor | None] = [None] * len(self._found)
         self._used: list[Tensor | None] = [None] * len(self._found)
         for number, one in enumerate(self._found):
             one.parameter.register_hook(lambda grad, n=number: self._computed(n, grad))
-        if self._found:
-            before_step(optimizer, self._before)
+        if self._base is not None and self._found:
+            before_step(self._base, self._before)
+
+    def _averaged(self, one: Sampled, optimizer: Any) -> bool:
+        """Whether the step's gradient of a parameter is the ranks' mean, and can be found."""
+        shared = "tied_modules." in one.name or getattr(one.parameter, "allreduce", True) is False
+        known = optimizer is self._base or id(one.parameter) in self._copies
+        return (known or hasattr(one.parameter, "_hp_mapping")) and not shared
 
     def _computed(self, number: int, gradient: Tensor) -> None:
         part, before = self._found[number].of(gradient), self._sums[number]
         self._sums[number] = part if before is None else before + part
 
     def _before(self) -> None:
-        used = ((s, s.parameter.grad) for s in self._found)
-        self._used = [None if g is None or g.is_sparse else s.of(g) for s, g in used]
+        self._used = [self._gradient(one) for one in self._found]
+
+    def _gradient(self, one: Sampled) -> Tensor | None:
+        """The gradient that the optimizer uses, at the sample; nan where this rank does not have
+        it."""
+        mapping = getattr(one.parameter, "_hp_mapping", None)
+        if mapping is None and hasattr(one.parameter, "_hp_mapping"):
+            return None  # another rank updates all of it
+        if mapping is None:
+            grad = self._copies.get(id(one.parameter), one.parameter).grad
+            return None if grad is None or grad.is_sparse else one.of(grad)
+        part, address = mapping.hp_fragment, mapping.lp_fragment_address
+        whole, offset = _within(part, self._base)
+        if whole is None or whole.grad is None:
+            return None
+        at = one.positions.cpu() - address.start
+        inside = (at >= 0) & (at < address.numel)
+        found = torch.full((len(at),), math.nan)
+        places = (offset + at[inside]).to(whole.grad.device)
+        found[inside] = whole.grad.reshape(-1)[places].float().cpu()
+        return found
 
     def step(self, number: int) -> str | None:
         sizes = [len(s.positions) for s in self._found]
@@ -76,11 +103,12 @@ class Detector:
             return None
         right = numpy.mean(computed, axis=0, dtype=numpy.float64)
         ends: Any = numpy.cumsum(sizes)[:-1]
-        pairs = [
-            (s, now.double().cpu().numpy(), mean)
-            for s, now, mean in zip(self._found, self._used, numpy.split(right, ends), strict=True)
-            if now is not None and numpy.isfinite(mean).all()
-        ]
+        pairs = []
+        for one, now, mean in zip(self._found, self._used, numpy.split(right, ends), strict=True):
+            if now is not None and numpy.isfinite(mean).all():
+                there = now.double().cpu().numpy()
+                has = ~numpy.isnan(there) if hasattr(one.parameter, "_hp_mapping") else slice(None)
+                pairs.append((one, there[has], mean[has]))
         self._used = [None] * len(self._found)
         largest = max(_length(one[numpy.isfinite(one)]) for one in computed)
         return self._compare(pairs, largest) if pairs else None
@@ -104,6 +132,33 @@ class Detector:
         if ratio > 1 + near:
             return f"the step's gradient is {ratio:.4g} times the mean of those that were computed"
         return None  # a shorter one may be clipped, or divided by the number of micro-batches
+
+
+def _base(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The optimizer of torch that takes the step, also within DeepSpeed's."""
+    while optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = getattr(optimizer, "optimizer", None)
+    return optimizer
+
+
+def _copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
+    """The fp32 copies of DeepSpeed's optimizers without ZeRO, by the id of the parameter."""
+    pairs = zip(
+        getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=False
+    )
+    for group, copies in pairs:
+        for parameter, copy in zip(group, copies, strict=False):
+            yield id(parameter), copy
+
+
+def _within(part: Tensor, optimizer: Any) -> tuple[Tensor | None, int]:
+    """The tensor that the optimizer updates and a part lies in, and where, in values."""
+    for group in optimizer.param_groups:
+        for whole in group["params"]:
+            offset = (part.data_ptr() - whole.data_ptr()) // whole.element_size()
+            if 0 <= offset < whole.numel() and part.device == whole.device:
+                return whole, offset
+    return None, 0
 
 
 def _length(values_: Any) -> float:

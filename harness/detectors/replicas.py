@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import Replicas, values
+from harness.detectors.sampling import Replicas, tensor_parallel, values
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 class Detector:
     """Checks after each step that what all ranks had a copy of at first is still equal.
 
-    It looks at a few values of each parameter, at other ones in each step.
+    It looks at a few values of each parameter, at other ones in each step; with Megatron's tensor
+    parallelism also at what its ranks do not split.
     """
 
     def attach(
@@ -97,18 +98,26 @@ class Detector:
         *,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._group, self._replicas = group, Replicas(model)
+        self._copies = [(Replicas(model), group)]
+        if (other := tensor_parallel()) is not None:
+            self._copies.append((Replicas(model), other))
 
-    def step(self, number: int) -> str | None:
-        found = self._replicas.found
-        mine = values(s.moved(number).bits() for s in found)
-        first, *others = self._replicas.gathered(mine, self._group)
-        wrong = [one.view("int32") != first.view("int32") for one in others]
-        names, at = [], 0
-        for one in found:
-            end = at + len(one.positions)
-            names += [one.name] if any(each[at:end].any() for each in wrong) else []
-            at = end
-        if not names:
-            return None
-        return f"the ranks' copies of {names[0]} differ, and of {len(names) - 1} others"
+    def step(self, number: int) -> list[str]:
+        found = [_compared(number, *each) for each in self._copies]
+        return [one for one in found if one]
+
+
+def _compared(number: int, replicas: Replicas, group: dist.ProcessGroup | None) -> str:
+    """How the copies in a group differ at this step; empty if they do not. A collective call."""
+    found = replicas.found
+    mine = values(s.moved(number).bits() for s in found)
+    first, *others = replicas.gathered(mine, group)
+    wrong = [one.view("int32") != first.view("int32") for one in others]
+    names, at = [], 0
+    for one in found:
+        end = at + len(one.positions)
+        names += [one.name] if any(each[at:end].any() for each in wrong) else []
+        at = end
+    if not names:
+        return ""
+    return f"the ranks' copies of {names[0]} differ, and of {len(names) - 1} others"

@@ -7,6 +7,7 @@ optimizer.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,10 @@ from torch import Tensor, nn
 
 SIZE = 64
 """Values of each parameter."""
+
+
+SHARDED = ("to_local", "ds_tensor", "_is_flat_param")
+"""What shards of FSDP2 or tensor parallelism, of ZeRO 3 and of FSDP1 have."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def samples(module: nn.Module, size: int = SIZE) -> Iterator[Sampled]:
     """What is trained of a module, if this rank has it whole: no shards of FSDP, ZeRO 3 or tensor
     parallelism by DTensor."""
     for name, parameter in module.named_parameters():
-        whole = not (hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor"))
+        whole = not any(hasattr(parameter, mark) for mark in SHARDED)
         if (
             whole
             and parameter.requires_grad
@@ -90,7 +95,7 @@ class Replicas:
     def __init__(self, module: nn.Module) -> None:
         found = list(samples(module))
         split = [getattr(s.parameter, "tensor_model_parallel", False) for s in found]
-        self.split = any(split)
+        self.split = any(split) or tensor_parallel() is not None
         """Whether tensor parallelism splits others."""
         self.found = [s for s, is_split in zip(found, split, strict=True) if not is_split]
         self._first = values(s.bits() for s in self.found)
@@ -105,6 +110,15 @@ class Replicas:
             self._ranks = [rank for rank, one in enumerate(every) if one == own]
         every = from_all(mine, group)
         return [every[rank] for rank in self._ranks]
+
+
+def tensor_parallel() -> dist.ProcessGroup | None:
+    """Megatron's group of the ranks that split tensors; None without one of several ranks."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    group: dist.ProcessGroup = state.get_tensor_model_parallel_group()
+    return group if dist.get_world_size(group) > 1 else None
 
 
 def values(tensors: Iterable[Tensor]) -> numpy.ndarray:

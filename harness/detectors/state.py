@@ -227,7 +227,9 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._model = model
-        self._optimizer = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        inner = getattr(optimizer, "optimizer", None)  # within DeepSpeed's
+        found = (one for one in (optimizer, inner) if isinstance(one, torch.optim.Optimizer))
+        self._optimizer = next(found, None)
         self._rates = optimizer.param_groups
 
     def step(self, number: int) -> None: ...
@@ -251,10 +253,13 @@ ROUNDING = 2**-8
 
 
 def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
-    """Without what a load of the weights alone does: moments are gone, and fp32 copies rounded."""
+    """Without what a load of the weights alone does: moments are gone, or begin again, and fp32
+    copies are rounded."""
+    again = any(c.name.endswith("(step)") and c.after < c.before for c in changes)
     for change in changes:
-        rounded = change.name.endswith(MASTER) and abs(change.after - change.before) <= (
-            ROUNDING * abs(change.before)
-        )
+        if again and change.name.endswith(")") and not change.name.endswith(MASTER):
+            continue
+        is_copy = change.name.endswith(MASTER) or change.name.startswith("optimizer.")
+        rounded = is_copy and abs(change.after - change.before) <= ROUNDING * abs(change.before)
         if not rounded and change.about != GONE:
             yield change

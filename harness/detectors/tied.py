@@ -13,6 +13,7 @@ Without DeepSpeed, name the copies: ``tied_differences([("embedding", weight, gr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -49,6 +50,17 @@ def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
                 yield name + MASTER, _whole_master(name, weight), comm["group"]
 
 
+def _embedding(module: Any) -> Iterator[Copy]:
+    """Megatron's shared embedding, on the first and the last stage of a pipeline."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    shared = getattr(module, "shared_embedding_or_output_weight", None)
+    if state is None or shared is None or not state.model_parallel_is_initialized():
+        return
+    weight = shared() if state.is_rank_in_embedding_group() else None
+    if weight is not None:
+        yield "the shared embedding", weight, state.get_embedding_group()
+
+
 def tied_differences(copies: Iterable[Copy]) -> list[Difference]:
     """Compare each copy with that of the first rank of its group, bit by bit.
 
@@ -69,7 +81,8 @@ def _whole_master(name: str, weight: Tensor) -> Tensor:
 
 
 class Detector:
-    """Compares a few values of the tied weights of a DeepSpeed pipeline after each step."""
+    """Compares a few values of the tied weights of a DeepSpeed or Megatron pipeline after each
+    step."""
 
     def attach(
         self,
@@ -79,7 +92,8 @@ class Detector:
         *,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._copies = list(tied_copies(getattr(model, "module", model)))
+        module = getattr(model, "module", model)
+        self._copies = [*tied_copies(module), *_embedding(module)]
 
     def step(self, number: int) -> str | None:
         sampled = [(name, _some(copy, number), group) for name, copy, group in self._copies]

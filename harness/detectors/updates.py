@@ -41,7 +41,7 @@ class Detector:
         group: dist.ProcessGroup | None = None,
     ) -> str | None:
         self._found: list[tuple[Sampled, dict[str, Any]]] = []
-        self._before: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
+        self._before: list[tuple[Tensor, Tensor | None, dict[str, Any], dict[str, Any]]] = []
         self._optimizer, self._resumed = optimizer, False
         self._stepped = _stepped(optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -53,6 +53,13 @@ class Detector:
             if _kinds(updated) == _kinds(trained):
                 return "the optimizer updates none of the model's parameters, but copies of them"
             return None  # fp32 copies, or shards
+        own = {id(p) for p in model.parameters()}
+        foreign = sum(key not in own for key in groups)
+        missing = [
+            name for name, p in model.named_parameters() if p.requires_grad and id(p) not in groups
+        ]
+        if foreign and missing:
+            return f"the optimizer updates {foreign} tensors of no model, and not {missing[0]}"
         found = list(samples(model))
         self._found = [(s, groups[id(s.parameter)]) for s in found if id(s.parameter) in groups]
         before_step(optimizer, self._look)
@@ -60,7 +67,8 @@ class Detector:
 
     def _look(self) -> None:
         self._before = [
-            (s.of(s.parameter), self._gradient(s), self._state(s)) for s, _ in self._found
+            (s.of(s.parameter), self._gradient(s), self._state(s), {**group, "params": ()})
+            for s, group in self._found  # a scheduler may change the group before step() is called
         ]
 
     def _gradient(self, one: Sampled) -> Tensor | None:
@@ -72,7 +80,8 @@ class Detector:
         return {
             key: one.of(value) if value.shape == one.parameter.shape else float(value)
             for key, value in state.items()
-            if isinstance(value, torch.Tensor) and value.numel() in (1, one.parameter.numel())
+            if isinstance(value, torch.Tensor)
+            and (value.numel() == 1 or value.shape == one.parameter.shape)
         }
 
     def load(self, path: Any) -> None:
@@ -81,7 +90,7 @@ class Detector:
     def step(self, number: int) -> str | None:
         if number == 1 and self._stepped and not self._resumed:
             return "the optimizer had taken a step before the training's first one"
-        for (one, group), (weights, gradient, state) in zip(
+        for (one, _), (weights, gradient, state, group) in zip(
             self._found, self._before, strict=False
         ):
             if gradient is None or not bool(gradient.isfinite().all()):

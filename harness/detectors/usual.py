@@ -1,4 +1,5 @@
-"""The checks that most training loops have: norms, losses, nan, and a sum of the weights.
+"""The checks that most training loops have: norms, losses, nan, a sum of the weights, and torch's
+own debug modes.
 
 They stand here to be compared with others: ``score`` shows how many bugs they miss.
 """
@@ -98,6 +99,32 @@ class Weights(_Watching):
             self._equal = self._same(self._first)
         same = self._same(self._sum())
         return "the ranks' weights differ" if self._equal and not same else None
+
+
+class Anomaly(_Watching):
+    """torch's anomaly mode, which raises where a backward pass computes nan."""
+
+    def begin(self, optimizer: Any) -> None:
+        torch.autograd.set_detect_anomaly(True)
+
+    def step(self, number: int) -> str | None:
+        return None
+
+
+class Detail(_Watching):
+    """torch.distributed's debug mode DETAIL, which raises where ranks call different collectives.
+
+    It checks the groups that are made after it is attached.
+    """
+
+    def record(self, path: Any) -> None:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
+
+    def step(self, number: int) -> str | None:
+        return None
+
+    def judge(self, path: Any) -> str | None:
+        return None
 
 
 def _unusual(what: str, values: list[float], times: float) -> str | None:

@@ -2,16 +2,18 @@
 
 A detector is written for a training loop whose author calls it. Here nobody does: the model is the
 module that is called, its optimizer the one that was made for its parameters, and a step is that
-optimizer's, or that of DeepSpeed's engine. A detector is told nothing else: the folder's name is
-neutral, and the arguments of the process are hidden from it.
+optimizer's, or that of DeepSpeed's engine. A detector with a method ``batch`` watches a DataLoader
+of torch instead, and one with ``judge`` writes a trace, which is judged after the run. A detector
+is told nothing else: the folder's name is neutral, and the arguments of the process are hidden.
 
 If a process trains several models, such as upstream's and a reference, each gets a detector of its
-own.
+own; and so does each loader.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import random
@@ -29,11 +31,14 @@ from harness.system.files import write_whole
 MOST = 4
 """Trainings of a process that are watched."""
 
+MOST_LOADERS = 16
+"""Loaders of a process that are watched."""
+
 CHECKPOINTS = (
     ("torch", "", "save", ""),
     ("torch.distributed.checkpoint", "", "save", ""),
     ("torch.distributed.checkpoint", "", "async_save", ""),
-    ("deepspeed.runtime.engine", "DeepSpeedEngine", "", "load_checkpoint"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "load_checkpoint"),
     ("accelerate.accelerator", "Accelerator", "", "load_state"),
     ("transformers.trainer", "Trainer", "", "_load_optimizer_and_scheduler"),
 )
@@ -43,6 +48,11 @@ CHECKPOINTS = (
 def file_of(trial: Path, launch: str, rank: int) -> Path:
     """Where a rank writes what its detectors reported."""
     return trial / f"detectors{launch and '_' + launch}_{rank}.json"
+
+
+def traces_of(trial: Path, name: str) -> Path:
+    """The folder with the traces that a detector wrote in a trial, one folder for each process."""
+    return trial / f"traces_{name.replace('/', '_')}"
 
 
 @contextmanager
@@ -56,6 +66,7 @@ def attached(
     arguments = sys.argv[1:]
     del sys.argv[1:]  # they name the variant
     made = Attachment(wanted, trial / f"kept_{rank}", rank)
+    made.begin(trial, f"{launch or 'only'}_{rank}")
     made.install()
     try:
         yield
@@ -80,6 +91,15 @@ class Attached:
     """What it changed in the training, in words."""
     error: str = ""
 
+    def describe(self) -> dict[str, Any]:
+        return {
+            "alarms": self.alarms,
+            "calls": self.calls,
+            "seconds": self.seconds,
+            "changed": self.changed,
+            "error": self.error,
+        }
+
     def call(self, what: str, step: int, *arguments: Any, **named: Any) -> None:
         """Call one of its methods, if it has it; what that returns is an alarm, or several."""
         method = getattr(self.detector, what, None)
@@ -92,10 +112,10 @@ class Attached:
             self.error = traceback.format_exc(limit=-2)
             found = None
         self.seconds += time.perf_counter() - started
-        self.calls += what == "step"
+        self.calls += what in {"step", "epoch"}
         if _generators() != before:
             self.changed = f"its {what}() draws random numbers of the training"
-        self.alarms += [_alarm(one, step) for one in _several(found)]
+        self.alarms += [alarm_of(one, step) for one in several(found)]
 
 
 @dataclass
@@ -106,6 +126,8 @@ class Training:
     optimizer: Any
     detectors: list[Attached]
     is_engine: bool = False
+    wrapped: bool = False
+    """Whether another optimizer around this one ends the step."""
     steps: int = 0
 
     def step(self) -> None:
@@ -118,16 +140,53 @@ class Training:
             "model": type(self.model).__name__,
             "optimizer": type(self.optimizer).__name__,
             "steps": self.steps,
-            "detectors": {
-                one.name: {
-                    "alarms": one.alarms,
-                    "calls": one.calls,
-                    "seconds": one.seconds,
-                    "changed": one.changed,
-                    "error": one.error,
-                }
-                for one in self.detectors
-            },
+            "detectors": {one.name: one.describe() for one in self.detectors},
+        }
+
+
+@dataclass
+class Reading:
+    """A loader, with the detectors that watch it."""
+
+    loader: Any
+    detectors: list[Attached]
+    epochs: int = 0
+    iterator: Any = None
+    """The one that is in an epoch; None between two."""
+    batches: int = 0
+    """Of this epoch."""
+
+    def call(self, what: str, *arguments: Any) -> None:
+        for each in self.detectors:
+            each.call(what, self.epochs, *arguments)
+
+    def given(self, iterator: Any, batches: Sequence[Any]) -> None:
+        """An iterator was asked, and gave a batch or its end."""
+        if self.iterator is None and not batches and self.batches:
+            return  # the end of an epoch whose last batch was known
+        if self.iterator is not iterator:
+            self.iterator, self.epochs, self.batches = iterator, self.epochs + 1, 0
+            self.call("epoch", self.epochs)
+        for batch in batches:
+            self.call("batch", batch)
+        self.batches += len(batches)
+        if not batches or self.batches == self.length():
+            self.call("epoch_end", self.epochs)
+            self.iterator = None
+
+    def length(self) -> int:
+        """How many batches the loader says it has; trainers do not ask for one more."""
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError):
+            return 0
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "model": type(self.loader).__name__,
+            "optimizer": "",
+            "steps": self.epochs,
+            "detectors": {one.name: one.describe() for one in self.detectors},
         }
 
 
@@ -135,9 +194,14 @@ class Attachment:
     """The hooks in a rank, and the trainings that they have found."""
 
     def __init__(self, wanted: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
-        self._kinds = {one["name"]: _kind(one) for one in wanted}
+        kinds = {one["name"]: kind_of(one) for one in wanted}
+        self._of_loaders = {n: k for n, k in kinds.items() if hasattr(k, "batch")}
+        self._of_trainings = {n: k for n, k in kinds.items() if n not in self._of_loaders}
+        self._tracing: dict[str, Any] = {}
         self._keep, self._rank = keep, rank
         self.trainings: list[Training] = []
+        self.readings: list[Reading] = []
+        self._iterators: list[tuple[Any, Reading]] = []
         self._optimizers: list[tuple[Any, set[int]]] = []
         """Those that were made, with the ids of their first parameters."""
         self._inside: set[int] = set()
@@ -151,7 +215,8 @@ class Attachment:
     def report(self) -> dict[str, Any]:
         """What was trained. Beside DeepSpeed's engine, a model of plain torch is a reference."""
         engines = [training for training in self.trainings if training.is_engine]
-        return {"trainings": [each.describe() for each in engines or self.trainings]}
+        watched: list[Any] = [*(engines or self.trainings), *self.readings]
+        return {"trainings": [each.describe() for each in watched]}
 
     def close(self) -> None:
         """The training is over."""
@@ -159,6 +224,17 @@ class Attachment:
         for training in self.trainings:
             for each in training.detectors:
                 each.call("close", training.steps)
+        for reading in self.readings:
+            reading.call("close")
+
+    def begin(self, trial: Path, process: str) -> None:
+        """Make the detectors that write a trace: one for the process."""
+        for name, kind in self._of_trainings.items():
+            if hasattr(kind, "judge"):
+                folder = traces_of(trial, name) / process
+                folder.mkdir(parents=True)
+                self._tracing[name] = kind()
+                self._tracing[name].record(folder)
 
     def install(self) -> None:
         """Put the hooks in place, before anything of the scenario runs."""
@@ -170,6 +246,8 @@ class Attachment:
         optimizer.register_optimizer_step_post_hook(self._stepped)
         _after(torch.optim.Optimizer, "__init__", self._made)
         _before(torch.utils.data.DataLoader, "__iter__", self._iterated)
+        if self._of_loaders:
+            self._watch_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
 
     # -- hooks --
 
@@ -179,6 +257,49 @@ class Attachment:
 
     def _iterated(self, loader: Any) -> None:
         self._loader = loader
+
+    def _watch_loaders(self, iterators: Any) -> None:
+        original = iterators.__next__
+
+        @functools.wraps(original)
+        def asked(iterator: Any) -> Any:
+            reading = next((r for i, r in self._iterators if i is iterator), None)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                if reading is not None and not self._ended:
+                    reading.given(iterator, ())
+                raise
+            if reading is not None and not self._ended:
+                reading.given(iterator, (batch,))
+            return batch
+
+        iterators.__next__ = asked
+        _after(iterators, "__init__", self._made_iterator)
+
+    def _made_iterator(self, iterator: Any, loader: Any, *_: Any) -> None:
+        reading = next((one for one in self.readings if one.loader is loader), None)
+        if reading is None and len(self.readings) < MOST_LOADERS:
+            reading = Reading(loader, self._new(self._of_loaders, f"loader_{len(self.readings)}"))
+            self.readings.append(reading)
+            for each in reading.detectors:
+                each.call("attach", 0, None, None, loader, group=_group(None))
+                if each.keep.exists():
+                    each.call("load", 0, each.keep)
+            self._watch_checkpoints()
+        if reading is not None:
+            self._iterators.append((iterator, reading))
+
+    def _new(self, kinds: Mapping[str, Any], keep: str) -> list[Attached]:
+        """A detector of each kind, or the one that traces this process."""
+        return [
+            Attached(
+                name,
+                self._tracing[name] if name in self._tracing else kind(),
+                self._keep / f"{keep}_{name.replace('/', '_')}",
+            )
+            for name, kind in kinds.items()
+        ]
 
     def _called(self, module: Any, _: Any) -> None:
         """Before any module is called: the first call of one that is trained attaches."""
@@ -207,15 +328,15 @@ class Attachment:
         return None
 
     def _attach(self, model: Any, optimizer: Any, is_engine: bool) -> None:
-        number = len(self.trainings)
-        detectors = [
-            Attached(name, kind(), self._keep / f"{number}_{name.replace('/', '_')}")
-            for name, kind in self._kinds.items()
-        ]
+        detectors = self._new(self._of_trainings, str(len(self.trainings)))
         training = Training(model, optimizer, detectors, is_engine)
         self.trainings.append(training)
         if is_engine:
             _after(model, "_take_model_step", lambda *_, **__: training.step())
+        elif (wrapper := _wrapper(optimizer)) is not None:
+            training.wrapped = True
+            name = "step_with_ready_grads" if hasattr(wrapper, "step_with_ready_grads") else "step"
+            _after(wrapper, name, lambda *_, **__: training.step())
         self._watch_checkpoints()
         for each in detectors:
             each.call("attach", 0, model, optimizer, self._loader, group=_group(model))
@@ -224,7 +345,7 @@ class Attachment:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         for training in self.trainings:
-            if training.optimizer is optimizer and not training.is_engine:
+            if training.optimizer is optimizer and not (training.is_engine or training.wrapped):
                 training.step()
 
     def _watch_checkpoints(self) -> None:
@@ -234,23 +355,28 @@ class Attachment:
             for name, then in ((save, "save"), (load, "load")):
                 if name and hasattr(owner, name) and f"{module}.{name}" not in self._patched:
                     self._patched.add(f"{module}.{name}")
-                    hook = functools.partial(self._checkpoint, then)
+                    of_engine = kind == "DeepSpeedEngine"
+                    hook = functools.partial(self._checkpoint, then, of_engine)
                     (_before if then == "save" else _after)(owner, name, hook)
 
-    def _checkpoint(self, what: str, *_: Any, **__: Any) -> None:
+    def _checkpoint(self, what: str, of_engine: bool, *_: Any, **__: Any) -> None:
         if self._busy or self._ended:  # a detector may save what it needs
             return
-        for training in self.trainings:
-            for each in training.detectors:
+        # An engine's checkpoint is its own.
+        of = [(one.steps, one.detectors) for one in self.trainings if one.is_engine == of_engine]
+        of += [(one.epochs, one.detectors) for one in self.readings]
+        for steps, detectors in of:
+            for each in detectors:
                 if what == "save":
                     each.keep.mkdir(parents=True, exist_ok=True)
                 if each.keep.exists():
                     self._busy = True
-                    each.call(what, training.steps, each.keep)
+                    each.call(what, steps, each.keep)
                     self._busy = False
 
 
-def _kind(wanted: Mapping[str, str]) -> Callable[[], Any]:
+def kind_of(wanted: Mapping[str, str]) -> Callable[[], Any]:
+    """The class of a detector, imported."""
     if wanted["root"] and wanted["root"] not in sys.path:
         sys.path.insert(0, wanted["root"])
     kind: Callable[[], Any] = getattr(importlib.import_module(wanted["module"]), wanted["kind"])
@@ -270,10 +396,24 @@ def _engine(module: Any) -> Any:
     return None
 
 
+def _wrapper(optimizer: Any) -> Any:
+    """Megatron's optimizer around one of torch; it distributes the weights after its step."""
+    if "megatron.core.optimizer" not in sys.modules:
+        return None
+    for one in gc.get_objects():
+        megatron = str(type(one).__module__).startswith("megatron.core.")
+        if megatron and getattr(one, "optimizer", None) is optimizer:
+            return one
+    return None
+
+
 def _group(model: Any) -> Any:
     """The group that a user would pass: the data-parallel ranks, where a pipeline has others."""
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
+    if isinstance(model, DistributedDataParallel):
+        return model.process_group
     state = sys.modules.get("megatron.core.parallel_state")
     if state is not None and state.model_parallel_is_initialized():
         return state.get_data_parallel_group()
@@ -288,11 +428,12 @@ def _generators() -> tuple[bytes, Any]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
-def _several(found: Any) -> Iterable[Any]:
+def several(found: Any) -> Iterable[Any]:
+    """What a method returned, as alarms: None is none, and a list is several."""
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def _alarm(found: Any, step: int) -> dict[str, Any]:
+def alarm_of(found: Any, step: int) -> dict[str, Any]:
     """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
     at = getattr(found, "step", None)
     return {

@@ -12,15 +12,25 @@ from harness.system.errors import UserError
 
 CLASS = "Detector"
 
+TRAINING = ("attach", "step")
+METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
+"""The methods that a detector must have besides, if it has one of these; and those of others."""
+
 OURS = {
     "accumulation": "the loss of all micro-batches and ranks counts once",
     "gradients": "the step uses the mean of the ranks' gradients",
+    "loss_scale": "in fp16, steps are not skipped again and again",
+    "precision": "the steps move the weights, also where these have few bits",
+    "samples": "rows come once, to one rank, in an order of their own",
+    "schedule": "the learning rate goes on by one with each step",
     "replicas": "what all ranks have a copy of stays equal",
     "state": "the state after a load is that of the save",
     "tied": "tied copies of a weight stay equal",
     "updates": "the step is the optimizer's formula, and reaches each parameter",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
     "usual/loss_spike": "a usual check: no loss is three times the usual one",
+    "usual/anomaly": "a usual check: torch's anomaly mode raises nothing",
+    "usual/detail": "a usual check: torch.distributed's debug mode DETAIL raises nothing",
     "usual/nan": "a usual check: nothing is nan or infinite",
     "usual/weights": "a usual check: the ranks' weights have the same sum",
 }
@@ -59,5 +69,6 @@ def _refuse_without_class(found: DetectorConfig) -> None:
         raise UserError(f"{found.name}: {type(error).__name__}: {error}") from None
     if not callable(kind):
         raise UserError(f"{found.name}: {found.module} has no class {found.kind}")
-    if missing := [name for name in ("attach", "step") if not hasattr(kind, name)]:
+    wanted = next((methods for one, methods in METHODS.items() if hasattr(kind, one)), ())
+    if missing := [name for name in wanted or TRAINING if not hasattr(kind, name)]:
         raise UserError(f"{found.name} has no method {missing[0]}: docs/detectors.md")

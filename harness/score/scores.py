@@ -41,6 +41,8 @@ class Watched:
     changed: str = ""
     calls: int = 0
     seconds: float = 0.0
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """All packages beside torch, by name, with the version."""
 
     @property
     def first(self) -> int | None:

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -20,12 +21,16 @@ from harness import catalog
 from harness.api.spec import BUGGY, Lane, Outcome
 from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.launch.exits import read_json
-from harness.runs.attachment import file_of
+from harness.runs.attachment import file_of, traces_of
 from harness.runs.results import TrialResult
 from harness.runs.run_folder import RUN_FILE, position_of, read_records, trial_content
+from harness.score.judging import Judged, judge, writes_traces
 from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
+
+LEARNED = 2
+"""Healthy runs of each scenario from which a detector that writes traces learns."""
 
 BOOKKEEPING = ("begin", "start", "upstream", "shims", "phases", "end")
 """The kinds of records that are not about the training."""
@@ -48,6 +53,12 @@ class Scoring:
         half = (len(self.seeds) + 1) // 2 if len(self.seeds) > 1 else 0
         more = [self.drawn[0] + n for n in range(len(self.seeds) - half)]
         return [*self.seeds[:half], *(n % LARGEST_SEED for n in more)]
+
+    def healthy_seeds(self) -> list[int]:
+        """The seeds of runs to learn from; none if no detector learns. None of them is scored."""
+        if not any(map(writes_traces, self.detectors)):
+            return []
+        return [(self.drawn[0] + 1000 + n) % LARGEST_SEED for n in range(LEARNED)]
 
 
 def watched_variants(scenario: str) -> tuple[str, ...]:
@@ -87,10 +98,14 @@ def scored(scoring: Scoring, each: Callable[[Score], None]) -> list[Score]:
 
 
 def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
-    """The runs of one scenario: without detectors, once, and with all of them for each seed."""
+    """The runs of one scenario: without detectors, once; healthy ones to learn from; and with all
+    detectors for each seed."""
     variants = watched_variants(config.scenario)
     pairs = list(zip(scoring.seeds, scoring.clean_seeds(), strict=True))
     yield replace(config, variants=variants, seed=pairs[0][0])
+    for healthy in scoring.healthy_seeds():
+        learning = tuple(filter(writes_traces, scoring.detectors))
+        yield replace(config, detectors=learning, seed=healthy, variants=variants[1:2])
     for seed, clean in pairs:
         with_all = replace(config, detectors=tuple(scoring.detectors), seed=seed)
         if seed == clean:
@@ -103,25 +118,50 @@ def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
 def _of_scenario(
     name: str, runs: Sequence[tuple[RunConfig, Done]], scoring: Scoring
 ) -> Iterator[Score]:
-    (_, without), *others = runs
+    learned = len(scoring.healthy_seeds())
+    (_, without), healthy, others = runs[0], runs[1 : 1 + learned], runs[1 + learned :]
     disturbed = _disturbed(without, others)
     for detector in scoring.detectors:
-        trials = [
-            trial for config, done in others for trial in _trials(done, config.seed, detector.name)
-        ]
+        with ExitStack() as stack:
+            judged: Callable[[Path], Judged] | None = None
+            if writes_traces(detector):
+                folders = list(_traces(healthy, detector.name))
+                judged = stack.enter_context(judge(detector, folders))
+            trials = [
+                trial
+                for config, done in others
+                for trial in _trials(done, config.seed, detector.name, judged)
+            ]
         if disturbed and len(scoring.detectors) == 1:
             trials = [replace(one, changed=one.changed or disturbed) for one in trials]
         yield score(name, detector.name, trials)
 
 
-def _trials(done: Done, seed: int, detector: str) -> Iterator[Watched]:
+def _traces(runs: Iterable[tuple[RunConfig, Done]], detector: str) -> Iterator[Path]:
+    """The traces of the trials that showed what is documented."""
+    for _, done in runs:
+        for trial in done.result.trials:
+            if done.folder is not None and trial.as_expected:
+                yield traces_of(done.folder / trial.variant, detector)
+
+
+def _trials(
+    done: Done, seed: int, detector: str, judged: Callable[[Path], Judged] | None
+) -> Iterator[Watched]:
     """The trials of a run that showed what is documented, with what a detector reported."""
     if done.folder is None:
         return
     run = read_json(done.folder / RUN_FILE)
     for trial in done.result.trials:
         if trial.as_expected:
-            yield _watched(trial, seed, detector, reports(done.folder, run, trial.variant))
+            one = _watched(trial, seed, detector, reports(done.folder, run, trial.variant))
+            overlay = run["trials"][trial.variant].get("overlay") or {}
+            pairs = (line.partition("==") for line in overlay.get("lock", ()))
+            one = replace(one, releases={name: version for name, _, version in pairs})
+            if judged is not None:
+                alarms, error = judged(traces_of(done.folder / trial.variant, detector))
+                one = replace(one, alarms=[*one.alarms, *alarms], error=one.error or error)
+            yield one
 
 
 def reports(folder: Path, run: Mapping[str, Any], variant: str) -> list[dict[str, Any]]:

@@ -1,0 +1,188 @@
+"""The rows of an epoch must come once, to one rank, in an order of their own.
+
+Samplers, resumed loaders and streams that are split between ranks lose rows, or give the same ones
+to several ranks, or in the same order in each epoch. The loss hardly shows it. This keeps a digest
+of each row, and compares an epoch with the earlier ones, and with those of the other ranks.
+
+    detector = Detector()
+    detector.attach(None, None, loader)    # before the first batch, on every rank
+    for epoch in range(1, epochs + 1):
+        detector.epoch(epoch)
+        for batch in loader:
+            detector.batch(batch)
+            ...
+        print(detector.epoch_end(epoch))   # None, or an alarm
+
+Ranks that all read the same rows, as those of tensor parallelism do, are no fault. Rows that equal
+each other are not told apart: where a rank sees many of them in an epoch, nothing is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.detectors.sampling import from_all
+
+VALUES = 256
+"""Values of a row that are looked at."""
+
+APART = 0.9
+"""The least share of different rows in an epoch with which rows are told apart."""
+
+AHEAD = 2
+"""Batches that a loader may have fetched before they are used."""
+
+FILE = "rows.pt"
+
+FEW = 4
+"""Rows of an epoch with which an order says something."""
+
+
+class Detector:
+    """Compares the rows of each epoch that is read to its end."""
+
+    def attach(
+        self,
+        model: Any,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._loader, self._group = loader, group
+        self._earlier: tuple[bytes, ...] = ()
+        self._rows: list[bytes] = []
+        self._resumed: set[bytes] = set()
+        self._batches = self._largest = 0
+
+    def save(self, path: Any) -> None:
+        begun = self._batches < _length(self._loader)
+        torch.save(self._rows if begun else [], Path(path) / FILE)
+
+    def load(self, path: Any) -> None:
+        if (file := Path(path) / FILE).exists():
+            self._resumed = set(torch.load(file))
+
+    def epoch(self, number: int) -> None:
+        self._rows, self._batches = [], 0
+
+    def batch(self, batch: Any) -> None:
+        rows = list(digests(batch))
+        self._rows += rows
+        self._largest = max(self._largest, len(rows))
+        self._batches += 1
+
+    def epoch_end(self, number: int) -> list[str]:
+        found = [self._short(number), self._shared(), self._repeated(number), self._again()]
+        return [one for one in found if one]
+
+    def _again(self) -> str:
+        """The rest of a resumed epoch has other rows than its part before the save, but for those
+        that were fetched ahead."""
+        again, self._resumed = self._resumed & set(self._rows), set()
+        if len(set(self._rows)) < APART * len(self._rows) or len(again) <= AHEAD * self._largest:
+            return ""
+        return f"{len(again)} rows came before the save, and again in the rest of the epoch"
+
+    def _short(self, number: int) -> str:
+        """An epoch that has not begun in its middle must have all batches of the loader."""
+        if not self._batches:
+            return "the epoch has no batch"
+        wanted = _length(self._loader)
+        if number == 1 or not wanted or self._batches >= wanted:
+            return ""
+        return f"the epoch has {self._batches} batches, and the loader says {wanted}"
+
+    def _shared(self) -> str:
+        """Rows that several ranks got, but for those that fill up the last batches."""
+        every = from_all((self._rows, self._largest), self._group)
+        ranks = [set(rows) for rows, _ in every]
+        largest = max(size for _, size in every)
+        if any(len(set(rows)) < APART * len(rows) for rows, _ in every):
+            return ""
+        if any(rows == every[0][0] for rows, _ in every[1:]):
+            return ""  # they are meant to see the same
+        different = len(set().union(*ranks))
+        shared = sum(map(len, ranks)) - different
+        if shared <= largest * len(ranks):
+            return ""
+        return f"{shared} of {different} rows came to more than one rank in an epoch"
+
+    def _repeated(self, number: int) -> str:
+        rows = tuple(self._rows)
+        if len(set(rows)) < max(FEW, APART * len(rows)) or not _shuffles(self._loader):
+            return ""
+        same, self._earlier = rows == self._earlier, rows
+        return f"epoch {number} has the rows in the order of the epoch before it" if same else ""
+
+
+def digests(batch: Any) -> Iterator[bytes]:
+    """A digest of each row of a batch: of what has the same first dimension as its first tensor, or
+    of the elements of a list."""
+    leaves = list(_leaves(batch))
+    tensors = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
+    if not tensors:
+        yield from (blake2b(repr(one).encode(), digest_size=8).digest() for one in leaves)
+        return
+    count = len(tensors[0])
+    parts = [_some(one) for one in tensors if len(one) == count]
+    for row in range(count):
+        joined = b"".join(part[row].numpy().tobytes() for part in parts)
+        yield blake2b(joined, digest_size=8).digest()
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """Up to ``VALUES`` values of each row, as bytes."""
+    flat = tensor.detach().reshape(len(tensor), -1)
+    every = max(1, flat.shape[1] // VALUES)
+    picked = flat[:, ::every].cpu().contiguous()
+    return picked.view(torch.uint8) if picked.dtype != torch.bool else picked
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        for one in batch:
+            yield from _leaves(one)
+    elif hasattr(batch, "__dict__") and not isinstance(batch, Tensor):
+        yield from _leaves(vars(batch))
+    else:
+        yield batch
+
+
+def _length(loader: Any) -> int:
+    """How many batches a loader says that it has; 0 if it does not say."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0
+
+
+def _shuffles(loader: Any) -> bool:
+    """Whether a loader shuffles: not one whose sampler goes through the rows in order, nor a stream
+    that has no epochs."""
+    samplers: list[Any] = list(_chain(loader))
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return hasattr(dataset, "set_epoch") and getattr(dataset, "shuffle", True) is not False
+    in_order = any(isinstance(one, torch.utils.data.SequentialSampler) for one in samplers)
+    return not (in_order or any(getattr(one, "shuffle", True) is False for one in samplers))
+
+
+def _chain(loader: Any) -> Iterable[Any]:
+    """The samplers of a loader, one within the other."""
+    found = loader
+    while True:
+        inner = getattr(found, "batch_sampler", None)
+        found = getattr(found, "sampler", None) if inner is None else inner
+        if found is None:
+            return
+        yield found

@@ -1,0 +1,130 @@
+"""The learning rate must follow its schedule: one step of it for each step of the optimizer.
+
+A scheduler that steps with each micro-batch ends the schedule too early; one that is resumed begins
+again; one that is wrapped wrongly never changes the rate. A loss curve shows none of them.
+
+    detector = Detector()
+    detector.attach(model, optimizer)      # before the first forward pass
+    print(detector.step(number))           # after each step of the optimizer: None, or an alarm
+    detector.save(folder)                  # with each checkpoint
+    detector.load(folder)                  # after the load of one
+
+Knows the schedulers of torch, which it finds by their optimizer, and of others only the rates.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import lr_scheduler
+
+NEAR = 1e-6
+"""How far (as a fraction) two rates may be apart."""
+
+MOVING = ("CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR")
+"""Schedulers whose rate is another one after each of their steps."""
+
+STILL = 3
+"""Steps of such a scheduler without another rate that are too many."""
+
+FILE = "rates.json"
+
+
+class Detector:
+    """Watches the rate of each group of an optimizer, and the steps of its schedulers."""
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._optimizer, self._group = optimizer, group
+        self._schedulers: list[Any] | None = None
+        self._counts: list[int] = []
+        self._still = 0
+        self._rates = [self._now()]
+        self._saved: list[float] | None = None
+
+    def _now(self) -> list[float]:
+        return [float(group["lr"]) for group in getattr(self._optimizer, "param_groups", [])]
+
+    def save(self, path: Any) -> None:
+        Path(path, FILE).write_text(json.dumps(self._now()))
+
+    def load(self, path: Any) -> None:
+        file = Path(path, FILE)
+        self._saved = json.loads(file.read_text()) if file.exists() else None
+        self._rates = [self._now()]
+
+    def step(self, number: int) -> list[str]:
+        found = [self._resumed(), self._too_often(), self._first(number), self._unmoved()]
+        self._rates.append(self._now())
+        return [one for one in found if one]
+
+    def _resumed(self) -> str:
+        """The first step after a load has the rate that was next at the save."""
+        saved, self._saved = self._saved, None
+        used = self._rates[-1]
+        if saved is None or len(saved) != len(used):
+            return ""
+        for before, after in zip(saved, used, strict=True):
+            if not _near(before, after):
+                return f"the rate was {before:.4g} at the save, and {after:.4g} after the load"
+        return ""
+
+    def _too_often(self) -> str:
+        """A schedule goes on by one, or by the number of ranks, which accelerate multiplies it
+        with."""
+        if self._schedulers is None:
+            self._schedulers = self._found()
+            self._counts = list(map(_count, self._schedulers))
+            return ""
+        counts = list(map(_count, self._schedulers))
+        steps = [now - before for now, before in zip(counts, self._counts, strict=True)]
+        self._counts = counts
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        wrong = [one for one in steps if one > 1 and one != ranks]
+        return f"the schedule went on {wrong[0]} times in one step" if wrong else ""
+
+    def _found(self) -> list[Any]:
+        inner = getattr(self._optimizer, "optimizer", self._optimizer)
+        return [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), lr_scheduler.LRScheduler)  # isinstance() asks proxies
+            and getattr(one, "optimizer", None) in (self._optimizer, inner)
+        ]
+
+    def _first(self, number: int) -> str:
+        """No schedule has its lowest rate at the second step, and higher ones around it."""
+        if number != 3 or len(self._rates) < 3:
+            return ""
+        for first, second, third in zip(*self._rates[:3], strict=True):
+            if first > second * (1 + NEAR) and third > second * (1 + NEAR):
+                return (
+                    f"the first step had the rate {first:.4g}, the next {second:.4g}, {third:.4g}"
+                )
+        return ""
+
+    def _unmoved(self) -> str:
+        names = [type(one).__name__ for one in self._schedulers or ()]
+        alone = len(names) == 1 and names[0] in MOVING  # others may be parts of one
+        self._still = self._still + 1 if alone and self._now() == self._rates[-1] else 0
+        return f"{names[0]} does not change the rate" if self._still == STILL else ""
+
+
+def _count(scheduler: Any) -> int:
+    """How many steps a scheduler has taken."""
+    return int(getattr(scheduler, "_step_count", scheduler.last_epoch))
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= NEAR * max(abs(one), abs(other))
