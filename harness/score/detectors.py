@@ -9,8 +9,12 @@ from pathlib import Path
 from harness.catalog import unknown
 from harness.config.run_config import DetectorConfig
 from harness.system.errors import UserError
+from harness.system.installation import install
 
 CLASS = "Detector"
+
+TRAINCHECK = "traincheck"
+"""The detector, and the package that it needs."""
 
 TRAINING = ("attach", "step")
 METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
@@ -26,6 +30,7 @@ OURS = {
     "replicas": "what all ranks have a copy of stays equal",
     "state": "the state after a load is that of the save",
     "tied": "tied copies of a weight stay equal",
+    "traincheck": "TrainCheck's rules hold, as learned from two healthy runs",
     "updates": "the step is the optimizer's formula, and reaches each parameter",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
     "usual/loss_spike": "a usual check: no loss is three times the usual one",
@@ -39,6 +44,8 @@ OURS = {
 
 def named(word: str) -> DetectorConfig:
     """The detector that a word names: ours by its name, ``FILE.py:CLASS`` or ``MODULE:CLASS``."""
+    if word == TRAINCHECK and importlib.util.find_spec(TRAINCHECK) is None:
+        raise UserError(f"{TRAINCHECK} is not installed: {install(TRAINCHECK)}")
     if word in OURS:
         module, _, kind = word.partition("/")
         name = "".join(part.capitalize() for part in kind.split("_")) or CLASS
