@@ -34,9 +34,13 @@ PAGE = "README.md"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
-WHOLE = {"alive.md": alive.page, "ranges.md": docs_tables.ranges_page}
+WHOLE = {"alive.md": alive.page}
 """Pages beside docs/bugs.md that are written as a whole."""
-TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
+TABLES = {
+    "probe_results.md": docs_tables.with_probed,
+    "ranges.md": docs_tables.with_ranges,
+    "trust.md": docs_tables.with_inferred,
+}
 """Pages with a generated part, and what writes that."""
 BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 TABLE, TABLE_END = "<!-- the bugs: generated -->", "<!-- end of the bugs -->"
