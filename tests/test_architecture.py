@@ -26,10 +26,10 @@ def test_only_config_imports_hydra() -> None:
     assert users == {"harness.config.command_line"}
 
 
-def test_contributing_names_every_package() -> None:
-    plan = (ROOT / "CONTRIBUTING.md").read_text()
+def test_the_page_for_developers_names_every_package() -> None:
+    plan = (ROOT / "docs/developers.md").read_text()
     for folder in (file.parent for file in (ROOT / "harness").glob("*/__init__.py")):
-        assert f"harness/{folder.name}/" in plan, f"CONTRIBUTING.md does not name {folder.name}"
+        assert f"harness/{folder.name}/" in plan, f"docs/developers.md does not name {folder.name}"
 
 
 PROBE = """

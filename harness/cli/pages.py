@@ -42,13 +42,13 @@ PAGE = "README.md"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
-WHOLE = {
-    "alive.md": alive.page,
-    "models_table.md": models_table.page,
-    "ranges.md": docs_tables.ranges_page,
-}
+WHOLE = {"alive.md": alive.page, "models_table.md": models_table.page}
 """Pages beside docs/bugs.md that are written as a whole."""
-TABLES = {"probe_results.md": docs_tables.with_probed, "trust.md": docs_tables.with_inferred}
+TABLES = {
+    "probe_results.md": docs_tables.with_probed,
+    "ranges.md": docs_tables.with_ranges,
+    "trust.md": docs_tables.with_inferred,
+}
 """Pages with a generated part, and what writes that."""
 ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted((ROOT / "docs").glob("*.md"))]
 """The documents that name the address of the repository."""

@@ -15,7 +15,6 @@ from harness.ranges import lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
 from harness.system.errors import Inconclusive
-from harness.system.installation import for_readers
 from harness.system.text import markdown, markdown_table
 from harness.upstream.pins import TORCH
 
@@ -27,22 +26,27 @@ INTRODUCTION = (
 )
 
 
-def ranges_page() -> str:
-    """The page: a row for each period of each bug, and torch's releases as a grid."""
+RANGES_BEGIN, RANGES_END = "<!-- ranges: generated -->", "<!-- end of ranges -->"
+
+
+def with_ranges(text: str) -> str:
+    """The text of docs/ranges.md with new tables: a row for each period of each bug, and torch's
+    releases as a grid. Raises Inconclusive without its marks."""
+    before, _, rest = text.partition(RANGES_BEGIN)
+    if RANGES_END not in rest:
+        raise Inconclusive("docs/ranges.md has no marks for its tables")
+    after = rest.partition(RANGES_END)[2]
     columns = ["bug", "package", "right before", "affected", "right after", "tested"]
-    return for_readers(
-        "\n\n".join(
-            [
-                "# Which releases have each bug",
-                "<!-- Made by `python -m harness pages`. Write nothing here. -->",
-                INTRODUCTION,
-                markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)]),
-                "## Torch",
-                markdown_table(*_grid()),
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        f"{before}{RANGES_BEGIN}",
+        "## All bugs",
+        INTRODUCTION,
+        markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)]),
+        "## Torch",
+        markdown_table(*_grid()),
+        f"{RANGES_END}{after}",
+    ]
+    return "\n\n".join(parts)
 
 
 def _rows(name: str) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class ExitCode:
-    """The exit codes of every command; README.md documents them."""
+    """The exit codes of every command; docs/reference.md documents them."""
 
     AS_EXPECTED = 0
     NOT_AS_EXPECTED = 1
