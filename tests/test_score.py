@@ -181,7 +181,8 @@ def test_a_user_s_detector_is_called_after_each_step_and_watched_itself(tmp_path
 def rows(rank: int, folder: Path) -> None:
     (folder / "own.py").write_text(OWN)
     with attachment.attached([vars(detectors.named(f"{folder}/own.py:Rows"))], folder, "", rank):
-        loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2)
+        data = torch.utils.data.TensorDataset(torch.arange(8))
+        loader = torch.utils.data.DataLoader(data, batch_size=2)
         list(loader)
         next(iter(loader))  # left before its end
         for _, _ in zip(range(4), loader, strict=False):  # as trainers do: no fifth call

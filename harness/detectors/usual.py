@@ -1,5 +1,5 @@
 """The checks that most training loops have: norms, losses, nan, a sum of the weights, and torch's
-own debug modes.
+anomaly mode.
 
 They stand here to be compared with others: ``score`` shows how many bugs they miss.
 """
@@ -108,22 +108,6 @@ class Anomaly(_Watching):
         torch.autograd.set_detect_anomaly(True)
 
     def step(self, number: int) -> str | None:
-        return None
-
-
-class Detail(_Watching):
-    """torch.distributed's debug mode DETAIL, which raises where ranks call different collectives.
-
-    It checks the groups that are made after it is attached.
-    """
-
-    def record(self, path: Any) -> None:
-        dist.set_debug_level(dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
-
-    def step(self, number: int) -> str | None:
-        return None
-
-    def judge(self, path: Any) -> str | None:
         return None
 
 
