@@ -8,6 +8,7 @@
 # make test-all  hours: every variant, mutations, 200 faults
 # make docker    build the container, run nightlies in it and check them
 # make release   build the wheel and the source archive, and try them in a new environment
+# make site      write the website to build/site
 # make setup     only set up
 # make bench     where the time of a run goes, and the time of every scenario
 PYTHON ?= python3
@@ -21,7 +22,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker release setup bench clean
+.PHONY: run test lint unit slow scenarios browser slurm confirm test-ci test-all docker release site setup bench clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -83,6 +84,9 @@ release: $(READY)
 	build/release/venv/bin/python -m pip install --quiet build/release/*.whl
 	cd build/release && venv/bin/distributed-bugs --version && venv/bin/distributed-bugs list > list.txt
 	cd build/release && echo transformers==5.5.4 | venv/bin/distributed-bugs check -r - scenario=trainer_gas_twice
+
+site: $(READY)
+	$(BIN)/distributed-bugs site --out build/site
 
 setup: $(READY)
 
