@@ -16,16 +16,13 @@ import functools
 import gc
 import importlib
 import json
-import random
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.runs.watched import Attached, Reading, Training
 from harness.system.files import write_whole
 
 MOST = 4
@@ -74,120 +71,6 @@ def attached(
         made.close()
         sys.argv[1:] = arguments
         write_whole(file_of(trial, launch, rank), json.dumps(made.report()))
-
-
-@dataclass
-class Attached:
-    """A detector on one training, and what it has reported."""
-
-    name: str
-    detector: Any
-    keep: Path
-    """Where it keeps what it needs after a load."""
-    alarms: list[dict[str, Any]] = field(default_factory=list)
-    calls: int = 0
-    seconds: float = 0.0
-    changed: str = ""
-    """What it changed in the training, in words."""
-    error: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "alarms": self.alarms,
-            "calls": self.calls,
-            "seconds": self.seconds,
-            "changed": self.changed,
-            "error": self.error,
-        }
-
-    def call(self, what: str, step: int, *arguments: Any, **named: Any) -> None:
-        """Call one of its methods, if it has it; what that returns is an alarm, or several."""
-        method = getattr(self.detector, what, None)
-        if method is None or self.error:
-            return
-        before, started = _generators(), time.perf_counter()
-        try:
-            found = method(*arguments, **named)
-        except Exception:
-            self.error = traceback.format_exc(limit=-2)
-            found = None
-        self.seconds += time.perf_counter() - started
-        self.calls += what in {"step", "epoch"}
-        if _generators() != before:
-            self.changed = f"its {what}() draws random numbers of the training"
-        self.alarms += [alarm_of(one, step) for one in several(found)]
-
-
-@dataclass
-class Training:
-    """A model and its optimizer, with the detectors that watch them."""
-
-    model: Any
-    optimizer: Any
-    detectors: list[Attached]
-    is_engine: bool = False
-    wrapped: bool = False
-    """Whether another optimizer around this one ends the step."""
-    steps: int = 0
-
-    def step(self) -> None:
-        self.steps += 1
-        for each in self.detectors:
-            each.call("step", self.steps, self.steps)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "model": type(self.model).__name__,
-            "optimizer": type(self.optimizer).__name__,
-            "steps": self.steps,
-            "detectors": {one.name: one.describe() for one in self.detectors},
-        }
-
-
-@dataclass
-class Reading:
-    """A loader, with the detectors that watch it."""
-
-    loader: Any
-    detectors: list[Attached]
-    epochs: int = 0
-    iterator: Any = None
-    """The one that is in an epoch; None between two."""
-    batches: int = 0
-    """Of this epoch."""
-
-    def call(self, what: str, *arguments: Any) -> None:
-        for each in self.detectors:
-            each.call(what, self.epochs, *arguments)
-
-    def given(self, iterator: Any, batches: Sequence[Any]) -> None:
-        """An iterator was asked, and gave a batch or its end."""
-        if self.iterator is None and not batches and self.batches:
-            return  # the end of an epoch whose last batch was known
-        if self.iterator is not iterator:
-            self.iterator, self.epochs, self.batches = iterator, self.epochs + 1, 0
-            self.call("epoch", self.epochs)
-        for batch in batches:
-            self.call("batch", batch)
-        self.batches += len(batches)
-        if not batches or self.batches == self.length():
-            self.call("epoch_end", self.epochs)
-            self.iterator = None
-
-    def length(self) -> int:
-        """How many batches the loader says it has; trainers do not ask for one more."""
-        try:
-            return len(self.loader)
-        except (TypeError, NotImplementedError):
-            return 0
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "model": type(self.loader).__name__,
-            "optimizer": "",
-            "steps": self.epochs,
-            "detectors": {one.name: one.describe() for one in self.detectors},
-        }
 
 
 class Attachment:
@@ -420,27 +303,6 @@ def _group(model: Any) -> Any:
     if hasattr(getattr(model, "module", None), "tied_comms"):  # DeepSpeed's pipeline
         return model.data_parallel_group
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-
-
-def _generators() -> tuple[bytes, Any]:
-    import torch
-
-    return torch.get_rng_state().numpy().tobytes(), random.getstate()
-
-
-def several(found: Any) -> Iterable[Any]:
-    """What a method returned, as alarms: None is none, and a list is several."""
-    return found if isinstance(found, list) else [] if found is None else [found]
-
-
-def alarm_of(found: Any, step: int) -> dict[str, Any]:
-    """An alarm: a text, or anything with ``text`` and, if it knows them, ``step`` and ``where``."""
-    at = getattr(found, "step", None)
-    return {
-        "text": str(getattr(found, "text", found)),
-        "step": at if isinstance(at, int) else step,
-        "where": str(getattr(found, "where", "")),
-    }
 
 
 def _after(owner: Any, name: str, then: Callable[..., None]) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.run_config import DetectorConfig
-from harness.runs.attachment import alarm_of, kind_of, several
+from harness.runs.attachment import kind_of
+from harness.runs.watched import alarm_of, several
 
 Judged = tuple[list[dict[str, Any]], str]
 """The alarms of a run, and the error of the detector."""
