@@ -22,6 +22,7 @@ from harness.score import detectors
 from harness.score.judging import judge, writes_traces
 from harness.score.others import without_others
 from harness.score.scores import Found, Watched, score
+from harness.score.scoring import Scoring
 from harness.system.errors import UserError
 from tests.group import in_group
 
@@ -154,6 +155,10 @@ class Writes:
     def judge(self, run):
         found = {file.read_text() for file in run.rglob("width")}
         return f"{run.name}: {found}" if found - self.widths else None
+
+class NoGroup:
+    def attach(self, model, optimizer): ...
+    def step(self, number): ...
 
 class Half:
     def judge(self, run): ...
@@ -325,6 +330,11 @@ def test_skipped_steps_in_a_row_are_seen() -> None:
     ]
 
 
+def test_no_seed_tells_whether_the_bug_is_there() -> None:
+    assert Scoring([], [], [5], [90]).all_seeds() == [5]
+    assert Scoring([], [], [5, 6, 7], [90]).all_seeds() == [5, 6, 90]
+
+
 @pytest.mark.parametrize(
     ("release", "found"), [("4.46.2", Found.MISSED), ("5.23.0", Found.FALSE_ALARM)]
 )
@@ -383,10 +393,11 @@ def test_the_delay_is_counted_from_the_first_step_with_the_symptom() -> None:
     [
         ([], "name a detector"),
         (["gradient"], "no detector 'gradient': did you mean gradients"),
-        (["missing.py:Detector"], "no module missing.py"),
+        (["missing.py:Detector"], "no file missing.py"),
         (["{own}:Missing"], "has no class Missing"),
         (["{own}:Lazy"], "has no method attach"),
         (["{own}:Half"], "has no method record"),
+        (["{own}:NoGroup"], "attach must take group="),
         (["gradients", "seed=x"], "write whole numbers"),
         (["gradients", "variant=buggy"], "leave variant=buggy out"),
         (["gradients", "scenario=bf16"], "did you mean"),

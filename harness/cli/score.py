@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> int:
         terminal().print(
             _summary(detector.name, [s for s in scores if s.detector == detector.name])
         )
-    _print_harms(found, scores)
+    if len(names) > 1:
+        _print_harms(found, scores)
     if options.json:
         with writing(options.json, "--json"):
             write_whole(options.json, json.dumps([asdict(one) for one in scores], indent=1) + "\n")
@@ -164,7 +165,9 @@ def _scored(scoring: Scoring) -> list[Score]:
 
 
 def _line(one: Score) -> str:
-    at = "" if one.step is None else f" at step {one.step}"
+    at = (
+        "" if one.step is None else f" at step {one.step}" if one.step else " before the first step"
+    )
     at += f", {count(one.late, 'step')} late" if one.late and one.late > 0 else ""
     why = f": {short(one.reason)}" if one.reason else ""
     return f"  {one.scenario}, {one.detector}: {one.found}{at}{why}"
@@ -173,6 +176,7 @@ def _line(one: Score) -> str:
 def _summary(name: str, scores: Sequence[Score]) -> str:
     found = Counter(score.found for score in scores)
     parts = [f"{found[kind]} {kind}" for kind in Found if found[kind]]
+    parts = [part + "s" if part.endswith("alarm") and part[:2] != "1 " else part for part in parts]
     late = [max(0, s.late) for s in scores if s.late is not None]
     calls = sum(t.calls for s in scores for t in s.trials)
     seconds = sum(t.seconds for s in scores for t in s.trials)

@@ -64,16 +64,17 @@ def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     data = torch.utils.data.TensorDataset(torch.randint(WORDS, (ROWS * (WARM + STEPS), TOKENS)))
     loader = torch.utils.data.DataLoader(data, batch_size=ROWS)
-    steps, calls = [], dict[str, list[float]]()
+    steps, calls, before = [], dict[str, list[float]](), dict[str, float]()
     for (ids,) in loader:
-        began, before = time.perf_counter(), _seconds(made)
+        began, given = time.perf_counter(), _seconds(made)
         model((ids + rank) % WORDS).logsumexp(-1).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         after = _seconds(made)
         for name, seconds in after.items():
             calls.setdefault(name, []).append(seconds - before.get(name, 0.0))
-        steps.append(time.perf_counter() - began - sum(after.values()) + sum(before.values()))
+        steps.append(time.perf_counter() - began - sum(after.values()) + sum(given.values()))
+        before = after
     if rank == 0:
         (folder / "seconds.json").write_text(json.dumps({"steps": steps, "calls": calls}))
     dist.barrier()
@@ -88,4 +89,5 @@ def _model() -> Any:
 
 
 def _seconds(made: attachment.Attachment) -> dict[str, float]:
-    return {one.name: one.seconds for training in made.trainings for one in training.detectors}
+    watched = (*made.trainings, *made.readings)
+    return {one.name: one.seconds for each in watched for one in each.detectors}

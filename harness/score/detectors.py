@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def named(word: str) -> DetectorConfig:
         return DetectorConfig(word, f"harness.detectors.{module}", name, "")
     place, colon, kind = word.rpartition(":")
     if not (colon and kind.isidentifier()):
-        raise UserError(unknown("detector", word, OURS) + ", or FILE.py:CLASS")
+        raise UserError(f"{unknown('detector', word, OURS)} Or name FILE.py:CLASS")
     file = Path(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
     if file.is_file():
         module = file.stem if place.endswith(".py") else place
@@ -60,7 +61,8 @@ def named(word: str) -> DetectorConfig:
     elif not place.endswith(".py") and importlib.util.find_spec(place.partition(".")[0]):
         found = DetectorConfig(word, place, kind, "")
     else:
-        raise UserError(f"no module {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
+        what = "file" if place.endswith(".py") else "module"
+        raise UserError(f"no {what} {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
     _refuse_without_class(found)
     return found
 
@@ -78,3 +80,6 @@ def _refuse_without_class(found: DetectorConfig) -> None:
     wanted = next((methods for one, methods in METHODS.items() if hasattr(kind, one)), ())
     if missing := [name for name in wanted or TRAINING if not hasattr(kind, name)]:
         raise UserError(f"{found.name} has no method {missing[0]}: docs/detectors.md")
+    parameters = inspect.signature(kind.attach).parameters.values()
+    if not any(p.name == "group" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise UserError(f"{found.name}: attach must take group=: docs/detectors.md")

@@ -86,12 +86,12 @@ def score(scenario: str, detector: str, trials: Sequence[Watched]) -> Score:
         return judged(Found.DISTURBS, changed)
     wrong = {one.variant: one for one in trials if one.alarms and not one.symptom}
     if wrong:
-        one = next(iter(wrong.values()))
-        return judged(
-            Found.FALSE_ALARM, f"{one.variant}: {one.text}", false_alarms=tuple(sorted(wrong))
-        )
+        text = f"{', '.join(wrong)}: {next(iter(wrong.values())).text}"
+        if not all(one.alarms for one in buggy):
+            text += "; and silent with the bug"
+        return judged(Found.FALSE_ALARM, text, false_alarms=tuple(sorted(wrong)))
     if error := _first(one.error for one in trials):
-        return judged(Found.NO_ANSWER, error.strip().splitlines()[-1])
+        return judged(Found.NO_ANSWER, _where(error))
     silent = [one for one in buggy if not one.alarms]
     if silent:
         alarmed = len(buggy) - len(silent)
@@ -99,6 +99,13 @@ def score(scenario: str, detector: str, trials: Sequence[Watched]) -> Score:
     first = buggy[0]
     late = None if first.since is None or first.first is None else first.first - first.since
     return judged(Found.DETECTED, first.text, step=first.first, late=late)
+
+
+def _where(error: str) -> str:
+    """The last line of a traceback, and the line of the detector that it names."""
+    *lines, last = error.strip().splitlines()
+    place = next((line.strip() for line in reversed(lines) if line.startswith('  File "')), "")
+    return f"{last} ({place})" if place else last
 
 
 def _first(texts: Iterable[str]) -> str:

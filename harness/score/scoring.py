@@ -1,8 +1,8 @@
 """Runs scenarios with detectors attached, and without, and scores what the detectors reported.
 
 For each seed the variant with the bug runs, and each variant without it: the fixed release, and the
-buggy one with its trigger off. Half of the seeds of the latter are drawn anew each time, so that
-nobody can tune a detector to them.
+buggy one with its trigger off. Half of the seeds are drawn anew each time, so that nobody can tune
+a detector to them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class Scoring:
     """One for each scenario; how to run it."""
     seeds: Sequence[int]
     drawn: Sequence[int] = field(default_factory=lambda: [random.randrange(LARGEST_SEED)])
-    """Seeds of variants without the bug that nobody knew before."""
+    """A seed that nobody knew before; more are counted on from it."""
 
-    def clean_seeds(self) -> list[int]:
-        """The seeds of the variants without the bug: the first half of those that were given, and
-        as many drawn ones as are left."""
-        half = (len(self.seeds) + 1) // 2 if len(self.seeds) > 1 else 0
-        more = [self.drawn[0] + n for n in range(len(self.seeds) - half)]
-        return [*self.seeds[:half], *(n % LARGEST_SEED for n in more)]
+    def all_seeds(self) -> list[int]:
+        """The seeds of every variant: of those that were given the first half, and as many drawn
+        ones as are left. All variants have the same, so that no seed tells whether the bug is
+        there."""
+        half = (len(self.seeds) + 1) // 2
+        drawn = (self.drawn[0] + n for n in range(len(self.seeds) - half))
+        return [*self.seeds[:half], *(n % LARGEST_SEED for n in drawn)]
 
     def healthy_seeds(self) -> list[int]:
         """The seeds of runs to learn from; none if no detector learns. None of them is scored."""
@@ -101,18 +102,13 @@ def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
     """The runs of one scenario: without detectors, once; healthy ones to learn from; and with all
     detectors for each seed."""
     variants = watched_variants(config.scenario)
-    pairs = list(zip(scoring.seeds, scoring.clean_seeds(), strict=True))
-    yield replace(config, variants=variants, seed=pairs[0][0])
+    seeds = scoring.all_seeds()
+    yield replace(config, variants=variants, seed=seeds[0])
     for healthy in scoring.healthy_seeds():
         learning = tuple(filter(writes_traces, scoring.detectors))
         yield replace(config, detectors=learning, seed=healthy, variants=variants[1:2])
-    for seed, clean in pairs:
-        with_all = replace(config, detectors=tuple(scoring.detectors), seed=seed)
-        if seed == clean:
-            yield replace(with_all, variants=variants)
-        else:
-            yield replace(with_all, variants=variants[:1])
-            yield replace(with_all, variants=variants[1:], seed=clean)
+    for seed in seeds:
+        yield replace(config, detectors=tuple(scoring.detectors), seed=seed, variants=variants)
 
 
 def _of_scenario(
