@@ -89,5 +89,5 @@ def _model() -> Any:
 
 
 def _seconds(made: attachment.Attachment) -> dict[str, float]:
-    watched = (*made.trainings, *made.readings)
+    watched: list[Any] = [*made.trainings, *made.readings]
     return {one.name: one.seconds for each in watched for one in each.detectors}
