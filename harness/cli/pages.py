@@ -159,8 +159,11 @@ def _concerned(name: str, scenario: Scenario) -> str:
 def _shown(name: str) -> str:
     lines = [f"    python -m harness run scenario={name}"]
     script = f"[{catalog.REPORT_SCRIPT}]({catalog.REPORT_SCRIPT})"
-    if (catalog.folder(name) / catalog.REPORT_SCRIPT).is_file():
-        lines += ["", f"Without this project: {script} needs only the library; it prints WRONG."]
+    file = catalog.folder(name) / catalog.REPORT_SCRIPT
+    if file.is_file():
+        torch = re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.M)
+        needs = f"needs only {'torch and ' if torch else ''}the libraries named at its top"
+        lines += ["", f"Without this project: {script} {needs}; it prints WRONG."]
     return "\n".join(lines)
 
 

@@ -4,16 +4,18 @@ With ``gradient_accumulation_steps=4`` every update is a quarter of the right on
 The logged loss is right, so the training just looks slow. transformers 5.2.0 to 5.5.3, released
 over two months in 2026, are affected, both with transformers' models and with your own modules.
 
-Root cause: accelerate's ``backward`` divides the loss by its own number of accumulation steps. The
-Trainer already divides the loss, or lets the model divide it by the number of tokens in all
-micro-batches. So accelerate's number must be 1. To pass ``sync_each_batch`` through, 5.2.0 gave
-accelerate a plugin with ``num_steps`` set to the Trainer's number. The logged loss is taken before
-``backward`` divides it. The fix sets ``num_steps`` to 1.
+Root cause: accelerate's ``backward`` divides the loss by accelerate's number of accumulation steps.
+This number must be 1, because the loss is already divided: by the Trainer, or by the model (by the
+number of tokens in all micro-batches). 5.2.0 passes ``sync_each_batch`` to accelerate in a plugin.
+It set the plugin's ``num_steps`` to the Trainer's ``gradient_accumulation_steps``, so accelerate
+divided again. The Trainer takes the logged loss before ``backward`` divides it. The fix sets
+``num_steps`` to 1.
 
-We know of no report of this symptom. Issue 45305 of April 2026 has the same cause and the opposite
-effect: under DeepSpeed accelerate does not divide, and gradients were summed, not averaged.
+We know of no report of this symptom. Issue 45305 (April 2026) has the same cause but not this
+effect: with DeepSpeed accelerate does not divide. There gradients were too large: they were summed,
+not averaged.
 ``report.py`` shows the bug without this project. The bug is in how these releases of transformers
-call accelerate; no release of accelerate is at fault.
+call accelerate. No release of accelerate is at fault.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ SCENARIO = api.Scenario(
     absent=(
         api.Absent(
             "transformers<5.2",
-            "only 5.2.0 divides both in the Trainer and in accelerate",
+            "5.2.0 is the first that divides in both, the Trainer and accelerate",
             "https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/trainer.py",
         ),
     ),
