@@ -1,0 +1,165 @@
+"""WarmupLR without warmup_max_lr warms all parameter groups up to the rate of the first group.
+
+This affects users of DeepSpeed who give their parameter groups learning rates of their own, such as
+a small one for a pretrained body and a large one for a new head, and let WarmupLR end at the
+optimizer's rates. Every group then trains with the rate of the first one, during the warmup and
+behind it. The other rates of the configuration are without effect, and no message says so.
+
+Root cause: if ``warmup_max_lr`` is not given, ``WarmupLR`` collects the rates of all groups, but
+takes the first of the list. One number counts for all groups. The fix passes on the list. Up to
+0.17.1 the rate was 0.001 for all groups in this case, as documented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness import api
+from scenarios.common import applied, usual_checks
+from scenarios.deepspeed import _schedule as schedule
+
+
+@dataclass
+class Params(api.Knobs):
+    first: float = api.knob(0.1, above=0, about="learning rate of the first group, the weight")
+    second: float = api.knob(0.2, above=0, about="learning rate of the second group, the bias")
+    given: bool = api.knob(False, about="whether warmup_max_lr is given, with both rates")
+    warmup: int = api.knob(4, least=2, unit="steps", about="length of the warmup")
+    steps: int = api.knob(8, least=3, about="steps of training")
+    batch: int = api.knob(32, least=1, unit="rows", about="size of a step")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Fix WarmupLR collapsing multi-group base LRs to group 0's",
+        "https://github.com/deepspeedai/DeepSpeed/pull/8171",
+    ),
+    fix="https://github.com/deepspeedai/DeepSpeed/pull/8171",
+    symptom="every group warms up to group 0's lr and the other groups' configured LRs are "
+    "silently discarded",
+    trigger="DeepSpeed's WarmupLR without warmup_max_lr, and parameter groups with several rates",
+    remedy="give warmup_max_lr as a list with the rate of each group",
+    pins={"deepspeed": "0.19.3"},
+    absent=(
+        api.Absent(
+            "deepspeed<0.17.2",
+            "without warmup_max_lr all groups have the rate 0.001, as documented",
+            "https://github.com/deepspeedai/DeepSpeed/pull/7360",
+        ),
+    ),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "warmup_of_deepspeed": True,
+        "code": api.by_code("the parameter groups have several rates, warmup_max_lr is not given"),
+    },
+    files=("deepspeed/runtime/lr_schedules.py",),
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.19.4"),
+        "control": api.control("0.19.3 with warmup_max_lr", params={"given": True}),
+    },
+)
+_GROUPS = api.many(api.SIZE, 2)
+
+
+def plan(at: api.Position) -> api.Plan:
+    """The rates of each step, and how far the step moved each group, in its gradients."""
+    steps = api.each(at.params.steps)
+    step = {"loss": api.NUMBER, "reference_loss": api.NUMBER, "moved": _GROUPS}
+    return {"rate": api.Kind({"rates": _GROUPS}, steps), "step": api.Kind(step, steps)}
+
+
+def run(ctx: api.Context) -> None:
+    """Fit a linear map whose weight and bias are two groups of SGD; record each step's rates."""
+    import torch
+
+    from scenarios.common import linear, regression
+    from scenarios.deepspeed import _rates as rates
+
+    p = ctx.params
+    own = p.first, p.second
+    highest = {"warmup_max_lr": list(own)} if p.given else {}
+    warmup = {"warmup_num_steps": p.warmup, "warmup_type": "linear", **highest}
+    with ctx.phase("init"):
+        engine = regression.engine(
+            ctx,
+            lambda parts: torch.optim.SGD(
+                {"params": part, "lr": lr} for part, lr in zip(parts, own, strict=True)
+            ),
+            train_micro_batch_size_per_gpu=p.batch,
+            zero_optimization={"stage": 0},
+            scheduler={"type": "WarmupLR", "params": warmup},
+        )
+        rates.watch(ctx.record, engine.optimizer)
+    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 20.0, 0.1)
+    for step, rows in zip(api.each(p.steps), data, strict=False):
+        update = linear.Update(engine.module, rows)
+        loss = regression.step(ctx, engine, rows)
+        after, (gradient,) = applied.copied(engine.module), update.plain.micro
+        moved = [
+            float((update.before[name] - after[name]).norm() / gradient[name].norm())
+            for name in ("weight", "bias")
+        ]
+        ctx.record("step", step, loss=loss, reference_loss=update.plain.loss, moved=moved)
+
+
+def detect(records: api.Records) -> api.Finding | None:
+    """Each group has the rate that the warmup to the first group's rate gives; so the others have
+    not theirs. Each step moved each group by that rate, and computed plain torch's loss."""
+    other = [*_unmoved(records), *applied.loss_wrong(records)]
+    if other:
+        return api.Finding("\n".join(other[:3]), documented=False)
+    found = [
+        schedule.Deviation(rate["rank"], rate["step"], group, got, _wanted(records, rate, group))
+        for rate in records.of("rate")
+        for group, got in enumerate(rate["rates"])
+    ]
+    wrong = [each for each in found if not _near(each.rate, each.wanted)]
+    if not wrong:
+        return None
+    first = {each.step: each.wanted for each in found if each.group == 0}
+    return schedule.finding(
+        wrong, documented=all(_near(each.rate, first[each.step]) for each in found)
+    )
+
+
+def _near(rate: float, wanted: float) -> bool:
+    return api.near(rate, wanted, share=schedule.TOLERANCE)
+
+
+def _wanted(records: api.Records, rate: api.Record, group: int) -> float:
+    """A group's rate: the optimizer's first and second steps are at the start of the warmup."""
+    p = records.params
+    return float((p.first, p.second)[group] * min(max(rate["step"] - 2, 0) / p.warmup, 1.0))
+
+
+def _unmoved(records: api.Records) -> Iterator[str]:
+    """The steps that moved a group by another rate than the optimizer has."""
+    for rate, step in zip(records.of("rate"), records.of("step"), strict=True):
+        pairs = zip(step["moved"], rate["rates"], strict=True)
+        if not all(api.near(moved, used, share=1e-3, within=1e-6) for moved, used in pairs):
+            yield f"step {step['step']} moved the groups by {step['moved']}, not {rate['rates']}"
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The groups had different rates, and the schedule was given none."""
+    p = records.params
+    rates = f"the groups have the rates {p.first:g} and {p.second:g}"
+    given = "warmup_max_lr was " + ("given" if p.given else "not given")
+    return api.Exercise.of(p.first != p.second, rates) & api.Exercise.of(not p.given, given)
+
+
+insufficient_checks = usual_checks.together(
+    usual_checks.loss_ends_higher, usual_checks.loss_unlike_reference
+)
+picture = api.lines(
+    "The learning rate of the second group",
+    "with the bug, the second group has the rate of the first",
+    lambda record: record["rates"][1],
+    "rate",
+    y="learning rate",
+    stairs=True,
+)
