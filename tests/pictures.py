@@ -23,13 +23,11 @@ WIDE, PHONE = (1080, 720), (360, 740)
 
 SHOTS = {
     "catalogue": ("index.html", "", WIDE, "light"),
-    "bf16_clip": ("bugs/bf16_clip.html", "#picture + figure", WIDE, "light"),
-    "sampler_shards": ("bugs/sampler_shards.html", "#picture + figure", WIDE, "light"),
     "releases": ("releases.html", "", (1080, 1000), "light"),
     "dark": ("bugs/fp16_overflow.html", "#picture", WIDE, "dark"),
     "phone": ("bugs/rope_zero_init.html", "#picture", PHONE, "light"),
 }
-"""Of each picture the page, the part that is shown (what begins at an id, or a figure alone), the
+"""Of each picture the page, the part that is shown (what begins at an id), the
 size of the window in pixels and the scheme."""
 
 
@@ -55,9 +53,6 @@ def main() -> None:
 
 
 def _keep(page: Page, part: str, file: Path) -> None:
-    if "figure" in part:
-        page.locator(part).screenshot(path=file)
-        return
     if part:
         page.locator(part).evaluate("(element) => element.scrollIntoView()")
     page.screenshot(path=file)

@@ -160,7 +160,8 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
     installed = environment.packages.get(SUBJECT)
     one = nearest(installed.public) if installed and installed.public else None
     if one is None:
-        raise UserError(f"--model: no release of {SUBJECT} to say it of is there")
+        have = f"{SUBJECT} {installed.public}" if installed and installed.public else SUBJECT
+        raise UserError(f"--model: nothing was recorded for {have} or an older release")
     return [
         Features(
             model,

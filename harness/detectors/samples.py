@@ -162,7 +162,7 @@ def _length(loader: Any) -> int:
     """How many batches a loader says that it has; 0 if it does not say."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError, AttributeError):
+    except (TypeError, NotImplementedError):
         return 0
 
 

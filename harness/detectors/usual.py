@@ -1,5 +1,4 @@
-"""The checks that most training loops have: norms, losses, nan, a sum of the weights, and torch's
-anomaly mode.
+"""The checks that most training loops have: norms, losses, nan, and a sum of the weights.
 
 They stand here to be compared with others: ``score`` shows how many bugs they miss.
 """
@@ -64,7 +63,7 @@ class LossSpike(_Watching):
     def _called(self, module: nn.Module, _: Any, output: Any) -> None:
         loss = getattr(output, "loss", output)
         if module.training and isinstance(loss, Tensor) and loss.numel() == 1:
-            self.values.append(float(_local(loss)))
+            self.values.append(float(_local(loss).detach()))
 
     def step(self, number: int) -> str | None:
         return _unusual("loss", self.values, 3)
@@ -99,16 +98,6 @@ class Weights(_Watching):
             self._equal = self._same(self._first)
         same = self._same(self._sum())
         return "the ranks' weights differ" if self._equal and not same else None
-
-
-class Anomaly(_Watching):
-    """torch's anomaly mode, which raises where a backward pass computes nan."""
-
-    def begin(self, optimizer: Any) -> None:
-        torch.autograd.set_detect_anomaly(True)
-
-    def step(self, number: int) -> str | None:
-        return None
 
 
 def _unusual(what: str, values: list[float], times: float) -> str | None:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.config.run_config import DetectorConfig
 from harness.runs import attachment
+from harness.runs.watched import Attached
 
 RANKS = 2
 WARM, STEPS = 2, 5
 WIDTH, LAYERS, WORDS = 512, 8, 16_384
+CLASSES = 64
+"""Of the head; few, so that a step is short."""
 ROWS, TOKENS = 8, 128
 """Of a batch on each rank."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The time of a detector's calls after a step; its hooks are not in it."""
+    """The time of a detector's calls and of its hooks in a step."""
 
     detector: str
     milliseconds: float
@@ -58,19 +64,20 @@ def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
-    made = attachment.Attachment(wanted, folder / "kept", rank)
+    made, hooks = attachment.Attachment(wanted, folder / "kept", rank), Hooks()
     made.install()
+    hooks.install()
     model = DistributedDataParallel(_model())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     data = torch.utils.data.TensorDataset(torch.randint(WORDS, (ROWS * (WARM + STEPS), TOKENS)))
     loader = torch.utils.data.DataLoader(data, batch_size=ROWS)
     steps, calls, before = [], dict[str, list[float]](), dict[str, float]()
     for (ids,) in loader:
-        began, given = time.perf_counter(), _seconds(made)
-        model((ids + rank) % WORDS).logsumexp(-1).mean().backward()
+        began, given = time.perf_counter(), _seconds(made, hooks)
+        model((ids + rank) % WORDS).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        after = _seconds(made)
+        after = _seconds(made, hooks)
         for name, seconds in after.items():
             calls.setdefault(name, []).append(seconds - before.get(name, 0.0))
         steps.append(time.perf_counter() - began - sum(after.values()) + sum(given.values()))
@@ -80,14 +87,82 @@ def _train(rank: int, folder: Path, wanted: Sequence[Mapping[str, str]]) -> None
     dist.barrier()
 
 
+class Hooks:
+    """The time of the hooks that each detector registers, also within another hook of its own."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._of = ""
+        """The detector that is running; empty between two."""
+
+    def install(self) -> None:
+        """Time what is registered from now on while a detector runs."""
+        import torch
+        from torch import nn
+
+        for owner, name in (
+            (torch.Tensor, "register_hook"),
+            (nn.Module, "register_forward_hook"),
+            (nn.Module, "register_forward_pre_hook"),
+            (torch.optim.Optimizer, "register_step_pre_hook"),
+        ):
+            setattr(owner, name, self._registering(getattr(owner, name)))
+        call = Attached.call
+
+        def called(one: Attached, *arguments: Any, **named: Any) -> None:
+            with self._running(one.name):
+                call(one, *arguments, **named)
+
+        Attached.call = called  # type: ignore[assignment,method-assign]
+
+    @contextmanager
+    def _running(self, name: str) -> Iterator[None]:
+        before, self._of = self._of, name
+        try:
+            yield
+        finally:
+            self._of = before
+
+    def _registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(register)
+        def registering(owner: Any, hook: Any, *arguments: Any, **named: Any) -> Any:
+            own = self._timed(hook, self._of) if self._of else hook
+            return register(owner, own, *arguments, **named)
+
+        return registering
+
+    def _timed(self, hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            with self._running(name):
+                value = hook(*arguments, **named)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            return value
+
+        return timed
+
+
 def _model() -> Any:
+    """A language model whose output has ``logits`` and ``loss``, as those of transformers."""
     from torch import nn
 
-    layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, batch_first=True)
-    layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), layers, nn.Linear(WIDTH, 64))
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, batch_first=True)
+            self.embed = nn.Embedding(WORDS, WIDTH)
+            self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, ids: Any) -> Any:
+            logits = self.head(self.layers(self.embed(ids)))
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten() % CLASSES)
+            return SimpleNamespace(logits=logits, loss=loss)
+
+    return Language()
 
 
-def _seconds(made: attachment.Attachment) -> dict[str, float]:
+def _seconds(made: attachment.Attachment, hooks: Hooks) -> dict[str, float]:
     watched: list[Any] = [*made.trainings, *made.readings]
-    return {one.name: one.seconds for each in watched for one in each.detectors}
+    detectors = [one for each in watched for one in each.detectors]
+    return {one.name: one.seconds + hooks.seconds.get(one.name, 0.0) for one in detectors}

@@ -35,7 +35,6 @@ OURS = {
     "updates": "the step is the optimizer's formula, and reaches each parameter",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
     "usual/loss_spike": "a usual check: no loss is three times the usual one",
-    "usual/anomaly": "a usual check: torch's anomaly mode raises nothing",
     "usual/nan": "a usual check: nothing is nan or infinite",
     "usual/weights": "a usual check: the ranks' weights have the same sum",
 }
