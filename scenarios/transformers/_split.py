@@ -1,0 +1,115 @@
+"""Has each parameter its gradient when a model is split over the ranks by its own plan?
+
+``from_pretrained(tp_plan="auto")`` splits layers by tensor parallelism. The right gradient of a
+part is that part of the gradient of the whole model: a checkpoint whose weights are the right
+gradients is loaded with the same plan, so upstream's own code splits them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import api
+from scenarios.transformers import _features as features
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Params(api.Knobs):
+    rows: int = api.knob(4, least=1, about="in the batch, the same on all ranks")
+    length: int = api.knob(16, least=2, about="of a row, in tokens")
+
+
+COPIED = ("act_fn", "q_norm", "k_norm")
+"""Modules of which each rank has a copy, although their inputs are split."""
+
+
+def oracle(*modules: str) -> features.Feature:
+    """Each rank has only its own part of the gradient of one of these modules."""
+    then = "the gradients of the ranks add up to the right one: each rank has a part of it alone"
+    return features.Feature(then, modules, replicas=False, checks=())
+
+
+def differentiate(ctx: api.Context, make: Callable[[], Any]) -> None:
+    """Record one backward pass of a split model, beside that of the whole one.
+
+    ``make`` makes the whole model.
+    """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(ctx.lane.backend)
+    torch.manual_seed(ctx.seed)
+    model = make().to(ctx.device).eval()
+    draw = torch.Generator().manual_seed(ctx.seed)
+    size = (ctx.params.rows, ctx.params.length)
+    tokens = torch.randint(3, features.VOCABULARY, size, generator=draw).to(ctx.device)
+    split = _split(ctx, model, "weights")
+    right = features.of_losses(model, [model(input_ids=tokens, labels=tokens).loss])
+    loss = split(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(right[name])
+    expected = {
+        n: _whole(p.detach()) for n, p in _split(ctx, model, "gradients").named_parameters()
+    }
+    got = {n: _whole(g) for n, g in features.gradients(split).items()}
+    documented = {
+        name: expected[name] - _others(part)
+        if set(COPIED) & set(name.split("."))
+        else expected[name]
+        for name, part in got.items()
+    }
+    features.record(ctx, 1, loss, got, expected, documented)
+
+
+def several(records: api.Records) -> api.Exercise:
+    """The model was split over several ranks."""
+    ranks = len(records.ranks)
+    return api.Exercise.of(ranks > 1, f"split over {ranks} ranks", "there was one rank")
+
+
+def _split(ctx: api.Context, model: Any, name: str) -> Any:
+    """The model, saved, and loaded in parts. The first rank alone writes."""
+    import torch.distributed as dist
+
+    folder = ctx.folder / name
+    if ctx.rank == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    made = type(model).from_pretrained(folder, **_by_plan(ctx.world_size))
+    return made.to(ctx.device).eval()  # with one rank, it stays on the CPU
+
+
+def _by_plan(ranks: int) -> dict[str, Any]:
+    """What a release's ``from_pretrained`` takes to split tensors by the model's plan."""
+    import importlib.util
+
+    if not importlib.util.find_spec("transformers.distributed"):  # before 4.54
+        return {"tp_plan": "auto"}
+    from transformers.distributed import DistributedConfig
+
+    if "tp_plan" in inspect.signature(DistributedConfig).parameters:
+        return {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")}
+    return {"tp_plan": "auto"}
+
+
+def _whole(tensor: Any) -> Tensor:
+    """A DTensor, gathered from all ranks; another tensor as it is."""
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+def _others(mine: Tensor) -> Tensor:
+    """The sum of the other ranks' tensors."""
+    import torch.distributed as dist
+
+    total = mine.clone()
+    dist.all_reduce(total)
+    return total - mine

@@ -1,0 +1,72 @@
+"""Without flash attention, packed rows attend to the rows before them, in LLaMA and all others.
+
+Packing puts several short rows into one, with ``position_ids`` that begin again at each of them;
+DataCollatorWithFlattening of transformers makes such batches. Up to 4.52.4 only flash attention
+finds the rows. With sdpa, the default, and with eager attention, the positions turn the rotary
+embedding, but do not limit attention: each row is trained on the text of strangers. There is no
+warning, and the loss falls as usual.
+
+Root cause: the functions that made the masks did not look at ``position_ids``. Pull request 39194
+builds a mask of blocks from them, for sdpa, eager and flex attention, if there is no cache; see
+``packed_with_cache`` for the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.transformers import _features as features
+from scenarios.transformers import _packs as packs
+
+
+@dataclass
+class Params(packs.Params):
+    pass
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Add packed tensor format support for flex/sdpa/eager through the mask!",
+        "https://github.com/huggingface/transformers/pull/39194",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/39194",
+    symptom="the gradients of packed rows are those of one long row",
+    trigger="packed rows without flash attention",
+    remedy="use flash attention, or pad the rows instead of packing them",
+    pins={"transformers": "4.52.4"},
+    absent=(
+        api.Absent(
+            "transformers<4.44",
+            "DataCollatorWithFlattening came with 4.44.0",
+            "https://github.com/huggingface/transformers/pull/31629",
+        ),
+    ),
+    releases="transformers>=4.44",
+    harm="ruins training",
+    visibility="silent",
+    settings={"code": api.by_code("rows are packed without flash attention")},
+    files=("transformers/models/llama/modeling_llama.py",),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("4.53.3"),
+        "control": api.control("4.52.4 with one row in each", params={"packed": 1}),
+    },
+)
+
+oracle = packs.oracle
+
+
+def run(ctx: api.Context) -> None:
+    """Train a LLaMA on packed rows; compare with the same rows alone, and with one long row."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(ctx.seed)
+    model: Any = LlamaForCausalLM(LlamaConfig(**features.SIZES, use_cache=False))
+    packs.train(ctx, model.to(ctx.device), packs.causal)
+
+
+exercised = packs.several

@@ -1,0 +1,119 @@
+"""In GPT-OSS, packed rows attend to the rows before them: their gradients are mixed.
+
+Packing puts several short rows into one, and ``position_ids`` that begin again at each of them tell
+the model where. LLaMA and most others build a mask from them. GPT-OSS turns its rotary embedding
+back, and leaves the mask alone, so each row is trained on the text of strangers. The loss falls as
+usual. DataCollatorWithFlattening of transformers and trl's ``packing=True`` and
+``padding_free=True`` pass such positions. Kernels that get the lengths of the rows, such as flash
+attention with sinks, are not affected; eager and flex attention are.
+
+Root cause: ``GptOssModel.forward`` calls ``create_causal_mask`` without its ``position_ids``, by
+which that function finds packed rows. AFMoE does the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import api
+from scenarios.transformers import _features as features
+from scenarios.transformers import _packs as packs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WINDOW = 8
+"""Of the layers with sliding attention, in tokens."""
+
+
+@dataclass
+class Params(packs.Params):
+    model: str = api.knob("gpt_oss", choices=("gpt_oss", "llama"), about="that is trained")
+
+
+def with_positions(function: Any) -> api.Edits:
+    """The function that makes the masks gets the positions."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    named = m.Dict([m.ZeroOrMore(), m.DictElement(m.SimpleString('"past_key_values"'))])
+    more = cst.DictElement(cst.SimpleString('"position_ids"'), cst.Name("position_ids"))
+    for found in m.findall(function, named):
+        arguments: Any = found
+        yield arguments, arguments.with_changes(elements=[*arguments.elements, more])
+
+
+REMEDY = api.Defect(
+    name="with_positions",
+    upstream="transformers",
+    file="transformers/models/gpt_oss/modeling_gpt_oss.py",
+    scope="GptOssModel.forward",
+    edit=with_positions,
+    about="our remedy: the masks are made with the positions, as LLaMA's is",
+)
+
+SCENARIO = api.Scenario(
+    report=(
+        "make sure position_ids are passed in for causal mask creation for gpt-oss (open)",
+        "https://github.com/huggingface/transformers/pull/39997",
+    ),
+    fix="none as of transformers 5.24.0",
+    symptom="the gradients of packed rows are those of one long row",
+    trigger="GPT-OSS, eager or flex attention, and several rows packed into one",
+    remedy="pad the rows instead of packing them, or pass attention_mask as a dictionary with a "
+    "mask for each kind of layer",
+    pins={"transformers": "5.23.0"},
+    absent=(
+        api.Absent(
+            "transformers<4.55",
+            "GPT-OSS came with 4.55.0",
+            "https://github.com/huggingface/transformers/releases/tag/v4.55.0",
+        ),
+    ),
+    releases="transformers>=4.55",
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "code": api.by_code("the model is GPT-OSS, and rows are packed without flash attention")
+    },
+    files=("transformers/models/gpt_oss/modeling_gpt_oss.py",),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),
+        "control": api.control("5.23.0 with one row in each", params={"packed": 1}),
+        "llama": api.control("5.23.0 with LLaMA", params={"model": "llama"}),
+    },
+)
+
+oracle = packs.oracle
+
+
+def run(ctx: api.Context) -> None:
+    """Train on packed rows; compare with the same rows alone, and with one long row."""
+    import torch
+    from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    def masks(at: Tensor, rows: Tensor) -> Any:
+        full, ahead = packs.causal(at, rows), at[:, None] - at
+        window = packs.added((ahead >= 0) & (ahead < WINDOW))
+        kinds = {"full_attention": full, "sliding_attention": window}
+        return kinds if ctx.params.model == "gpt_oss" else full
+
+    torch.manual_seed(ctx.seed)
+    if ctx.params.model == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**features.SIZES, use_cache=False))
+    else:
+        more = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
+        model = GptOssForCausalLM(GptOssConfig(**features.SIZES, **more, use_cache=False))
+    model.set_attn_implementation("eager")
+    packs.train(ctx, model.to(ctx.device), masks)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Several rows were packed for GPT-OSS."""
+    model = records.params.model
+    return packs.several(records) & api.Exercise.of(
+        model == "gpt_oss", "GPT-OSS was trained", f"the model was {model}"
+    )

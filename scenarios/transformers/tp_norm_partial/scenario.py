@@ -1,0 +1,80 @@
+"""Under tensor parallelism, each rank trains Qwen3's q_norm and k_norm with a part of the gradient.
+
+Qwen3 normalises the queries and keys of each attention head by weights that all heads share. The
+heads are split over the ranks, and each rank has a copy of these weights. So each rank gets the
+gradient of its own heads alone; nobody adds the parts up. The logits of the first step are right,
+but the copies part with each step, and from then on the ranks compute with different models. Gemma
+3 and other models with such norms had the same.
+
+Root cause: ``base_model_tp_plan`` did not name these norms. Since 5.3.0 it marks them with
+``replicated_with_grad_allreduce``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness import api
+from scenarios.transformers import _features as features
+from scenarios.transformers import _split as split
+
+
+@dataclass
+class Params(split.Params):
+    model: str = api.knob("qwen3", choices=("qwen3", "llama"), about="that is split")
+
+
+SCENARIO = api.Scenario(
+    report=("https://github.com/huggingface/transformers/pull/42448",),
+    fix="https://github.com/huggingface/transformers/releases/tag/v5.3.0",
+    symptom="each rank has its own part of the gradient of q_norm and k_norm",
+    trigger="Qwen3, or another model with norms of each head, with tensor parallelism",
+    remedy="all-reduce the gradients of q_norm and k_norm over the ranks before each step",
+    pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
+    vehicles=("accelerate",),
+    absent=(
+        api.Absent(
+            "transformers<4.51",
+            "Qwen3 came with 4.51.0",
+            "https://github.com/huggingface/transformers/releases/tag/v4.51.0",
+        ),
+    ),
+    releases="transformers>=4.51",
+    harm="ruins training",
+    visibility="silent",
+    settings={"ranks": api.above(1), "code": api.by_code("the model is split with a tp_plan")},
+    files=("transformers/models/qwen3/configuration_qwen3.py",),
+    ranks=2,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.3.0"),
+        "control": api.control("5.2.0 on one rank", ranks=1),
+        "llama": api.control(
+            "5.2.0 with LLaMA, which has no such norms", params={"model": "llama"}
+        ),
+    },
+)
+
+oracle = split.oracle("q_norm", "k_norm")
+
+
+def run(ctx: api.Context) -> None:
+    """Differentiate a small model, split over the ranks by its own plan."""
+
+    def make() -> Any:
+        from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+        if ctx.params.model == "llama":
+            return LlamaForCausalLM(LlamaConfig(**features.SIZES))
+        return Qwen3ForCausalLM(Qwen3Config(**features.SIZES))
+
+    split.differentiate(ctx, make)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """A model with norms of each head was split over several ranks."""
+    model = records.params.model
+    return split.several(records) & api.Exercise.of(
+        model == "qwen3", "each head of Qwen3 is normalised", f"the model was {model}"
+    )
