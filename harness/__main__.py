@@ -55,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An unexpected exception is inconclusive: it says nothing about a bug.
     """
+    if "_ARGCOMPLETE" in os.environ:  # a shell completes a word
+        from harness.cli import _completion
+
+        _completion.complete()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     arguments = [word for word in arguments if word != DEBUG]

@@ -43,6 +43,12 @@ def recording(tmp_path: Path) -> Recording:
 
 
 @pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resolver asks an index: tests/test_project_files.py has those."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache."""
     folder = tmp_path / "cache"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pytest
 from packaging.version import Version
 
 from harness import catalog
@@ -15,6 +19,7 @@ from harness.launch.exits import Exit, Identity, write_exit, write_json
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run_folder import RUN_FILE
 from harness.sweep.cell import Cell, Status
+from harness.system import machine
 from harness.upstream.index import Release
 
 KNOWN = ["4.38.2", "4.38.0", "4.37.2", "4.37.0", "4.36.2", "0.19.8", "0.13.3"]
@@ -56,6 +61,26 @@ class Upstream:
             finding = Finding("odd", step=0, documented=False, another=self.another)
         trial = TrialResult(RELEASED, outcome, None, "because\nof this", 1.5, finding)
         return RunResult(config.scenario, Verdict.UNJUDGED, (), (trial,)), folder
+
+
+def one_to_two(function: Any) -> Iterator[tuple[Any, Any]]:
+    """The edit of a defect that puts 2 where a function has 1."""
+    import libcst as cst
+    import libcst.matchers as m
+
+    for old in m.findall(function, m.Integer("1")):
+        yield old, cst.Integer("2")
+
+
+def full_disk(*_: object, **__: object) -> NoReturn:
+    """Stands in for a function that writes."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let this machine have so many GPUs."""
+    gpus = tuple(machine.Gpu(str(n), f"GPU-{n}", "H") for n in range(count))
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
 
 
 def scenario_module(upstream: Path, name: str, text: str) -> None:

@@ -13,8 +13,7 @@ from playwright.sync_api import Page, sync_playwright
 from harness.cli.site import SITE
 from harness.publish.inputs import collect
 from harness.publish.site_pages import pages
-from harness.system.files import ROOT
-from harness.system.output_folder import put
+from harness.system.files import ROOT, replace_folder
 from tests.chromium import executable
 from tests.recording import all_recorded, recorded
 
@@ -35,7 +34,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         site = Path(folder) / "site"
-        put(
+        replace_folder(
             site,
             pages(collect(None, [all_recorded(Path(folder) / "runs", recorded())], print)),
             SITE,

@@ -17,8 +17,7 @@ from typing import Any
 from harness import catalog
 from harness.launch.exits import EXIT_FILE
 from harness.runs.grade import grade
-from harness.runs.kept_runs import RECORDED
-from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
+from harness.runs.run_folder import RECORDED, RUN_FILE, VERDICT_FILE
 from tests.recording import read, write
 
 SITE = "/overlays/{}/site-packages"

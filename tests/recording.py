@@ -16,7 +16,7 @@ from typing import Any
 
 from harness import catalog
 from harness.launch.exits import EXIT_FILE
-from harness.runs import kept_runs
+from harness.runs import run_folder
 from harness.runs.grade import grade, grade_trial, run_of
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
@@ -27,7 +27,7 @@ class Unpacked(Mapping[str, Path]):
 
     def __init__(self) -> None:
         self.names = [
-            n for n in catalog.names() if (catalog.folder(n) / kept_runs.RECORDED).is_file()
+            n for n in catalog.names() if (catalog.folder(n) / run_folder.RECORDED).is_file()
         ]
         self.held = ExitStack()
         atexit.register(self.held.close)
@@ -35,7 +35,7 @@ class Unpacked(Mapping[str, Path]):
 
     def __getitem__(self, name: str) -> Path:
         if name not in self.folders:
-            folder = self.held.enter_context(kept_runs.recorded(name))
+            folder = self.held.enter_context(run_folder.recorded(name))
             if folder is None:
                 raise KeyError(name)
             self.folders[name] = folder

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.__main__ import main
 from harness.launch.exits import EXIT_FILE
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
 
@@ -48,18 +50,12 @@ class Sandbox:
 
         ``through`` is a command that executes the command appended to it.
         """
-        ours = {
-            "PYTHONPATH": str(ROOT),
-            "HARNESS_RUNS": str(self.runs),
-            "HARNESS_CACHE": str(self.cache),
-            "UV_OFFLINE": "1",  # tests must not depend on a package index
-        }
         if not self.warm and arguments[0] == "run":
             arguments = (*arguments, "launch.warm=false")
         return subprocess.Popen(
             [*through, sys.executable, "-m", "harness", *arguments],
             cwd=self.cwd,
-            env=os.environ | ours | environment,
+            env=self.environment() | environment,
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -67,20 +63,22 @@ class Sandbox:
             preexec_fn=hear_signals,
         )
 
+    def environment(self) -> dict[str, str]:
+        """The environment variables of a command."""
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "HARNESS_RUNS": str(self.runs),
+            "HARNESS_CACHE": str(self.cache),
+            "UV_OFFLINE": "1",  # tests must not depend on a package index
+        }
+        return os.environ | ours
+
     def run(self, *arguments: str, through: Sequence[str] = (), **environment: str) -> Ended:
         return ended(self.start(*arguments, through=through, **environment))
 
     def living(self) -> list[psutil.Process]:
         """Every living process that a command of this sandbox started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                mine = process.environ().get("HARNESS_RUNS") == str(self.runs)
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return living(lambda each: each.environ().get("HARNESS_RUNS") == str(self.runs))
 
     def folder(self) -> Path:
         """The only run folder."""
@@ -93,7 +91,7 @@ class Sandbox:
         found += [f for f in self.runs.rglob("*.part") if f.with_suffix("").exists()]
         found += self.runs.rglob("elastic")
         for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
-            found += [f for f in self.runs.rglob(name) if not _is_json(f)]
+            found += [f for f in self.runs.rglob(name) if not is_json(f)]
         return [str(path) for path in found]
 
     def assert_nothing_left(self) -> None:
@@ -125,6 +123,49 @@ class Ended:
         return lines[0].removeprefix("harness: ")
 
 
+def git(folder: Path, *words: str) -> str:
+    """What git prints, with a committer of its own."""
+    person = {
+        f"GIT_{who}_{what}": "me@example.org"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words],
+        text=True,
+        check=True,
+        capture_output=True,
+        env={**os.environ, **person},
+    )
+    return done.stdout.strip()
+
+
+def living(ours: Callable[[psutil.Process], object]) -> list[psutil.Process]:
+    """Every living process of which this is true; others may end meanwhile."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if ours(process) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int = 2) -> str:
+    """The message, one line, of a command that is run in this process and ends with this code."""
+    capsys.readouterr()
+    assert main(words) == code
+    _, err = capsys.readouterr()
+    return f"harness: {Ended(code, '', err).complaint}\n"
+
+
 def hear_signals() -> None:
     """Let a process handle SIGINT and SIGHUP. It would ignore them if the tests run in the
     background, started by nohup or by a shell without job control."""
@@ -132,7 +173,7 @@ def hear_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _is_json(path: Path) -> bool:
+def is_json(path: Path) -> bool:
     try:
         return bool(json.loads(path.read_text()))
     except ValueError:

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.sandbox import living
+
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 SBIN = "/usr/sbin"
 """Debian's daemons are there, which is not on the path of every user."""
@@ -128,14 +130,13 @@ class Cluster:
 
     def _started_by(self, node: str | None = None) -> list[psutil.Process]:
         """The processes of this cluster's tasks, on one node or on all."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                its = process.environ()
-                ours = its.get("SLURM_CONF") == str(self.conf) and "SLURM_JOB_ID" in its
-                if ours and node in (None, its.get("SLURMD_NODENAME")):
-                    found.append(process)
-        return found
+
+        def ours(process: psutil.Process) -> bool:
+            its = process.environ()
+            mine = its.get("SLURM_CONF") == str(self.conf) and "SLURM_JOB_ID" in its
+            return mine and node in (None, its.get("SLURMD_NODENAME"))
+
+        return living(ours)
 
     def ask(self, *command: str) -> str:
         """The output of a command of Slurm."""
@@ -165,13 +166,12 @@ class Cluster:
 
     def _steps(self) -> list[psutil.Process]:
         """The slurmstepds of this cluster: without a controller they try to reach it for long."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                ours = process.environ().get("SLURM_CONF") == str(self.conf)
-                if ours and process.name().startswith("slurm"):
-                    found.append(process)
-        return found
+        return living(
+            lambda process: (
+                process.environ().get("SLURM_CONF") == str(self.conf)
+                and process.name().startswith("slurm")
+            )
+        )
 
 
 @contextmanager

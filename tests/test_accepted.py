@@ -11,13 +11,9 @@ from harness.__main__ import main
 from harness.check.accepted import read
 from harness.system.errors import ExitCode, UserError
 
+pytestmark = pytest.mark.usefixtures("offline")
+
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No resolver asks an index: tests/test_project_files.py has those."""
-    monkeypatch.setenv("UV_OFFLINE", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,15 @@ def test_a_record_says_what_was_run_and_what_to_do() -> None:
     ours = record["database_specific"]
     assert (ours["harm"], ours["visibility"]) == ("ruins training", "silent")
     assert ours["settings"]["precision"] == "bf16 or fp16"
-    assert ours["alive"]["release"] == "5.23.0"
+    release = affected.tested_releases("transformers")[-1]
+    assert ours["alive"]["release"] == release
     assert "copy the rotary buffers" in ours["remedy"]
     assert ours["remedy"] in record["details"]
-    newest = [run for run in ours["runs"] if run["version"] == "5.23.0"][-1]
+    newest = [run for run in ours["runs"] if run["version"] == release][-1]
+    date.fromisoformat(newest.pop("date"))
     assert newest == {
-        "version": "5.23.0",
+        "version": release,
         "status": YES,
-        "date": "2026-11-22",
         "lane": "cpu",
         "python": "3.11.7",
         "torch": "2.13.0+cpu",

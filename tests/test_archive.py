@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import lzma
@@ -21,6 +20,7 @@ from harness.system.errors import Inconclusive, UserError
 from harness.system.files import sha256
 from harness.upstream import pins, releases, resolution
 from harness.upstream.pins import Stack
+from tests.made_up import full_disk
 
 STACK = Stack({"up": "1.0"}, "2024-01-01", *pins.here())
 LATER = replace(STACK, pins={"up": "1.1"})
@@ -224,10 +224,7 @@ def test_a_bundle_that_is_refused_is_named(folder: Path, cache: Path) -> None:
 def test_a_full_disk_leaves_nothing_behind(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(archive, step, full)
+    monkeypatch.setattr(archive, step, full_disk)
     with pytest.raises(Inconclusive, match=f"no room on the disk for {cache}"):
         bundle.unpack(folder, cache)
     assert nothing_left(cache)

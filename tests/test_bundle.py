@@ -18,7 +18,7 @@ from harness.__main__ import main
 from harness.api.spec import Defect
 from harness.cli import bundle
 from harness.overlays import archive, overlay
-from harness.overlays.defect import DefectError
+from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
 from harness.upstream import pins, releases
 

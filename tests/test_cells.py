@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +25,8 @@ from harness.sweep.cell import Cell, Status
 from harness.system import machine
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
-from tests.made_up import KNOWN, YES, Upstream, cell, published
+from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_gpus
+from tests.sandbox import refused
 
 PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
@@ -159,14 +158,9 @@ def test_another_failure_is_an_inconclusive_cell(
 def test_a_full_disk_ends_a_sweep_with_one_line(
     upstream: Upstream, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(cells, "write_whole", full)
-    assert main([*SWEEP]) == 3
-    err = capsys.readouterr().err
+    monkeypatch.setattr(cells, "write_whole", full_disk)
+    err = refused(capsys, [*SWEEP], code=3)
     assert err.startswith(f"harness: no room on the disk for {cache / 'cells'}")
-    assert err.count("\n") == 1
     assert list((cache / "cells").iterdir()) == []
 
 
@@ -174,8 +168,9 @@ def test_a_sweep_does_not_begin_without_the_folder_of_its_files(
     upstream: Upstream, tmp_path: Path, capsys: Capture
 ) -> None:
     for option in ("--csv", "--json"):
-        assert main([*SWEEP, option, str(tmp_path / "none" / "cells")]) == 2
-        assert f"no folder {tmp_path / 'none'}" in capsys.readouterr().err
+        assert f"no folder {tmp_path / 'none'}" in refused(
+            capsys, [*SWEEP, option, str(tmp_path / "none" / "cells")]
+        )
     assert upstream.tested == []
 
 
@@ -250,8 +245,7 @@ def test_a_release_that_cannot_run_is_reported_with_its_reason_and_not_stored(
 def test_as_many_cells_run_at_once_as_cores_or_gpus_have_room_for(
     monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, words: tuple[str, ...], at_once: int
 ) -> None:
-    found = tuple(machine.Gpu(str(n), f"U{n}", "H") for n in range(gpus))
-    monkeypatch.setattr(machine, "gpus", lambda: found)
+    set_gpus(monkeypatch, gpus)
     monkeypatch.setattr(machine, "cores", lambda: cpus)
     assert cells.room(command_line.compose(["scenario=rope_zero_init", *words])) == at_once
 
@@ -292,10 +286,7 @@ def test_two_packages_make_a_grid_and_the_files_contain_every_cell(
 def test_a_mistake_is_one_line_and_tests_nothing(
     upstream: Upstream, capsys: Capture, words: list[str], message: str
 ) -> None:
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, words)
     assert upstream.tested == []
 
 

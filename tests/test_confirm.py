@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from harness.ranges import affected
 from harness.sweep.cell import Status
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
+from tests.sandbox import git
 
 __all__ = ["world"]
 
@@ -123,22 +123,15 @@ def test_watch_reports_a_difference_and_keeps_the_day(
 def test_the_commit_of_a_result_is_the_oldest_that_has_it_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def git(*words: str) -> str:
-        settings = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        done = subprocess.run(
-            ["git", *settings, *words], cwd=tmp_path, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
     def commit(content: list[dict[str, object]]) -> str:
         (tmp_path / affected.FILE).write_text(json.dumps(content))
-        git("add", "-A")
-        git("commit", "-qm", "x")
-        return git("rev-parse", "HEAD")
+        git(tmp_path, "add", "-A")
+        git(tmp_path, "commit", "-qm", "x")
+        return git(tmp_path, "rev-parse", "HEAD")
 
     monkeypatch.setattr(confirmations, "ROOT", tmp_path)
     monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     one, other = (dict(asdict(cell(version, YES))) for version in ("0.13.0", "0.13.1"))
     commit([one | {"reason": "older"}])
     recorded = commit([one])

@@ -13,8 +13,8 @@ import pytest
 
 from harness import catalog
 from harness.api.spec import Defect
-from harness.overlays import defect, overlay
-from harness.overlays.defect import DefectError
+from harness.overlays import edits, overlay
+from harness.overlays.edits import DefectError
 from harness.system.machine import cache_folder
 from harness.upstream import pins, resolution
 from scenarios.deepspeed.bf16_clip.scenario import DEFECT
@@ -74,13 +74,13 @@ def kept(source: str, rank: int, for_clipping: bool) -> list[str]:
 
 
 def test_the_edit_puts_the_bug_in_and_moves_one_block_in_its_scope() -> None:
-    edited = defect.edited(DEFECT, SOURCE, RELEASE)
+    edited = edits.edited(DEFECT, SOURCE, RELEASE)
     assert kept(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
     assert kept(edited, 1, for_clipping=True) == ["dense", "tied"]
     for rank, for_clipping in [(0, True), (0, False), (1, False)]:
         assert kept(edited, rank, for_clipping) == kept(SOURCE, rank, for_clipping)
     assert edited.partition("class BF16")[0] == SOURCE.partition("class BF16")[0]
-    check_moved_block(defect.diff(DEFECT.file, SOURCE, edited))
+    check_moved_block(edits.diff(DEFECT.file, SOURCE, edited))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_another_source_stops_it_with_the_release_the_file_and_the_reason(
     tmp_path: Path, source: str, reason: str
 ) -> None:
     with pytest.raises(DefectError, match=f"^{DEFECT.name}: {RELEASE} has no file {DEFECT.file}$"):
-        defect.apply(DEFECT, tmp_path, RELEASE)
+        edits.apply_defect(DEFECT, tmp_path, RELEASE)
     folder = site(tmp_path, source)
     with pytest.raises(DefectError) as caught:
-        defect.apply(DEFECT, folder, RELEASE)
+        edits.apply_defect(DEFECT, folder, RELEASE)
     assert str(caught.value).startswith(f"{DEFECT.name}: {RELEASE}, {DEFECT.file}: ")
     assert reason in str(caught.value)
     assert (folder / DEFECT.file).read_text() == source
@@ -110,7 +110,7 @@ def test_another_source_stops_it_with_the_release_the_file_and_the_reason(
 def test_an_edit_that_changes_nothing_stops_it() -> None:
     idle: Defect = replace(DEFECT, edit=lambda function: [(function, function)])
     with pytest.raises(DefectError, match="changes nothing"):
-        defect.edited(idle, SOURCE, RELEASE)
+        edits.edited(idle, SOURCE, RELEASE)
 
 
 def test_a_linked_file_keeps_its_text_and_the_old_bytecode_is_deleted(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_a_linked_file_keeps_its_text_and_the_old_bytecode_is_deleted(tmp_path: 
     compiled.mkdir()
     for name in ("bf16_optimizer.cpython-311.pyc", "bf16_optimizer_too.cpython-311.pyc"):
         (compiled / name).write_bytes(b"released")
-    shown, edited = defect.apply(DEFECT, tmp_path, RELEASE), file.read_text()
+    shown, edited = edits.apply_defect(DEFECT, tmp_path, RELEASE), file.read_text()
     assert (tmp_path / "pristine.py").read_text() == SOURCE
-    assert edited == defect.edited(DEFECT, SOURCE, RELEASE)
-    assert shown == defect.diff(DEFECT.file, SOURCE, edited)
+    assert edited == edits.edited(DEFECT, SOURCE, RELEASE)
+    assert shown == edits.diff(DEFECT.file, SOURCE, edited)
     assert os.listdir(compiled) == ["bf16_optimizer_too.cpython-311.pyc"]
 
 

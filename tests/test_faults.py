@@ -25,9 +25,9 @@ from harness.__main__ import INTERRUPTED, main
 from harness.launch.exits import EXIT_FILE
 from harness.overlays import overlay, overlay_cache
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
-from harness.system import machine
 from harness.system.errors import ExitCode
 from harness.system.files import sha256
+from tests.made_up import set_gpus
 from tests.overlays import copy, lent
 from tests.sandbox import (
     PATIENCE,
@@ -389,16 +389,12 @@ def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) 
 def test_too_few_gpus_are_unsupported_and_reported(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
-    _have_gpus(monkeypatch, gpus)
+    set_gpus(monkeypatch, gpus)
     done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
     assert done.code == ExitCode.UNSUPPORTED
     assert outcome(bare) == ("unsupported", f"needs 2 GPUs, and this machine has {gpus}")
     assert f"needs 2 GPUs, and this machine has {gpus}" in done.out
     assert "reproduced" not in done.out
-
-
-def _have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("0", "GPU-0", "a GPU"),) * count)
 
 
 # A full disk. Without enough GPUs a run still makes its folder, and needs no overlay.
@@ -409,7 +405,7 @@ def test_a_run_folder_for_which_there_is_no_room_leaves_nothing(
     bare: Sandbox, command: Any, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     """``full`` is what does not fit: the parent, the first file, a trial's folder."""
-    _have_gpus(monkeypatch, 0)
+    set_gpus(monkeypatch, 0)
     _no_room_for(full, monkeypatch)
     done = command(bare, "run", "scenario=sampler_shards", "launch=gpu")
     monkeypatch.undo()

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pytest
 
 import harness.launch.launch as launching
 from harness.launch.exits import EXIT_FILE, Identity
 from harness.launch.server_pool import OverlayServer, Pool
 from harness.system.errors import Inconclusive
-from tests.sandbox import PATIENCE
+from tests.sandbox import PATIENCE, lives
 from tests.stand_in import settings, wanted
 from tests.stand_in import stand_in as make_stand_in
 
@@ -196,7 +195,7 @@ time.sleep(1000)
     with pytest.raises(KeyboardInterrupt):
         stand_in.launch(script, tick)
     second.join()
-    assert not _lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
+    assert not lives(int((stand_in.folder / "buggy" / "rank.pid").read_text()))
     assert stand_in.exit()["interrupted"]
 
 
@@ -248,7 +247,7 @@ def test_removing_the_folder_ends_the_trial_and_its_processes(stand_in: StandIn,
     remove = once_it_sleeps(pid, lambda: shutil.rmtree(stand_in.folder))
     with pytest.raises(Inconclusive, match="buggy was removed while its trial ran"):
         stand_in.launch(SLEEPER.replace("{pid}", str(pid)), remove)
-    assert not _lives(int(pid.read_text()))
+    assert not lives(int(pid.read_text()))
     assert not stand_in.folder.exists()
 
 
@@ -260,14 +259,7 @@ def test_processes_end_even_if_the_clean_up_fails(
     interrupt = once_it_sleeps(pid, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(OSError, match="no descriptors"):
         stand_in.launch(SLEEPER.replace("{pid}", str(pid)), interrupt)
-    assert not _lives(int(pid.read_text()))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert not lives(int(pid.read_text()))
 
 
 def test_tests_with_equal_environments_share_a_server(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,10 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.ranges import affected
+from harness.system.terminal import Terminal
+from tests.made_up import scenario_module
+from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
 
@@ -60,9 +66,7 @@ def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:
 def test_a_wrong_word_is_a_mistake_that_names_the_choices(
     words: list[str], parts: list[str], capsys: Capture
 ) -> None:
-    assert main(["list", *words]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
+    err = refused(capsys, ["list", *words])
     assert [part for part in parts if part not in err] == []
 
 
@@ -70,7 +74,10 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
     bugs = listed(capsys)
     bug = bugs["rope_zero_init_v5"]
     assert (bug["harm"], bug["visibility"]) == ("ruins training", "silent")
-    assert bug["alive"] == {"release": "5.23.0", "variant": "released"}
+    assert bug["alive"] == {
+        "release": affected.tested_releases("transformers")[-1],
+        "variant": "released",
+    }
     assert (bug["known_upstream"], bug["known_in_part"]) == (False, "")
     assert "ZeRO" in bugs["fp16_overflow_stage0"]["known_in_part"]
     assert bug["settings"] == {
@@ -85,9 +92,20 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
 
 
 def test_a_broken_scenario_meets_no_condition(more_scenarios: Path, capsys: Capture) -> None:
-    folder = more_scenarios / "broken"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "scenario.py").write_text("raise ValueError")
+    scenario_module(more_scenarios, "broken", "raise ValueError")
     assert "broken" in listed(capsys)["broken"]
     assert "broken" not in listed(capsys, "--visibility", "silent")
+
+
+def test_no_name_is_broken_on_a_narrow_terminal(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.StringIO()
+    narrow = Terminal(file=output, width=60, force_terminal=True, no_color=True, soft_wrap=True)
+    monkeypatch.setattr("harness.cli.list.terminal", lambda: narrow)
+    assert main(["list", "--upstream", "trl"]) == 0
+    monkeypatch.undo()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", output.getvalue()).splitlines()
+    names = [line.partition("  ")[0] for line in lines if not line.startswith(" ")]
+    assert names == [name for name, bug in listed(capsys).items() if bug["upstream"] == "trl"]
+    assert max(map(len, lines)) <= 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +16,10 @@ from harness.api.spec import Lane, Outcome, Variant
 from harness.runs.job import choose_lane
 from harness.system import machine
 from harness.system.errors import Inconclusive, Unsupported
-from harness.system.machine import Gpu, visible
+from harness.system.machine import visible
 from tests.another_user import NOBODY, as_nobody, needs_root
+from tests.made_up import set_gpus
+from tests.sandbox import git
 
 BF16_CLIP = catalog.scenario("bf16_clip")  # two ranks, either lane
 WIDE = replace(
@@ -26,12 +27,6 @@ WIDE = replace(
 )
 GPU_ONLY = replace(BF16_CLIP, lanes=(Lane.GPU,))
 CPU_ONLY = replace(BF16_CLIP, lanes=(Lane.CPU,))
-
-
-def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    monkeypatch.setattr(
-        machine, "gpus", lambda: tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(gpus))
-    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +45,7 @@ def has(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
     monkeypatch: pytest.MonkeyPatch, scenario: object, gpus: int, choice: str, lane: Lane
 ) -> None:
-    has(monkeypatch, gpus)
+    set_gpus(monkeypatch, gpus)
     assert choose_lane(scenario, 2, choice) is lane  # type: ignore[arg-type]
 
 
@@ -66,7 +61,7 @@ def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
 def test_an_unavailable_lane_is_unsupported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, scenario: object, choice: str, reason: str
 ) -> None:
-    has(monkeypatch, 1)
+    set_gpus(monkeypatch, 1)
     with pytest.raises(Unsupported, match=reason):
         choose_lane(scenario, 2, choice)  # type: ignore[arg-type]
 
@@ -105,7 +100,7 @@ def test_only_the_environment_that_matters_is_recorded_and_without_passwords(
 
 
 def test_the_facts_can_be_written_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    has(monkeypatch, 2)
+    set_gpus(monkeypatch, 2)
     facts = json.loads(json.dumps(machine.facts()))
     assert facts["gpus"] == ["H", "H"]
     assert facts["cpus"] >= 1
@@ -115,16 +110,12 @@ def test_the_facts_can_be_written_as_json(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_source_is_the_commit_of_a_repository_or_of_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def git(*words: str) -> None:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True)
-
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     assert machine.source() == {"commit": None, "dirty": None}
-    git("init", "--quiet")
+    git(tmp_path, "init", "--quiet")
     (tmp_path / "file").write_text("")
-    git("add", "file")
-    git("commit", "--quiet", "--message", "one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "one")
     clean = machine.source()
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False

@@ -20,6 +20,7 @@ from harness.cli import new, pages
 from harness.system.errors import UserError
 from harness.system.files import ROOT
 from harness.upstream import releases
+from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
 
@@ -100,10 +101,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
         raise UserError(f"no package '{name}' in the index")
 
     monkeypatch.setattr(releases, "released", refuse)
-    assert main(["new", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, ["new", *words])
     assert not list(own.iterdir())
 
 

@@ -23,21 +23,14 @@ from harness.overlays import bytecode, contents, overlay, overlay_cache
 from harness.overlays.overlay import DamagedOverlay, Overlay, borrowed
 from harness.system.errors import Inconclusive
 from harness.system.files import locked, sha256
-from harness.upstream import pins, quirks, resolution
+from harness.upstream import pins, resolution
 from harness.upstream.pins import Stack
 from tests.another_user import as_nobody, needs_root
+from tests.made_up import one_to_two
 
 STACK = Stack({"up": "1.0", "beside": "2.0"}, "2024-01-01", *pins.here())
 OTHER = replace(STACK, date="2024-01-02")
 CODE = "def one():\n    return 1\n"
-
-
-def one_to_two(function: Any) -> Iterator[tuple[Any, Any]]:
-    import libcst as cst
-    import libcst.matchers as m
-
-    for old in m.findall(function, m.Integer("1")):
-        yield old, cst.Integer("2")
 
 
 DEFECT = Defect("two", "up", "up/code.py", "one", one_to_two, "one is two")
@@ -102,13 +95,13 @@ def test_a_key_changes_with_a_text_that_an_edit_refers_to(monkeypatch: pytest.Mo
 
 
 def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    pins, edit = {"pins": {"up": "1.1", "beside": "2.0"}}, {"edit": lambda function: iter(())}
+    others, edit = {"pins": {"up": "1.1", "beside": "2.0"}}, {"edit": lambda function: iter(())}
     platform = {"platform": "linux-other"}
-    stack = [pins, {"date": "2024-01-02"}, {"python": "3.99"}, platform, {"lock": "up==1.0\n"}]
+    stack = [others, {"date": "2024-01-02"}, {"python": "3.99"}, platform, {"lock": "up==1.0\n"}]
     defects = [{}, {"name": "x"}, {"file": "up/x.py"}, {"scope": "two"}, edit]
     keys = [overlay.key(replace(STACK, **change)) for change in [{}, *stack]]  # type: ignore[arg-type]
     keys += [overlay.key(STACK, [replace(DEFECT, **change)]) for change in defects]  # type: ignore[arg-type]
-    monkeypatch.setitem(quirks.CONSTRAINTS, "up<2", "beside<3")
+    monkeypatch.setitem(pins.CONSTRAINTS, "up<2", "beside<3")
     assert len({*keys, overlay.key(STACK)}) == 6 + 5 + 1
 
 
@@ -341,12 +334,14 @@ def test_an_overlay_without_a_valid_manifest_is_damaged(
         borrow_once(cache)
 
 
-def test_an_overlay_in_use_is_not_deleted(cache: Path) -> None:
+def test_an_overlay_is_deleted_with_its_contents_unless_it_is_in_use(cache: Path) -> None:
     with borrowed(STACK, (), cache) as lent:
         assert not overlay_cache.delete(cache, lent.key)
         assert overlay_cache.folders(cache) == [lent.folder]
+    assert any((cache / "contents").glob("*/*"))
     assert overlay_cache.delete(cache, lent.key)
     assert overlays(cache) == []
+    assert not any((cache / "contents").glob("*/*"))
 
 
 def test_unfinished_overlays_are_deleted_unless_they_are_being_built(cache: Path) -> None:
@@ -370,13 +365,6 @@ def test_equal_files_of_two_overlays_are_stored_once(base: Overlay, cache: Path)
     assert overlay_cache.disk_use(cache) == alone + (other.folder / overlay.MANIFEST).stat().st_size
     assert overlay_cache.delete(cache, other.key) == [other.key]
     assert overlay_cache.own_use(base.folder) == overlay_cache.disk_use(cache) == alone
-
-
-def test_contents_without_an_overlay_are_deleted(cache: Path) -> None:
-    key = borrow_once(cache).key
-    assert any((cache / "contents").glob("*/*"))
-    overlay_cache.delete(cache, key)
-    assert not any((cache / "contents").glob("*/*"))
 
 
 def test_a_damaged_file_gets_into_no_new_overlay(made: Overlay, cache: Path) -> None:

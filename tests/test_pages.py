@@ -29,9 +29,9 @@ def test_every_bug_is_in_the_table() -> None:
     assert text == pages.with_table(text), "python -m harness pages"
 
 
-def test_the_page_of_living_bugs_is_up_to_date() -> None:
-    page = pages.BUGS.with_name("alive.md")
-    assert page.read_text() == _alive_page.page(), "python -m harness pages"
+@pytest.mark.parametrize("name", pages.WHOLE)
+def test_a_page_that_is_written_as_a_whole_is_up_to_date(name: str) -> None:
+    assert pages.BUGS.with_name(name).read_text() == pages.WHOLE[name](), "python -m harness pages"
 
 
 def test_the_page_of_ranges_is_up_to_date_and_has_both_ends_of_a_known_one() -> None:

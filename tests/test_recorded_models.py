@@ -12,7 +12,8 @@ from harness.__main__ import main
 from harness.models import recorded
 from harness.models.answer import Answer, Row, Status
 from harness.models.stack import Releases
-from harness.publish import models_table
+from harness.publish import docs_tables
+from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
 
@@ -40,9 +41,9 @@ def test_each_wrong_feature_says_since_when(history: None) -> None:
     assert [one.release for one in recorded.all_recorded()] == list(HISTORY)
     assert recorded.wrong_since("llama", "packing") == ("5.0.1", "4.50.3")
     assert recorded.wrong_since("falcon", "packing") == ("5.3.0", "")
-    lines = {line.model: str(line.cells[0]) for line in models_table.lines()}
+    lines = {line.model: str(line.cells[0]) for line in docs_tables.model_lines()}
     assert lines == {"llama": "✗ 5.0.1", "gpt2": "✓", "falcon": "✗"}
-    assert "| llama | ✗ 5.0.1 |" in models_table.page()
+    assert "| llama | ✗ 5.0.1 |" in docs_tables.models_page()
 
 
 def test_a_part_that_is_asked_again_leaves_the_rest(history: None, tmp_path: Path) -> None:
@@ -52,6 +53,31 @@ def test_a_part_that_is_asked_again_leaves_the_rest(history: None, tmp_path: Pat
         "packing": "wrong",
         "loss": "right",
     }
+
+
+def test_a_run_is_compared_with_the_newest_recorded_release_before(history: None) -> None:
+    before = recorded.before({"transformers": "5.1.0"})
+    assert before
+    assert before.release == "5.0.1"
+    rows = [Row("llama", "packing", RIGHT), Row("gpt2", "packing", WRONG)]
+    rows += [Row("falcon", "packing", WRONG), Row("gpt2", "loss", RIGHT)]
+    found = recorded.changed(rows, before)
+    assert (found.broken, found.new, found.mended) == ((), (rows[2],), (rows[0],))
+    older = recorded.before({"transformers": "5.0.0"})
+    assert older
+    assert recorded.changed([Row("llama", "packing", WRONG)], older).broken
+    assert recorded.before({"transformers": "4.50.3"}) is None
+
+
+def test_the_same_transformers_with_another_package_is_compared_too(
+    history: None, tmp_path: Path
+) -> None:
+    packages = {"transformers": "5.3.0", "peft": "0.21.2"}
+    assert (one := recorded.before(packages))
+    assert one.release == "5.3.0"
+    recorded.record([Row("llama", "packing", RIGHT)], Releases(tmp_path, packages))
+    assert (one := recorded.before(packages))
+    assert one.release == "5.0.1"
 
 
 @pytest.mark.parametrize(
@@ -83,12 +109,10 @@ def test_an_unknown_model_is_a_mistake(
 ) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("transformers==5.3.0\n")
-    assert main(["check", "-r", str(file), *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, ["check", "-r", str(file), *words])
 
 
 def test_what_is_not_a_release_is_not_recorded(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "llama"}))
-    assert main(["models", str(file), "--record"]) == 2
-    assert "leave patches and own models out" in capsys.readouterr().err
+    assert "leave patches and own models out" in refused(capsys, ["models", str(file), "--record"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,6 @@ from harness.runs.verdict_text import (
     releases,
 )
 from harness.system.terminal import Progress, Terminal, table, terminal
-from tests.another_user import needs_root
 from tests.recording import Recording
 
 Capture = pytest.CaptureFixture[str]
@@ -183,35 +180,6 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
         file.seek(0, 2)
         file.write(b"\nlast words\n")
     assert last_lines(tmp_path, LOST, most=1) == ["last words"]
-
-
-@pytest.mark.parametrize(
-    "kind", ["fifo", pytest.param("device", marks=needs_root), "link", "folder", "link above"]
-)
-def test_only_a_regular_file_is_read_as_a_log(tmp_path: Path, kind: str) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    write_logs(elsewhere, 1, stderr="secret\n")
-    (tmp_path / "run" / "buggy" / "logs").mkdir(parents=True)
-    rank = tmp_path / "run" / "buggy" / "logs" / "rank_1"
-    if kind == "link above":
-        rank.symlink_to(elsewhere / "buggy" / "logs" / "rank_1")
-    else:
-        rank.mkdir()
-        log = rank / "stderr.log"
-        {
-            "fifo": lambda: os.mkfifo(log),
-            "device": lambda: os.mknod(log, 0o644 | stat.S_IFCHR, os.makedev(1, 5)),
-            "link": lambda: log.symlink_to(elsewhere / "buggy/logs/rank_1/stderr.log"),
-            "folder": log.mkdir,
-        }[kind]()
-    assert last_lines(tmp_path / "run", LOST) == []
-
-
-@pytest.mark.parametrize("rank", ["../../../elsewhere", None, [1], "*"])
-def test_a_failure_without_a_valid_rank_counts_as_that_of_rank_0(tmp_path: Path, rank: Any) -> None:
-    write_logs(tmp_path, 0, stderr="of rank 0\n")
-    lost = replace(LOST, failure={"rank": rank, "message": "no"})
-    assert last_lines(tmp_path, lost) == ["of rank 0"]
 
 
 MARKED = "[red]a[/] [/nothing] :bug: \x1b[2J\x9b\u202e"

@@ -24,6 +24,7 @@ from harness.system import machine
 from harness.system.errors import Inconclusive
 from harness.system.files import sha256
 from harness.system.terminal import Progress, terminal
+from tests.made_up import set_gpus
 
 
 def test_only_the_released_variant_may_lack_a_file_with_the_bug(tmp_path: Path) -> None:
@@ -55,13 +56,10 @@ class Launches:
             time.sleep(0.01)
 
 
-GPUS = tuple(machine.Gpu(str(n), f"GPU-{n}", "H200") for n in range(4))
-
-
 @pytest.fixture
 def job(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A run of bf16_clip that is about to launch its trials, two ranks each, on four GPUs."""
-    monkeypatch.setattr(machine, "gpus", lambda: GPUS)
+    set_gpus(monkeypatch, 4)
     clean = partial(TrialResult, outcome=Outcome.CLEAN, expected=None, reason="because")
     monkeypatch.setattr(trials, "grade_trial", lambda _, __, variant: (clean(variant), None))
     composed = command_line.compose(
@@ -100,7 +98,7 @@ def test_a_trial_that_ends_the_run_ends_the_others(
 def test_the_number_of_trials_at_once_depends_on_gpus_and_cores(
     job: Job, monkeypatch: pytest.MonkeyPatch, gpus: int, cores: int, at_once: int
 ) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: GPUS[:gpus])
+    set_gpus(monkeypatch, gpus)
     monkeypatch.setattr(machine, "cores", lambda: cores)
     job.lane = Lane.GPU if gpus else Lane.CPU
     assert trials.number_at_once(job) == at_once

@@ -18,11 +18,8 @@ from harness.__main__ import main
 from harness.cli import score as command
 from harness.detectors import loss_scale
 from harness.runs import attachment
-from harness.score import detectors
-from harness.score.judging import judge, writes_traces
-from harness.score.others import without_others
-from harness.score.scores import Found, Watched, score
-from harness.score.scoring import Scoring
+from harness.score.scores import Found, Watched, score, without_others
+from harness.score.scoring import Scoring, judge, writes_traces
 from harness.system.errors import UserError
 from tests.group import in_group
 
@@ -71,7 +68,7 @@ def loop(rank: int, fault: str) -> None:
 def reports(rank: int, folder: Path, faults: list[str], names: list[str]) -> None:
     """Run each loop with these detectors; each is attached anew."""
     for number, fault in enumerate(faults):
-        wanted = [vars(detectors.named(name)) for name in names]
+        wanted = [vars(command.detector_named(name)) for name in names]
         trial = folder / str(number)
         trial.mkdir(exist_ok=True)
         with attachment.attached(wanted, trial, "", rank):
@@ -167,8 +164,10 @@ class Half:
 
 def own(rank: int, folder: Path) -> None:
     (folder / "own.py").write_text(OWN)
-    wanted = [vars(detectors.named(f"{folder}/own.py:{kind}")) for kind in ("Counts", "Draws")]
-    wanted.append(vars(detectors.named(f"{folder}/own.py:Raises")))
+    wanted = [
+        vars(command.detector_named(f"{folder}/own.py:{kind}")) for kind in ("Counts", "Draws")
+    ]
+    wanted.append(vars(command.detector_named(f"{folder}/own.py:Raises")))
     with attachment.attached(wanted, folder, "save", rank):
         loop(rank, RIGHT)
 
@@ -185,7 +184,9 @@ def test_a_user_s_detector_is_called_after_each_step_and_watched_itself(tmp_path
 
 def rows(rank: int, folder: Path) -> None:
     (folder / "own.py").write_text(OWN)
-    with attachment.attached([vars(detectors.named(f"{folder}/own.py:Rows"))], folder, "", rank):
+    with attachment.attached(
+        [vars(command.detector_named(f"{folder}/own.py:Rows"))], folder, "", rank
+    ):
         data = torch.utils.data.TensorDataset(torch.arange(8))
         loader = torch.utils.data.DataLoader(data, batch_size=2)
         list(loader)
@@ -204,7 +205,7 @@ def test_a_detector_of_a_loader_is_given_each_batch_and_the_end_of_each_epoch(
 
 
 def traced(rank: int, folder: Path, width: int) -> None:
-    wanted = [vars(detectors.named(f"{folder.parent}/own.py:Writes"))]
+    wanted = [vars(command.detector_named(f"{folder.parent}/own.py:Writes"))]
     with attachment.attached(wanted, folder, "", rank):
         model = nn.Linear(width, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -218,7 +219,7 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
     for name, width in widths.items():
         (tmp_path / name).mkdir()
         in_group(1, partial(traced, width=width), tmp_path / name)
-    detector = detectors.named(f"{tmp_path}/own.py:Writes")
+    detector = command.detector_named(f"{tmp_path}/own.py:Writes")
     assert writes_traces(detector)
     traces = {name: attachment.traces_of(tmp_path / name, detector.name) for name in widths}
     with judge(detector, [traces["healthy"]]) as judged:
@@ -231,7 +232,7 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
 
 def two_ranks(rank: int, folder: Path, *, seeds: list[int], epochs: bool) -> None:
     """Each rank reads its half of 32 rows in two epochs, as its seed shuffles them."""
-    with attachment.attached([vars(detectors.named("samples"))], folder, "", rank):
+    with attachment.attached([vars(command.detector_named("samples"))], folder, "", rank):
         data = torch.utils.data.TensorDataset(torch.arange(32))
         sampler: Any = torch.utils.data.DistributedSampler(data, seed=seeds[rank])
         loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
@@ -261,7 +262,7 @@ def test_rows_that_come_twice_or_in_the_same_order_are_seen(
 
 def alarms_of(name: str, train: Callable[[], None], folder: Path) -> list[str]:
     """The alarms of a detector of ours on one rank."""
-    with attachment.attached([vars(detectors.named(name))], folder, "", 0):
+    with attachment.attached([vars(command.detector_named(name))], folder, "", 0):
         train()
     (read,) = json.loads(attachment.file_of(folder, "", 0).read_text())["trainings"]
     (one,) = read["detectors"].values()

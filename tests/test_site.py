@@ -33,11 +33,13 @@ from harness.publish.inputs import collect
 from harness.publish.timelines import strip
 from harness.ranges import advisories
 from harness.runs.results import RunResult
-from harness.system import output_folder
+from harness.system import files
 from harness.system.files import ROOT
 from harness.system.installation import install
 from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
+from tests.made_up import full_disk
 from tests.recording import RECORDED, Recording, recorded
+from tests.sandbox import refused
 
 MOST = 3_000_000
 """Bytes of a page with its scripts."""
@@ -251,14 +253,6 @@ def test_the_pictures_of_the_docs_exist_and_are_small() -> None:
 Capture = pytest.CaptureFixture[str]
 
 
-def complaint(capsys: Capture) -> str:
-    """The only line of stderr."""
-    err = capsys.readouterr().err
-    assert err.startswith("harness: ")
-    assert err.count("\n") == 1
-    return err
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -270,18 +264,17 @@ def test_a_folder_with_other_files_is_refused_and_unchanged(
     file = tmp_path / "out" / stranger
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": true}')
-    assert main(["site", "--out", str(tmp_path / "out")]) == 2
-    assert f"contains a file that is not part of a site ({stranger})" in complaint(capsys)
-    assert main(["site", "--out", str(file)]) == 2
-    assert "is not a folder" in complaint(capsys)
+    assert f"contains a file that is not part of a site ({stranger})" in refused(
+        capsys, ["site", "--out", str(tmp_path / "out")]
+    )
+    assert "is not a folder" in refused(capsys, ["site", "--out", str(file)])
     assert content(tmp_path) == {f"out/{stranger}": b'{"mine": true}'}
 
 
 def test_a_site_with_a_foreign_file_is_refused_and_unchanged(small: Path, capsys: Capture) -> None:
     (small / "CNAME").write_text("bugs.example")
     before = content(small)
-    assert main(["site", "--out", str(small)]) == 2
-    assert "(CNAME)" in complaint(capsys)
+    assert "(CNAME)" in refused(capsys, ["site", "--out", str(small)])
     assert content(small) == before
 
 
@@ -304,12 +297,8 @@ def test_the_old_site_stays_if_the_new_one_cannot_be_written(
 ) -> None:
     before = content(small)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(output_folder, failing, full)
-    assert main(["site", "--out", str(small)]) == 3
-    assert "no room on the disk" in complaint(capsys)
+    monkeypatch.setattr(files, failing, full_disk)
+    assert "no room on the disk" in refused(capsys, ["site", "--out", str(small)], code=3)
     assert content(small) == before
     assert os.listdir(small.parent) == ["site"]
 
@@ -318,7 +307,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "site"
-    output_folder.put(out, {"index.html": "old"}, SITE)
+    files.replace_folder(out, {"index.html": "old"}, SITE)
     rename, targets = Path.rename, []
 
     def second_fails(self: Path, target: Path) -> Path:
@@ -329,7 +318,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(Exception, match="cannot write"):
-        output_folder.put(out, {"index.html": "new"}, SITE)
+        files.replace_folder(out, {"index.html": "new"}, SITE)
     assert (out / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
 
@@ -345,8 +334,7 @@ def test_the_old_site_is_restored_if_the_rename_fails(
 def test_a_missing_input_is_a_mistake_and_writes_nothing(
     words: list[str], message: str, elsewhere: Path, capsys: Capture
 ) -> None:
-    assert main(["site", "--out", "site", *words]) == 2
-    assert message in complaint(capsys)
+    assert message in refused(capsys, ["site", "--out", "site", *words])
     assert not os.listdir(elsewhere)
 
 

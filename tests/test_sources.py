@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,13 @@ import pytest
 
 from harness.__main__ import main
 from harness.check.branch import Judged
-from harness.overlays import patch
+from harness.overlays import edits
 from harness.sweep.cell import Cell, Status
 from harness.system.errors import HarnessError, Inconclusive, UserError
 from harness.upstream import sources
 from harness.upstream.pins import is_source
 from tests.overlays import lent_release
+from tests.sandbox import git
 
 NAME = "accelerate"
 YES, NO = Status.AFFECTED, Status.NOT_AFFECTED
@@ -32,23 +32,6 @@ version = "1.2.0.dev0"
 [tool.setuptools]
 packages = ["{module}"]
 """
-
-
-def git(folder: Path, *words: str) -> str:
-    """What git prints, with a committer of its own."""
-    person = {
-        f"GIT_{who}_{what}": "me@example.org"
-        for who in ("AUTHOR", "COMMITTER")
-        for what in ("NAME", "EMAIL")
-    }
-    done = subprocess.run(
-        ["git", "-C", str(folder), *words],
-        text=True,
-        check=True,
-        capture_output=True,
-        env={**os.environ, **person},
-    )
-    return done.stdout.strip()
 
 
 def commit(folder: Path, text: str, message: str, name: str = NAME) -> str:
@@ -200,8 +183,8 @@ def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -
     compiled = site / NAME / "__pycache__" / "loader.cpython-311.pyc"
     compiled.parent.mkdir()
     compiled.write_bytes(b"of the original")
-    assert patch.files(CHANGE, {NAME: "1.0"}) == {f"{NAME}/loader.py"}
-    diff = patch.apply(CHANGE, site, {NAME: "1.0"})
+    assert edits.patched_files(CHANGE, {NAME: "1.0"}) == {f"{NAME}/loader.py"}
+    diff = edits.apply_patch(CHANGE, site, {NAME: "1.0"})
     assert not compiled.exists(), "compiling would write through its link to another overlay"
     assert (site / NAME / "loader.py").read_text() == "first\nchanged\nthird\n"
     assert (site.parent / "another overlay's").read_text() == "first\nsecond\nthird\n"
@@ -223,7 +206,7 @@ def test_a_patch_changes_the_installed_files_and_keeps_other_links(site: Path) -
 def test_a_patch_that_does_not_fit_says_where(
     site: Path, change: str, error: type[HarnessError], message: str
 ) -> None:
-    ask = patch.files if error is UserError else partial(patch.apply, site=site)
+    ask = edits.patched_files if error is UserError else partial(edits.apply_patch, site=site)
     with pytest.raises(error, match=message):
         ask(change, pins={NAME: "1.0"})
 
@@ -232,7 +215,7 @@ def test_a_patch_that_does_not_fit_says_where(
 def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "fix.diff").write_text(text)
     with pytest.raises(UserError, match=r"patch=.*fix\.diff"):
-        patch.read(str(tmp_path / "fix.diff"))
+        edits.read_patch(str(tmp_path / "fix.diff"))
 
 
 @pytest.mark.parametrize(

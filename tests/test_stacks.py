@@ -13,12 +13,12 @@ import time
 import venv
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.check import environment
 from harness.check.environment import Installed
 from harness.system.errors import Inconclusive, UserError
+from tests.sandbox import lives
 
 NAMES = ["Up", "second_one"]
 GIT = {"url": "https://host/up", "vcs_info": {"vcs": "git", "commit_id": "a5"}}
@@ -247,13 +247,6 @@ def living(pids: Path) -> list[int]:
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_what_is_no_interpreter_is_a_mistake(other: Path, tmp_path: Path) -> None:

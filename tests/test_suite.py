@@ -20,9 +20,9 @@ from harness.launch.server_pool import Pool
 from harness.runs.results import RunResult, TrialResult
 from harness.runs.run_folder import RUN_FILE
 from harness.sweep import executor, suite
-from harness.system import machine
 from harness.system.errors import Inconclusive
-from harness.system.machine import Gpu, leased
+from harness.system.machine import leased
+from tests.made_up import set_gpus
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,11 +62,6 @@ def several(
     scenario = lambda name: SimpleNamespace(ranks_of=lambda _: widths[name])  # noqa: E731
     monkeypatch.setattr(catalog, "scenario", scenario)
     return [replace(base, scenario=name, **changes) for name in widths]
-
-
-def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    gpus = tuple(Gpu(str(n), f"GPU-{n}", "H") for n in range(count))
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
 
 
 def pretend(

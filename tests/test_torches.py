@@ -7,9 +7,7 @@ import hashlib
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from harness import catalog
 from harness.api.spec import Defect
 from harness.config import command_line
 from harness.nightly import steps
-from harness.overlays import defect, overlay
+from harness.overlays import edits, overlay
 from harness.overlays.overlay import Overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.files import sha256
@@ -25,17 +23,10 @@ from harness.system.terminal import terminal
 from harness.upstream import index, pins, torches
 from harness.upstream.index import Release
 from harness.upstream.pins import Stack, Torch
+from tests.made_up import one_to_two
 
 FUNCTION = "def rate():\n    return 1\n"
 EDITED = "torch/optim/lr_scheduler.py"
-
-
-def one_to_two(function: Any) -> Iterator[tuple[Any, Any]]:
-    import libcst as cst
-    import libcst.matchers as m
-
-    for old in m.findall(function, m.Integer("1")):
-        yield old, cst.Integer("2")
 
 
 DEFECT = Defect("two", "torch", EDITED, "rate", one_to_two, "the rate is two", "torch>=9.1")
@@ -134,7 +125,7 @@ def test_an_edit_that_does_not_fit_this_torch_is_unsupported(tmp_path: Path) -> 
     (tmp_path / "torch" / "optim").mkdir(parents=True)
     (tmp_path / EDITED).write_text("def rate():\n    return 7\n")
     with pytest.raises(Unsupported, match=r"matches 0 times in rate; it fits torch>=9.1$"):
-        defect.apply(DEFECT, tmp_path, "torch==9.0")
+        edits.apply_defect(DEFECT, tmp_path, "torch==9.0")
 
 
 def test_a_torch_that_is_not_at_hand_is_unsupported(

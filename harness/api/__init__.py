@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from harness.api.knobs import Knobs, knob
-from harness.api.numbers import finite, named, near
+from harness.api.numbers import finite, named, near, projection
 from harness.api.pictures import Bars, Grid, Lines, Picture, Pictures, bars, by_step, grid, lines
 from harness.api.plan import Kind, Plan, each
-from harness.api.projection import projection
 from harness.api.settings import above, by_code
 from harness.api.shapes import (
     COUNT,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.system.text import listed
+
 SETTINGS: Mapping[str, str] = {
     "precision": "fp32, bf16 or fp16",
     "gradient_clipping": "the largest norm of a gradient; 0 does not clip",
@@ -104,7 +106,7 @@ def trigger(conditions: Mapping[str, Condition], known: Mapping[str, Setting]) -
         elif not _holds(wanted, setting.value):
             return Trigger(False, f"{_is(name, setting)}, not {_wanted(wanted)}")
     if undecided:
-        return Trigger(None, f"your settings do not decide {_joined(undecided)}")
+        return Trigger(None, f"your settings do not decide {listed(undecided)}")
     return Trigger(True, ", ".join(_is(name, known[name]) for name in conditions))
 
 
@@ -132,7 +134,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _joined(words: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

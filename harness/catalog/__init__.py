@@ -27,6 +27,9 @@ from harness.system.text import complaint
 PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
 """What a scenario takes from its ``oracle``, if it has one, where it does not define it itself."""
+ALL = "all"
+"""The word for all scenarios, and for all variants."""
+
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
 MODULE, PROPOSAL = "scenario", "proposal"
@@ -210,6 +213,17 @@ def subject(name: str) -> str:
 def of_package(package: str) -> list[str]:
     """The scenarios whose bug is in a package, sorted; empty if there is none."""
     return [name for name in sound() if subject(name) == package]
+
+
+def selected(word: str) -> list[str]:
+    """The scenarios that a word selects: one, those of a package, or all. Raises UserError, with
+    the choices, if there is none."""
+    if word == ALL:
+        return list(sound())
+    if found := of_package(word):
+        return found
+    load(word)
+    return [word]
 
 
 def unknown(what: str, given: str, choices: Iterable[str]) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -14,12 +13,7 @@ from typing import Any
 
 from harness import catalog
 from harness.system.errors import UserError
-from harness.system.text import complaint
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from harness.system.text import complaint, toml
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -62,7 +56,7 @@ def read(file: Path | None) -> dict[str, Acceptance]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {complaint(error)}") from None
 

@@ -77,9 +77,7 @@ def judge(words: Sequence[str]) -> int:
     if any(word.startswith("patch=") for word in words):
         return _patched(selected, others)
     named = [word.removeprefix("pins.").partition("=")[0] for word in others if _is_source(word)]
-    names = [
-        name for name in _scenarios(selected) if set(named) <= set(catalog.scenario(name).pins)
-    ]
+    names = [n for n in catalog.selected(selected) if set(named) <= set(catalog.scenario(n).pins)]
     if not names:
         pinned = " and ".join(named)
         raise UserError(f"scenario={selected}: none of these scenarios pins {pinned}")
@@ -93,16 +91,6 @@ def judge(words: Sequence[str]) -> int:
 
 def _is_source(word: str) -> bool:
     return word.startswith("pins.") and sources.is_one(word.partition("=")[2])
-
-
-def _scenarios(selected: str) -> list[str]:
-    """The scenarios that a word selects: one, those of a package, or all."""
-    if selected == ALL:
-        return list(catalog.sound())
-    if of_package := catalog.of_package(selected):
-        return of_package
-    catalog.load(selected)  # raises, with the choices, if there is none
-    return [selected]
 
 
 def _config(name: str, words: Iterable[str]) -> RunConfig:

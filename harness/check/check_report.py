@@ -177,7 +177,7 @@ def _whole(checked: Checked) -> str:
     """A bug with what a user wants to know; briefly if the user is not affected."""
     scenario = catalog.scenario(checked.scenario)
     title = f"{scenario.harm} ({scenario.visibility}): {scenario.title} [{checked.scenario}]"
-    subject = next(iter(scenario.pins), "torch")
+    subject = catalog.subject(checked.scenario)
     rows = {
         "releases": f"{subject} {', '.join(map(str, checked.periods))}" if checked.periods else "",
         "seen" if checked.how == RAN else "known": short(checked.why, LONGEST),

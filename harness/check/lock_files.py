@@ -7,26 +7,19 @@ which are installed. So a package of any extra or group counts as installed.
 from __future__ import annotations
 
 import json
-import platform
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packaging.markers import Marker
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness.check.installed import ALIASES, EDITABLE, FILE, FOLDER, GIT, WEB, Listed, at_address
 from harness.check.source import Source
 from harness.system.errors import Inconclusive, UserError
-from harness.system.text import complaint
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from harness.system.text import complaint, toml
+from harness.upstream.index import allows_here
 
 UV = 1
 """The version of uv.lock that is read; later revisions of it only add to it."""
@@ -72,7 +65,7 @@ def _document(source: Source) -> dict[str, Any]:
     try:
         if source.is_json:
             return {PIPFILE: json.loads(source.text)}
-        return tomllib.loads(source.text)
+        return toml(source.text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source.name} is not valid: {error}") from None
 
@@ -109,7 +102,8 @@ def _known(file: str, kind: str, version: int, *known: int) -> None:
 
 
 def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
-    ours = _is_for_us(document.get("requires-python", ""))
+    # If it is not for this Python: its markers only distinguish the Pythons that it is for.
+    ours = allows_here(document.get("requires-python", ""))
     for package in document.get("package", []):
         name, source = canonicalize_name(package["name"]), package["source"]
         if "virtual" in source or (ours and not _applies(package.get("resolution-markers", []))):
@@ -119,7 +113,7 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
 
 
 def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
-    ours = _is_for_us(document["metadata"].get("python-versions", ""))
+    ours = allows_here(document["metadata"].get("python-versions", ""))
     for package in document.get("package", []):
         markers = package.get("markers", [])
         if isinstance(markers, Mapping):  # by dependency group
@@ -162,7 +156,7 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
         lock = Pylock.from_dict(document)
     except PylockValidationError as error:
         raise ValueError(str(error)) from None
-    ours = _is_for_us(str(lock.requires_python or ""))
+    ours = allows_here(str(lock.requires_python or ""))
     for package in lock.packages:
         if ours and not _applies([str(package.marker)] if package.marker else []):
             continue
@@ -175,17 +169,6 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
             _, found = at_address(package.archive.url or str(package.archive.path))
             version, origin = version or found.version, found.origin
         yield Listed(package.name, version, origin)
-
-
-def _is_for_us(pythons: str) -> bool:
-    """Whether this Python is one of those that a file is for.
-
-    Its markers are otherwise meaningless: they only distinguish the Pythons that it is for.
-    """
-    try:
-        return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
-    except InvalidSpecifier:  # Poetry's own: ^3.10
-        return True
 
 
 def _applies(markers: Iterable[str]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import configparser
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,9 @@ from packaging.version import InvalidVersion, Version
 from harness import catalog
 from harness.check import source
 from harness.check.installed import ALIASES
-from harness.check.source import Source
+from harness.check.source import Source, yaml_of
 from harness.system.errors import UserError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from harness.system.text import toml
 
 KINDS = ("pyproject.toml", "setup.cfg", "environment.yml", "environment.yaml")
 
@@ -85,25 +80,15 @@ def _read(source: Source) -> Groups:
             return _pyproject(_toml(source))
         if source.path.suffix == ".cfg":
             return _setup_cfg(source.text)
-        return {"": ("dependencies", list(_conda(_yaml(source))))}
+        return {"": ("dependencies", list(_conda(yaml_of(source.name, source.text))))}
     except (ValueError, TypeError, AttributeError, KeyError, configparser.Error) as error:
         why = str(error).partition("\n")[0]
         raise UserError(f"{source.name} cannot be read: {why}") from None
 
 
-def _yaml(source: Source) -> Any:
-    import yaml  # check should start soon
-
-    try:
-        return yaml.safe_load(source.text)
-    except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{source.name} is not valid YAML: {why}") from None
-
-
 def _toml(source: Source) -> dict[str, Any]:
     try:
-        return tomllib.loads(source.text)
+        return toml(source.text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source.name} is not valid TOML: {error}") from None
 
@@ -117,7 +102,7 @@ def _python(source: Source) -> str:
         return _specifier(str(poetry["python"])) if "python" in poetry else ""
     if source.path.suffix == ".cfg":
         return _config(source.text).get("options", "python_requires", fallback="")
-    wanted = _conda_versions(_yaml(source), "python")
+    wanted = _conda_versions(yaml_of(source.name, source.text), "python")
     return next(iter(wanted), "")
 
 

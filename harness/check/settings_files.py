@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.api.settings import Setting
+from harness.check.source import yaml_of
 from harness.system.errors import UserError
 from harness.system.text import warn
 
@@ -238,13 +239,7 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
-    import yaml  # takes a tenth of a second
-
-    try:
-        return _object(yaml.safe_load(_text(file)), file, "YAML")
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        raise UserError(f"{file} is not valid YAML: {where}") from None
+    return _object(yaml_of(str(file), _text(file)), file, "YAML")
 
 
 def _text(file: Path) -> str:

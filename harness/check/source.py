@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.system.errors import UserError
 
@@ -66,6 +67,17 @@ def read(name: str) -> Source:
 
 def read_file(path: Path) -> Source:
     return Source(str(path), path.absolute(), _text(str(path), path.read_bytes))
+
+
+def yaml_of(name: str, text: str) -> Any:
+    """The content of a YAML text. Raises UserError, with the file's name, if it is not valid."""
+    import yaml  # takes a tenth of a second
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{name} is not valid YAML: {why}") from None
 
 
 def _text(name: str, content: Callable[[], bytes]) -> str:

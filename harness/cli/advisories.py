@@ -14,7 +14,7 @@ from harness import catalog
 from harness.cli import Arguments
 from harness.ranges import advisories
 from harness.system.errors import ExitCode
-from harness.system.output_folder import Output, put
+from harness.system.files import Output, replace_folder
 from harness.system.terminal import count, terminal
 
 ADVISORIES = Output(
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     )
     out, console = parser.parse_args(arguments).out, terminal()
     made = advisories.files()
-    put(out.resolve(), made, ADVISORIES)
+    replace_folder(out.resolve(), made, ADVISORIES)
     console.print(f"{count(len(made), 'record')}: {out}")
     if missing := advisories.without():
         console.print(f"no record for {count(len(missing), 'bug')}: {_reasons(missing)}")

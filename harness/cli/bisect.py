@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import overload
 
 from rich.console import Console
 
@@ -31,13 +32,13 @@ from harness.ranges import commits as fixes
 from harness.ranges.commits import Change
 from harness.sweep.cell import Cell, Status
 from harness.sweep.cells import not_run
-from harness.sweep.commits import Commits
 from harness.sweep.executor import find_all
 from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
-from harness.upstream import sources
+from harness.upstream import releases, sources
+from harness.upstream.pins import here
 
 StatusOf = Callable[[int], Status]
 """The status of the release with this index."""
@@ -328,3 +329,35 @@ def _how(cells: Collection[Cell]) -> str:
     run = sum(cell.started for cell in cells) - stored
     counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
     return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
+
+
+@dataclass(frozen=True)
+class Commits(Sequence[RunConfig]):
+    """A config for each commit of a history. All have the same dependencies, those of the day of
+    the last commit, so a step installs one package."""
+
+    base: RunConfig
+    package: str
+    history: sources.History
+
+    def __len__(self) -> int:
+        return len(self.history.commits)
+
+    @overload
+    def __getitem__(self, at: int) -> RunConfig: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[RunConfig]: ...
+
+    def __getitem__(self, at: int | slice) -> RunConfig | Sequence[RunConfig]:
+        """The config of a commit. Raises Inconclusive if the commit does not build."""
+        if isinstance(at, slice):
+            return [self[index] for index in range(len(self))[at]]
+        commit = self.history.commits[at]
+        source = f"{self.history.repository}@{commit}"
+        version = sources.pinned(self.package, source, cache_folder())
+        return replace(self.base, pins={**self.base.pins, self.package: version}, date=self._day())
+
+    def _day(self) -> str:
+        day = self.history.day(self.history.commits[-1])
+        return self.base.date or releases.settled(day, here()[0])

@@ -25,7 +25,7 @@ from harness import catalog
 from harness.api.spec import RELEASED, Defect, Scenario
 from harness.cli import Arguments, pin
 from harness.overlays import archive, overlay
-from harness.overlays.defect import DefectError
+from harness.overlays.edits import DefectError
 from harness.overlays.overlay import Overlay
 from harness.system import machine
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError

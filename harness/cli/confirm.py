@@ -24,7 +24,7 @@ from harness.nightly.steps import today
 from harness.ranges import affected
 from harness.sweep.cells import environment
 from harness.system.errors import ExitCode, Unsupported, UserError
-from harness.system.files import write_whole, writing
+from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
 
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.count < 1:
         raise UserError(f"--count {options.count}: choose 1 or more")
-    if options.json and not options.json.parent.is_dir():  # now, not after hours of runs
-        raise UserError(f"no folder {options.json.parent} for {options.json.name}")
+    if options.json:
+        refuse_without_folder(options.json)  # now, not after hours of runs
     if options.record:
         refuse_without_checkout("--record")
     configs = configs_of(options.overrides)

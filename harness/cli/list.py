@@ -4,13 +4,14 @@
     python -m harness list --upstream transformers --alive
     python -m harness list --harm "ruins training" --visibility silent --json
 
-A scenario is listed if it meets all conditions.
+A scenario is listed if it meets all conditions. The command show prints all about one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from textwrap import fill, indent
 from typing import Any
 
 from harness import catalog
@@ -21,6 +22,9 @@ from harness.ranges import remedies
 from harness.ranges.periods import Alive, alive
 from harness.system.errors import ExitCode, UserError
 from harness.system.terminal import table, terminal
+
+WIDE = 165
+"""The columns that a line for each bug needs."""
 
 
 def main(arguments: list[str]) -> int:
@@ -37,14 +41,24 @@ def main(arguments: list[str]) -> int:
     if options.json:
         terminal().print(json.dumps([summary(name) for name in names], indent=2))
     else:
-        columns = ["scenario", "variants", "lanes", "ranks", "pins", "the bug"]
-        terminal().print(table("", columns, [_row(name) for name in names]))
+        _print(names)
     return ExitCode.AS_EXPECTED
+
+
+def _print(names: Iterable[str]) -> None:
+    """A line for each bug; on a narrow terminal two, so that no name is broken."""
+    console, rows = terminal(), [_row(name) for name in names]
+    if not console.is_terminal or console.width >= WIDE:
+        console.print(table("", ["scenario", "release", "the bug"], rows))
+        return
+    for name, release, bug in rows:
+        console.print(f"{name}  {release}", style="bold", highlight=False)
+        console.print(indent(fill(bug, console.width - 5), "    "), markup=False, highlight=False)
 
 
 def _chosen(options: Any) -> list[str]:
     """The scenarios that meet all conditions. A broken one is listed only without conditions."""
-    upstreams = sorted({_upstream(name) for name in catalog.sound()})
+    upstreams = sorted({catalog.subject(name) for name in catalog.sound()})
     _check("upstream", options.upstream, upstreams)
     _check("harm", options.harm, HARMS)
     _check("visibility", options.visibility, VISIBILITIES)
@@ -62,26 +76,19 @@ def _check(what: str, given: str | None, choices: Iterable[str]) -> None:
 def _meets(name: str, options: Any) -> bool:
     scenario = catalog.scenario(name)
     return (
-        options.upstream in (None, _upstream(name))
+        options.upstream in (None, catalog.subject(name))
         and options.harm in (None, scenario.harm)
         and options.visibility in (None, scenario.visibility)
         and (not options.alive or alive(name) is not None)
     )
 
 
-def _upstream(name: str) -> str:
-    """The package that has the bug."""
-    return next(iter(catalog.scenario(name).pins), "torch")
-
-
 def _row(name: str) -> list[str]:
     if name in catalog.broken():
-        return [name, "broken", "", "", "", catalog.broken()[name]]
+        return [name, "broken", catalog.broken()[name]]
     scenario = catalog.scenario(name)
-    pins = ", ".join(f"{pin} {version}" for pin, version in scenario.pins.items())
-    lanes = " ".join(lane.value for lane in scenario.lanes)
-    variants, ranks = ", ".join(scenario.variants), str(scenario.ranks)
-    return [name, variants, lanes, ranks, pins, scenario.title]
+    upstream = catalog.subject(name)
+    return [name, f"{upstream} {scenario.pins.get(upstream, '')}".strip(), scenario.title]
 
 
 def summary(name: str) -> dict[str, Any]:
@@ -92,7 +99,7 @@ def summary(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": scenario.title,
-        "upstream": _upstream(name),
+        "upstream": catalog.subject(name),
         "harm": scenario.harm,
         "visibility": scenario.visibility,
         "alive": _alive(alive(name)),

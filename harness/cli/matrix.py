@@ -32,7 +32,7 @@ from harness.sweep.cell import Cell, Status
 from harness.sweep.cells import exit_code
 from harness.sweep.executor import find_all
 from harness.system.errors import UserError
-from harness.system.files import write_whole, writing
+from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, count, table, terminal
 from harness.system.text import short
@@ -135,8 +135,7 @@ def matrix(
     With ``record`` the results are written to the scenario's ``affected.json``.
     """
     for file in filter(None, (csv_file, json_file)):
-        if not file.parent.is_dir():  # now, not after hours of tests
-            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+        refuse_without_folder(file)  # now, not after hours of tests
     if record:
         refuse_without_checkout("--record")
     sweep, console = sweep_of("matrix", words), terminal()

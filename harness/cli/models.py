@@ -6,12 +6,14 @@
     python -m harness models config.json                       # your own configuration, made small
     python -m harness models my_model.py:make                  # a model of your own
     python -m harness models llama patch=fix.diff              # with this change of transformers
+    python -m harness models --newest --changes                # what do today's releases break?
 
 make() returns a small model and a batch: a dictionary of tensors with input_ids and labels. A
 relation is something that must hold of a model, such as: a packed row has the same logits as alone.
 
 exit codes: 0 nothing is wrong, 1 a relation is wrong, 2 a mistake in the command, 3 no answer at
-all. docs/models.md explains the relations and the statuses.
+all. With --changes 1 says that a relation became wrong. docs/models.md explains the relations and
+the statuses.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from harness.api.spec import Lane
 from harness.catalog import unknown
 from harness.cli import Arguments, patches, pin
 from harness.models import architectures, recorded, stack, table
 from harness.models.answer import Row, Status
 from harness.models.answers import Asking, ask
+from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
-from harness.system.errors import UserError
-from harness.system.files import write_whole, writing
+from harness.system.errors import ExitCode, UserError
+from harness.system.files import refuse_without_folder, write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, count, terminal
 
@@ -41,20 +45,38 @@ STANDARD_OUTPUT = "-"
 def main(arguments: list[str]) -> int:
     arguments, changes = patches(arguments)
     options = _parser().parse_intermixed_args(arguments)
-    relations = _relations(options.relations)
+    lane = Lane(options.launch)
+    relations = _relations(options.relations, lane)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
     _refuse_missing_folder(options.json)
     if options.record and (changes or any(_is_own(word) for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
+    if options.record and lane is Lane.GPU:
+        raise UserError("--record keeps what was asked on a CPU: leave --launch gpu out")
+    if options.newest and pins:
+        raise UserError("--newest chooses all releases: leave --pins out")
     refuse_without_torch("models")
+    pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
         models = _models(options.models, releases)
-        rows = _asked(options, Asking(releases, models, relations, again=options.again))
-        _write(options, rows, releases, time.monotonic() - began)
+        rows = _asked(options, Asking(releases, models, relations, again=options.again, lane=lane))
+        changed = _changed(rows, releases) if options.changes else None
+        _write(options, rows, releases, time.monotonic() - began, changed)
         if options.record:
             recorded.record(rows, releases)
+    if changed:
+        return ExitCode.NOT_AS_EXPECTED if changed.broken else ExitCode.AS_EXPECTED
     return table.exit_code(rows)
+
+
+def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
+    """How the answers differ from those of the newest recorded release before; UserError if there
+    is none."""
+    version = releases.packages[stack.SUBJECT]
+    if before := recorded.before(releases.packages):
+        return recorded.changed(rows, before)
+    raise UserError(f"--changes: no release before transformers {version} was recorded")
 
 
 def _parser() -> Arguments:
@@ -75,6 +97,18 @@ def _parser() -> Arguments:
         metavar="NAME=VERSION",
         help=f"a release of {', '.join(stack.PACKAGES)}; repeatable",
     )
+    parser.add_argument(
+        "--launch",
+        choices=[lane.value for lane in Lane],
+        default=Lane.CPU.value,
+        help="gpu: relations of two ranks, on two GPUs over NCCL (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--newest", action="store_true", help="ask with today's newest release of each package"
+    )
+    parser.add_argument(
+        "--changes", action="store_true", help="compare with the newest recorded release before"
+    )
     parser.add_argument("--again", action="store_true", help="ask again what is stored")
     parser.add_argument(
         "--record", action="store_true", help="keep the answers for the pages, the site and check"
@@ -83,12 +117,14 @@ def _parser() -> Arguments:
     return parser
 
 
-def _relations(words: str) -> list[str]:
+def _relations(words: str, lane: Lane) -> list[str]:
+    """The relations that are named, or all that a lane has: on GPUs those of several ranks."""
+    known = [n for n, question in QUESTIONS.items() if lane is Lane.CPU or question.ranks > 1]
     named = list(filter(None, words.split(",")))
     for name in named:
-        if name not in QUESTIONS:
-            raise UserError(unknown("relation", name, QUESTIONS))
-    return [name for name in QUESTIONS if name in named or not named]
+        if name not in known:
+            raise UserError(unknown("relation", name, known))
+    return [name for name in known if name in named or not named]
 
 
 def _models(words: Sequence[str], releases: Releases) -> list[str]:
@@ -129,10 +165,8 @@ def _refuse_no_config(file: Path) -> None:
 
 
 def _refuse_missing_folder(file: str | None) -> None:
-    if file and file != STANDARD_OUTPUT and not Path(file).parent.is_dir():
-        raise UserError(
-            f"no folder {Path(file).parent} for {Path(file).name}: name one that exists"
-        )
+    if file and file != STANDARD_OUTPUT:
+        refuse_without_folder(Path(file))
 
 
 def _asked(options: argparse.Namespace, asking: Asking) -> list[Row]:
@@ -153,13 +187,20 @@ def _asked(options: argparse.Namespace, asking: Asking) -> list[Row]:
 
 
 def _write(
-    options: argparse.Namespace, rows: Sequence[Row], releases: Releases, seconds: float
+    options: argparse.Namespace,
+    rows: Sequence[Row],
+    releases: Releases,
+    seconds: float,
+    changed: Changed | None,
 ) -> None:
-    content = json.dumps(table.as_json(rows, releases, seconds), indent=1)
+    content = json.dumps(table.as_json(rows, releases, seconds, changed), indent=1)
     if options.json == STANDARD_OUTPUT:
         terminal().print(content)
         return
-    _print(table.each(rows) if options.models else table.wrong_by_relation(rows))
+    if changed:
+        _print(table.changes(changed))
+    else:
+        _print(table.each(rows) if options.models else table.wrong_by_relation(rows))
     terminal().print(table.counted(rows, seconds))
     if options.json:
         with writing(Path(options.json), "--json"):

@@ -172,7 +172,7 @@ def _refuse_name(name: str) -> None:
         raise UserError(f"'{name}' is no name for a scenario: write one like bf16_clip")
     if name in catalog.names():
         raise UserError(f"the scenario '{name}' exists already: choose another name")
-    if name == "all":
+    if name == catalog.ALL:
         raise UserError("'all' means every scenario: choose another name")
 
 

@@ -12,37 +12,31 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from harness import catalog
 from harness.api.knobs import knobs, meaning
 from harness.api.spec import BUGGY, Outcome, Scenario
 from harness.cli import Arguments
-from harness.publish import alive, docs_tables, models_table, stories
+from harness.publish import alive, docs_tables, stories
 from harness.ranges import affected, commits, remedies
 from harness.ranges.commits import Change
 from harness.ranges.periods import periods
-from harness.runs import kept_runs
+from harness.runs import run_folder
 from harness.runs.verdict_text import alarm, releases
 from harness.system.errors import ExitCode, Inconclusive
 from harness.system.files import ROOT, write_whole
 from harness.system.installation import for_readers
 from harness.system.terminal import count, terminal
-from harness.system.text import LINK, markdown, markdown_table
+from harness.system.text import LINK, markdown, markdown_table, toml
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 BUGS = ROOT / "docs" / "bugs.md"
-WHOLE = {"alive.md": alive.page, "models_table.md": models_table.page}
+WHOLE = {"alive.md": alive.page, "models_table.md": docs_tables.models_page}
 """Pages beside docs/bugs.md that are written as a whole."""
 TABLES = {
     "probe_results.md": docs_tables.with_probed,
@@ -88,7 +82,7 @@ def write(names: Iterable[str]) -> None:
 
 def with_address(text: str) -> str:
     """A text with the address of the repository that pyproject.toml has."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
     text = re.sub(rf"https://github\.com/[\w.-]+/{project['name']}\b", address, text)
     place = "/".join(address.split("/")[-2:])
@@ -248,7 +242,7 @@ def _doc(function: Any) -> str:
 
 
 def _insufficient_checks(name: str) -> Mapping[str, bool]:
-    found = (kept_runs.insufficient_checks(content) for _, content in kept_runs.kept(name))
+    found = (run_folder.insufficient_checks(content) for _, content in run_folder.kept(name))
     return next(filter(None, found), {})
 
 
@@ -261,7 +255,7 @@ def _by_hand(name: str) -> str:
 
 
 def _evidence(name: str) -> Iterator[str]:
-    kept = kept_runs.kept(name)
+    kept = run_folder.kept(name)
     if kept:
         yield "## Runs on GPUs"
     for stem, run in kept:
@@ -321,7 +315,7 @@ def _row(name: str, old: str) -> list[str] | None:
         cells = re.split(r" (?<!\\)\| ", kept[1]) if kept else []
         return [link, *(cell.replace("\\|", "|") for cell in cells)] if kept else None
     scenario = catalog.scenario(name)
-    subject = next(iter(scenario.pins), "torch")
+    subject = catalog.subject(name)
     return [link, subject, scenario.title, scenario.harm, scenario.visibility, _where(scenario)]
 
 

@@ -40,7 +40,7 @@ from harness.api.spec import Lane
 from harness.check import environment
 from harness.cli import Arguments, patches
 from harness.launch.server_pool import Pool
-from harness.overlays import patch
+from harness.overlays import edits
 from harness.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.probe.probe_report import as_json, as_junit, exit_code, status, text
 from harness.probe.questions import Answers, probe
@@ -254,9 +254,9 @@ def _patched(options: argparse.Namespace, folder: Path) -> str:
     """Where the packages are that the patches change; empty without patches."""
     if not options.patches:
         return ""
-    names = {name for text in options.patches for name in patch.packages(text)}
+    names = {name for text in options.patches for name in edits.patched_packages(text)}
     own = environment.of_interpreter(Path(options.python), names).interpreter
-    patch.copies(options.patches, own.packages if own else {}, folder)
+    edits.patched_copies(options.patches, own.packages if own else {}, folder)
     return str(folder)
 
 

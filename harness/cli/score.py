@@ -20,8 +20,11 @@ nothing could be watched.
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import statistics
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,16 +34,16 @@ from pathlib import Path
 
 from harness import catalog
 from harness.api.spec import BUGGY, HARMS
+from harness.catalog import unknown
 from harness.cli import Arguments
 from harness.config import command_line
-from harness.config.run_config import ALL, DetectorConfig, RunConfig
-from harness.score import cost, detectors
-from harness.score.others import without_others
-from harness.score.scores import Found, Score
+from harness.config.run_config import DetectorConfig, RunConfig
+from harness.score import cost
+from harness.score.scores import Found, Score, without_others
 from harness.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole, writing
-from harness.system.installation import refuse_without_torch
+from harness.system.installation import install, refuse_without_torch
 from harness.system.terminal import Progress, count, table, terminal
 from harness.system.text import short
 
@@ -56,9 +59,9 @@ def main(arguments: list[str]) -> int:
         _print_scenarios(names)
         return ExitCode.AS_EXPECTED
     if not words:
-        raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(detectors.OURS))
+        raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
     refuse_without_torch("score")
-    found = [detectors.named(word) for word in dict.fromkeys(words)]
+    found = [detector_named(word) for word in dict.fromkeys(words)]
     if options.cost:
         _print_costs(found)
         return ExitCode.AS_EXPECTED
@@ -104,7 +107,7 @@ def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
     for word in overrides:
         key, _, value = word.partition("=")
         if key == "scenario":
-            names = [name for one in value.split(",") for name in _scenarios(one)]
+            names = [name for one in value.split(",") for name in catalog.selected(one)]
         elif key == "seed":
             seeds = _seeds(value)
         elif key == "variant" or key.startswith(("pins.", "scenario.")):
@@ -112,15 +115,6 @@ def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
         else:
             others.append(word)
     return list(dict.fromkeys(names)), seeds, others
-
-
-def _scenarios(word: str) -> list[str]:
-    if word == ALL:
-        return list(catalog.sound())
-    if of_package := catalog.of_package(word):
-        return list(of_package)
-    catalog.load(word)  # raises, with the choices, if there is none
-    return [word]
 
 
 def _seeds(value: str) -> list[int]:
@@ -216,6 +210,78 @@ def _print_scenarios(names: Iterable[str]) -> None:
         spec = catalog.scenario(name)
         clean = ", ".join(watched_variants(name)[1:])
         numbers = [str(spec.ranks_of(BUGGY)), str(len(spec.launches)), str(steps_of(name))]
-        rows.append([name, next(iter(spec.pins), "torch"), *numbers, clean])
+        rows.append([name, catalog.subject(name), *numbers, clean])
     columns = ["scenario", "package", "ranks", "launches", "steps", "variants without the bug"]
     terminal().print(table("", columns, rows))
+
+
+CLASS = "Detector"
+
+TRAINCHECK = "traincheck"
+"""The detector, and the package that it needs."""
+
+TRAINING = ("attach", "step")
+METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
+"""The methods that a detector must have besides, if it has one of these; and those of others."""
+
+OURS = {
+    "accumulation": "the loss of all micro-batches and ranks counts once",
+    "gradients": "the step uses the mean of the ranks' gradients",
+    "loss_scale": "in fp16, steps are not skipped again and again",
+    "precision": "the steps move the weights, also where these have few bits",
+    "samples": "rows come once, to one rank, in an order of their own",
+    "schedule": "the learning rate goes on by one with each step",
+    "replicas": "what all ranks have a copy of stays equal",
+    "state": "the state after a load is that of the save",
+    "tied": "tied copies of a weight stay equal",
+    "traincheck": "TrainCheck's rules hold, as learned from two healthy runs",
+    "updates": "the step is the optimizer's formula, and reaches each parameter",
+    "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
+    "usual/loss_spike": "a usual check: no loss is three times the usual one",
+    "usual/nan": "a usual check: nothing is nan or infinite",
+    "usual/weights": "a usual check: the ranks' weights have the same sum",
+}
+"""The detectors that come with this project, and what each says of a right training."""
+
+
+def detector_named(word: str) -> DetectorConfig:
+    """The detector that a word names: ours by its name, ``FILE.py:CLASS`` or ``MODULE:CLASS``."""
+    if word == TRAINCHECK and importlib.util.find_spec(TRAINCHECK) is None:
+        raise UserError(f"{TRAINCHECK} is not installed: {install(TRAINCHECK)}")
+    if word in OURS:
+        module, _, kind = word.partition("/")
+        name = "".join(part.capitalize() for part in kind.split("_")) or CLASS
+        return DetectorConfig(word, f"harness.detectors.{module}", name, "")
+    place, colon, kind = word.rpartition(":")
+    if not (colon and kind.isidentifier()):
+        raise UserError(f"{unknown('detector', word, OURS)} Or name FILE.py:CLASS")
+    file = Path(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
+    if file.is_file():
+        module = file.stem if place.endswith(".py") else place
+        root = file.parent if place.endswith(".py") else Path()
+        found = DetectorConfig(word, module, kind, str(root.resolve()))
+    elif not place.endswith(".py") and importlib.util.find_spec(place.partition(".")[0]):
+        found = DetectorConfig(word, place, kind, "")
+    else:
+        what = "file" if place.endswith(".py") else "module"
+        raise UserError(f"no {what} {place} for {word}: name FILE.py:CLASS or MODULE:CLASS")
+    _refuse_without_class(found)
+    return found
+
+
+def _refuse_without_class(found: DetectorConfig) -> None:
+    """Import the detector here, so that a mistake in it is one line before anything runs."""
+    if found.root and found.root not in sys.path:
+        sys.path.insert(0, found.root)
+    try:
+        kind = getattr(importlib.import_module(found.module), found.kind, None)
+    except Exception as error:
+        raise UserError(f"{found.name}: {type(error).__name__}: {error}") from None
+    if not callable(kind):
+        raise UserError(f"{found.name}: {found.module} has no class {found.kind}")
+    wanted = next((methods for one, methods in METHODS.items() if hasattr(kind, one)), ())
+    if missing := [name for name in wanted or TRAINING if not hasattr(kind, name)]:
+        raise UserError(f"{found.name} has no method {missing[0]}: docs/detectors.md")
+    parameters = inspect.signature(kind.attach).parameters.values()
+    if not any(p.name == "group" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise UserError(f"{found.name}: attach must take group=: docs/detectors.md")

@@ -19,7 +19,7 @@ from harness.api.knobs import knobs, meaning
 from harness.api.spec import BUGGY, FIXED, Scenario
 from harness.cli import Arguments, pin
 from harness.overlays import overlay, shims
-from harness.overlays.defect import diff
+from harness.overlays.edits import diff
 from harness.ranges import remedies
 from harness.runs.verdict_text import releases
 from harness.system.errors import ExitCode, UserError

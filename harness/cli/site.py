@@ -15,7 +15,7 @@ from harness.cli import Arguments
 from harness.publish.inputs import collect
 from harness.publish.site_pages import pages
 from harness.system.errors import ExitCode
-from harness.system.output_folder import Output, put, refuse_unless_ours
+from harness.system.files import Output, refuse_unless_ours, replace_folder
 from harness.system.terminal import count, terminal
 
 HISTORY = Path("history.sqlite")
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     history = options.history or (HISTORY if HISTORY.is_file() else None)
     material = collect(history, options.runs, console.print)
     made = pages(material)
-    put(out, made, SITE)
+    replace_folder(out, made, SITE)
     bugs = sum(name.startswith("bugs/") for name in made)
     console.print(
         f"{count(bugs, 'bug')}, {len(material.shown)} with a run, "

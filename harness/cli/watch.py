@@ -8,10 +8,12 @@ r"""run every night: test new upstream releases, and run our own scenarios
     python -m harness watch --source accelerate=../accelerate@main
     python -m harness watch --hunt --summary hunt.md
     python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
+    python -m harness watch --models --json models.json
 
 --source also tests a checkout, so a regression is reported before it is released. --hunt probes
 right training loops of our own on the newest releases instead, and reports which relation breaks,
-and since which release.
+and since which release. --models asks all models of today's newest transformers, accelerate,
+deepspeed and peft instead, and reports which feature became wrong: see the command models.
 
 Overrides are as for run: scenario=A,B (default: all), launch=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
@@ -27,7 +29,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from harness import catalog
-from harness.cli import Arguments
+from harness.cli import Arguments, models
 from harness.config import command_line
 from harness.config.run_config import ALL, RunConfig
 from harness.launch.server_pool import Pool
@@ -38,7 +40,7 @@ from harness.nightly.hunt import Hunter
 from harness.nightly.stacks import STACKS, Stack
 from harness.nightly.steps import Summary, read_index, today, watch
 from harness.system.errors import ExitCode, UserError
-from harness.system.files import write_whole
+from harness.system.files import refuse_without_folder, write_whole
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, count, terminal
@@ -93,19 +95,25 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
     parser.add_argument(
+        "--models", action="store_true", help="ask the models of the newest releases"
+    )
+    parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds of a hunt (default: no limit)"
     )
     options = parser.parse_intermixed_args(arguments)
     if options.hunt:
         return _hunt(options)
+    if options.models:
+        return models.main(
+            ["--newest", "--changes", *(["--json", str(f)] if (f := options.json) else [])]
+        )
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
         report.junit: options.junitxml,
         report.as_json: options.json,
     }
     for file in filter(None, files.values()):
-        if not file.parent.is_dir():  # now, not after hours of tests
-            raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+        refuse_without_folder(file)  # now, not after hours of tests
     days = days_of(options.as_of) if options.as_of is not None else []
     if options.confirm < 0:
         raise UserError(f"--confirm {options.confirm}: choose 0 or more")

@@ -15,14 +15,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from harness import catalog
 from harness.api.spec import BUGGY, FIXED, RELEASED
-from harness.overlays import patch
+from harness.overlays import edits
 from harness.system import machine
 from harness.system.errors import UserError
 from harness.upstream import sources, torches
 from harness.upstream.pins import TORCH, Interpreter
 
 LANES = ("auto", "cpu", "gpu")
-ALL = "all"
+ALL = catalog.ALL
 LARGEST_SEED = 2**31 - 1
 """numpy accepts seeds below 2**32, and scenarios add a small number to theirs."""
 AUTO = "auto"
@@ -174,7 +174,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
 
 def _patches(given: Any) -> tuple[str, ...]:
     files = [] if given is None else [given] if isinstance(given, str) else list(given)
-    return tuple(patch.read(str(file)) for file in files)
+    return tuple(edits.read_patch(str(file)) for file in files)
 
 
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:

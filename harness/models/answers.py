@@ -18,6 +18,7 @@ from harness.catalog.code import digest
 from harness.launch.launch import NOT_INHERITED
 from harness.launch.supervisor import PARENT
 from harness.models.answer import Answer, Row, answer_of
+from harness.models.pairs import DEVICE
 from harness.models.stack import Releases
 from harness.overlays import shims
 from harness.sweep import cells
@@ -36,6 +37,7 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # GPUs are counted without CUDA, which breaks forks
     "TORCHDYNAMO_DISABLE": "1",  # flex attention would be compiled, for minutes
 }
 """The environment of a worker: no hub, one thread, nothing compiled."""
@@ -56,6 +58,9 @@ class Asking:
     jobs: int = field(default_factory=machine.cores)
     again: bool = False
     """Whether to ask what is stored, too."""
+    lane: Lane = Lane.CPU
+    """On GPUs only relations of several ranks can be asked, one model at a time: collectives of two
+    models on the same GPUs can wait for each other."""
     code: str = field(default_factory=lambda: digest(WORKER))
     """The digest of our code, of the moment when it is asked."""
 
@@ -100,6 +105,8 @@ def _inputs(asking: Asking, model: str) -> dict[str, Any]:
         "torch": here["torch"],
         "code": asking.code,
     }
+    if asking.lane is Lane.GPU:
+        inputs["lane"] = asking.lane.value
     file = Path(model.rpartition(":")[0] or model)
     if file.suffix in (".py", ".json"):
         inputs["file"] = sha256(file)
@@ -132,12 +139,12 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
         return
     request = {
         "ask": missing,
-        "jobs": asking.jobs,
+        "jobs": asking.jobs if asking.lane is Lane.CPU else 1,
         "limit": asking.limit,
-        "shims": [point.name for point in shims.needed(asking.releases.packages, Lane.CPU)],
+        "shims": [point.name for point in shims.needed(asking.releases.packages, asking.lane)],
         "bytecode": str(machine.own_folder(machine.cache_folder(), "bytecode")),
     }
-    with tempfile.TemporaryFile("w+") as log, _worker(asking.releases, request, log) as lines:
+    with tempfile.TemporaryFile("w+") as log, _worker(asking, request, log) as lines:
         left = sum(map(len, missing.values()))
         for line in lines:
             said = json.loads(line)
@@ -149,7 +156,7 @@ def _from_worker(asking: Asking, missing: Mapping[str, Sequence[str]]) -> Iterat
 
 
 @contextmanager
-def _worker(releases: Releases, request: Mapping[str, Any], log: TextIO) -> Iterator[Iterable[str]]:
+def _worker(asking: Asking, request: Mapping[str, Any], log: TextIO) -> Iterator[Iterable[str]]:
     """The lines that a worker writes; it ends with the context."""
     process = subprocess.Popen(
         [sys.executable, "-m", WORKER],
@@ -157,7 +164,7 @@ def _worker(releases: Releases, request: Mapping[str, Any], log: TextIO) -> Iter
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env=_environment(releases),
+        env=_environment(asking),
     )
     if process.stdin is None or process.stdout is None:
         raise Inconclusive("the worker has no pipes")
@@ -172,14 +179,18 @@ def _worker(releases: Releases, request: Mapping[str, Any], log: TextIO) -> Iter
         process.stdout.close()
 
 
-def _environment(releases: Releases) -> dict[str, str]:
-    """The environment of a worker: the overlay, then the harness, on its path."""
+def _environment(asking: Asking) -> dict[str, str]:
+    """The environment of a worker: the overlay, then the harness, first on its path."""
     kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # that of a bundle, if it is used
+    path = [asking.releases.site, ROOT, *filter(None, own)]
+    device = {DEVICE: "cuda", "DS_ACCELERATOR": "cuda"} if asking.lane is Lane.GPU else {}
     return {
         **kept,
         **QUIET,
+        **device,
         PARENT: str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join(map(str, dict.fromkeys([releases.site, ROOT]))),
+        "PYTHONPATH": os.pathsep.join(map(str, dict.fromkeys(path))),
     }
 
 

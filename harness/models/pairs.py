@@ -29,6 +29,10 @@ LOST = ("Connection closed", "Connection reset", "peer", "timed out", "Timed out
 """Parts of what a rank says when the other one has failed."""
 
 
+DEVICE = "HARNESS_MODELS_DEVICE"
+"""Names the device of two ranks: cuda, with NCCL. Otherwise they are on the CPU, with gloo."""
+
+
 def asked_on_ranks(name: str, subject: Subject) -> Answer:
     """The answer of two ranks; the worse one of both."""
     with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
@@ -51,7 +55,9 @@ def _be(name: str, subject: Subject, rank: int, folder: Path, answers: int) -> N
     code = 1
     try:
         supervisor.end_with_parent()
-        answer = _joined(rank, folder) or asked(name, subject)
+        answer = _joined(rank, folder) or _moved(subject, rank) or asked(name, subject)
+        if answer.status is Status.RIGHT and _on_gpus():
+            _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
         content = {"status": answer.status.value, "reason": answer.reason}
         os.write(answers, json.dumps(content).encode())
         code = 0
@@ -78,7 +84,34 @@ def _join(rank: int, folder: Path) -> None:
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     store = FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
+    backend = "nccl" if _on_gpus() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
+
+
+def _moved(subject: Subject, rank: int) -> Answer | None:
+    """Move the subject to the rank's GPU, if it has one; an answer only if that fails."""
+    if not _on_gpus():
+        return None
+    try:
+        import torch
+
+        torch.cuda.set_device(rank)
+        subject.move(f"cuda:{rank}")
+    except Exception as error:
+        return Answer(Status.NO_ANSWER, complaint(error))
+    return None
+
+
+def _wait() -> None:
+    import torch
+    from torch import distributed as dist
+
+    dist.barrier()
+    torch.cuda.synchronize()
+
+
+def _on_gpus() -> bool:
+    return os.environ.get(DEVICE) == "cuda"
 
 
 def _read(pipe: int) -> bytes:

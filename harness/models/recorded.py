@@ -101,6 +101,48 @@ def nearest(release: str) -> Recorded | None:
     return older[-1] if older else None
 
 
+def before(packages: Mapping[str, str]) -> Recorded | None:
+    """The newest that was recorded before these releases, if possible with all relations; None
+    without any. The same release of transformers counts if another package or torch differs."""
+    now = {**packages, "torch": machine.facts()["torch"]}
+
+    def is_older(one: Recorded) -> bool:
+        same = one.release == now[SUBJECT]
+        other = any(one.packages.get(name) != version for name, version in now.items())
+        return other if same else Version(one.release) < Version(now[SUBJECT])
+
+    older = [one for one in all_recorded() if is_older(one)]
+    whole = [one for one in older if any(len(of) == len(QUESTIONS) for of in one.answers.values())]
+    return next(reversed(whole or older), None)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """How the answers of a run differ from those of a release that was recorded before."""
+
+    before: Recorded
+    broken: tuple[Row, ...]
+    """Wrong now, and right or refused before."""
+    new: tuple[Row, ...]
+    """Wrong now, of a model that was not there or relation that was not asked."""
+    mended: tuple[Row, ...]
+    """Wrong before, and right or refused now."""
+
+
+def changed(rows: Sequence[Row], before: Recorded) -> Changed:
+    """Compare the answers of a run with what was recorded."""
+    fine, broken, new, mended = (Status.RIGHT, Status.REFUSED), [], [], []
+    for row in rows:
+        was, now = before.answers.get(row.model, {}).get(row.relation), row.answer.status
+        if now is Status.WRONG and (was is None or was.status is Status.NO_ANSWER):
+            new.append(row)
+        elif now is Status.WRONG and was and was.status in fine:
+            broken.append(row)
+        elif now in fine and was and was.status is Status.WRONG:
+            mended.append(row)
+    return Changed(before, tuple(broken), tuple(new), tuple(mended))
+
+
 def wrong_since(model: str, relation: str) -> tuple[str, str]:
     """Of a relation that is wrong in the newest release: the oldest recorded release from which on
     it is, and the release before that, where it is not; "" if none was recorded with the model."""

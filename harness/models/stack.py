@@ -53,6 +53,11 @@ def found(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Rele
         yield Releases(made.site, stack.packages, made.key, bool(patches))
 
 
+def newest() -> dict[str, str]:
+    """The newest release of each package today, as pins."""
+    return {name: _newest(name, time.strftime("%Y-%m-%d")) for name in PACKAGES}
+
+
 def _stack(pins: Mapping[str, str]) -> Stack:
     """All packages: pinned ones, and of the others the newest on the day of transformers."""
     chosen = {name: _one(name, version) for name, version in pins.items()}

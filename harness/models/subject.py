@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def module(self) -> Any:
-        """The model, on the CPU, in evaluation mode."""
+        """The model, in evaluation mode; on the CPU, unless it was moved."""
         return self.made[0]
 
     @property
@@ -68,6 +68,12 @@ class Subject:
     @property
     def config(self) -> Any:
         return getattr(self.module, "config", None)
+
+    def move(self, device: str) -> None:
+        """Move the model and its batch."""
+        self.made[0].to(device)
+        for name, value in self.made[1].items():
+            self.made[1][name] = value.to(device)
 
     def copy(self) -> Any:
         """A copy of the model, to change."""
@@ -179,7 +185,7 @@ def ulp_away(module: Any, number: int) -> Iterator[None]:
     with torch.no_grad():
         for p in floats:
             signs = torch.randint(-1, 2, p.shape, generator=generator)
-            p.add_(signs * p.abs() * torch.finfo(p.dtype).eps)
+            p.add_(signs.to(p.device) * p.abs() * torch.finfo(p.dtype).eps)
     try:
         yield
     finally:

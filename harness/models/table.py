@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.models.answer import Row, Status
+from harness.models.recorded import Changed
 from harness.models.stack import Releases
 from harness.system import machine
 from harness.system.errors import ExitCode
@@ -38,6 +39,24 @@ def each(rows: Sequence[Row]) -> Iterator[str]:
                 yield short(line.rstrip(), REASON)
 
 
+def changes(changed: Changed) -> Iterator[str]:
+    """What became wrong or right since a recorded release."""
+    since = f"since transformers {changed.before.release}"
+    for title, rows in (
+        (f"became wrong {since}", changed.broken),
+        (f"wrong, and not asked of transformers {changed.before.release}", changed.new),
+        (f"mended {since}", changed.mended),
+    ):
+        if rows:
+            yield f"{title}: {count(len(rows), 'cell')}"
+            for row in rows:
+                yield short(
+                    f"  {row.model} {row.relation}: {row.answer.reason}".rstrip(": "), REASON
+                )
+    if not (changed.broken or changed.new or changed.mended):
+        yield f"nothing changed {since}"
+
+
 def counted(rows: Sequence[Row], seconds: float) -> str:
     """One line with the number of cells of each status."""
     counts = {status: sum(r.answer.status is status for r in rows) for status in Status}
@@ -48,17 +67,27 @@ def counted(rows: Sequence[Row], seconds: float) -> str:
     return f"{models}, {count(len(rows), 'cell')}: {parts}{kept} [{seconds:.0f} s]"
 
 
-def as_json(rows: Sequence[Row], releases: Releases, seconds: float) -> dict[str, Any]:
+def as_json(
+    rows: Sequence[Row], releases: Releases, seconds: float, changed: Changed | None = None
+) -> dict[str, Any]:
     """The header and the rows."""
     here = machine.facts()
+    since = {"changes": _changes(changed)} if changed else {}
     return {
         "releases": dict(releases.packages),
         "torch": here["torch"],
         "python": here["python"],
         "seconds": round(seconds, 1),
         "counts": _by_relation(rows),
+        **since,
         "rows": [row.to_json() for row in rows],
     }
+
+
+def _changes(changed: Changed) -> dict[str, Any]:
+    kinds = {"broken": changed.broken, "new": changed.new, "mended": changed.mended}
+    cells = {kind: [[row.model, row.relation] for row in rows] for kind, rows in kinds.items()}
+    return {"before": dict(changed.before.packages), **cells}
 
 
 def _by_relation(rows: Sequence[Row]) -> Mapping[str, Mapping[str, int]]:

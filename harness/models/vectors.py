@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from harness.api.projection import projection
+from harness.api.numbers import projection
 
 if TYPE_CHECKING:
     from numpy import ndarray

@@ -30,7 +30,7 @@ from harness.ranges import affected
 from harness.runs.results import RunResult
 from harness.sweep.cell import Cell
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import locked, unwritten
+from harness.system.files import locked, refuse_without_folder, unwritten
 from harness.system.text import LONGEST
 from harness.upstream import pins
 from harness.upstream.index import Release
@@ -326,8 +326,7 @@ def writing(file: Path) -> Iterator[History]:
 
     Raises Inconclusive if another command writes to it, and the errors of ``reading``.
     """
-    if not file.parent.is_dir():
-        raise UserError(f"no folder {file.parent} for {file.name}: name one that exists")
+    refuse_without_folder(file)
     with ExitStack() as held, _one_line_errors(file):
         try:
             lock = held.enter_context(locked(file.with_name(f".{file.name}.lock"), wait=False))

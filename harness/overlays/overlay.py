@@ -31,13 +31,12 @@ from types import CodeType
 from typing import Any
 
 from harness.api.spec import Defect
-from harness.overlays import bytecode, contents, patch
-from harness.overlays import defect as edit
+from harness.overlays import bytecode, contents, edits
 from harness.overlays.contents import Made
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.upstream import locks, pins, quirks, resolution, uv
+from harness.upstream import locks, pins, resolution, uv
 from harness.upstream.pins import Interpreter, Stack
 
 FORMAT = 4
@@ -108,9 +107,9 @@ class Overlay:
 
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
     """The name of an overlay: a digest of everything that it is made from."""
-    edits = [[d.name, d.file, d.scope, *_code(d.edit)] for d in defects]
+    changes = [[d.name, d.file, d.scope, *_code(d.edit)] for d in defects]
     content = json.dumps(
-        [FORMAT, stack.to_json(), quirks.bounds(stack.pins), edits], sort_keys=True
+        [FORMAT, stack.to_json(), pins.bounds(stack.pins), changes], sort_keys=True
     )
     return hashlib.sha256(content.encode()).hexdigest()[:20]
 
@@ -205,7 +204,7 @@ def _make(
 
 
 def _install(stack: Stack, site: Path) -> str:
-    for name in set(stack.pins).intersection(quirks.SOURCE_ONLY):
+    for name in set(stack.pins).intersection(pins.SOURCE_ONLY):
         # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
         refuse_without_torch(f"building {name} {stack.pins[name]}")
     text = resolution.lock(stack)
@@ -227,14 +226,14 @@ def _put_in(
     defects: Sequence[Defect], stack: Stack, site: Path, base: Overlay
 ) -> tuple[str, set[str]]:
     """Apply the patches, then the defects; returns the change as a unified diff, and its files."""
-    patched = (patch.files(text, stack.pins) for text in stack.patches)
+    patched = (edits.patched_files(text, stack.pins) for text in stack.patches)
     files = {d.file for d in defects}.union(*patched)
     for file in {file for file in files if base.has(file)}:
         if sha256(base.site / file) != base.hash_of(file):
             raise damaged(base, file)  # otherwise the change would pass for a part of the new one
     releases = {d.upstream: f"{d.upstream}=={stack.pins[d.upstream]}" for d in defects}
-    texts = [patch.apply(text, site, stack.pins) for text in stack.patches]
-    texts += [edit.apply(d, site, releases[d.upstream]) for d in defects]
+    texts = [edits.apply_patch(text, site, stack.pins) for text in stack.patches]
+    texts += [edits.apply_defect(d, site, releases[d.upstream]) for d in defects]
     sources = [site / file for file in sorted(files) if file.endswith(".py")]
     _compile(stack, [source for source in sources if source.is_file()], site)
     return "".join(texts), files

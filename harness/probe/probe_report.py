@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from harness.api.numbers import named
 from harness.probe.compare import whole_run
 from harness.probe.compare.comparison import LOG_LINES, Compared
-from harness.probe.compare.relations import times
+from harness.probe.compare.relations import BEGAN_AGAIN, times
 from harness.probe.layouts import ACCUMULATION, BOTH, RANKS, RANKS_RESUME, RESUME, SEED, Layout
 from harness.probe.questions import Answers
 from harness.system.errors import ExitCode
@@ -106,13 +106,13 @@ def headline(answers: Answers) -> str:
         text_ = f" has the same logits: {_listed(same)}" if same else ": no answer"
         return f"the model of {answers.script}{text_}"
     silent = [found for found in answers.layouts if found.no_answer]
+    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
     compared = _listed([where(one.layout) for one in answers.layouts if not one.no_answer])
     right = f"{answers.script} trains the same {compared}" if compared else ""
     if silent or not right:
         gone = f"{answers.script}: no answer {_listed([where(one.layout) for one in silent])}"
-        return f"{gone}; it trains the same {compared}" if right else gone
+        return (f"{gone}; it trains the same {compared}" if right else gone) + suspect
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
-    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
     return f"{right}{unseen}{suspect}"
 
 
@@ -139,6 +139,8 @@ def where(layout: Layout) -> str:
 def _fault(found: Compared) -> str:
     """The first broken relation of a layout, in the words of a user."""
     first = found.broken[0]
+    if first.text == BEGAN_AGAIN:
+        return "it begins again at step 1"
     fault = FAULTS.get(first.relation, first.relation)
     if first.meaning and first.ratio is not None:
         return (
@@ -187,7 +189,7 @@ def _layout(found: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
 
 
 def as_json(answers: Answers, seconds: float, known: Sequence[Known] = ()) -> dict[str, Any]:
-    """The answers for programs; docs/probe.md describes the keys."""
+    """The answers for programs; docs/probe_details.md describes the keys."""
     return {
         "exit_code": exit_code(answers),
         "headline": headline(answers),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from harness.probe.compare import plausibility
 from harness.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.probe.compare.reference import Reference, as_one
 from harness.probe.compare.relations import Broken
-from harness.probe.compare.whole_run import epoch, evaluation, schedule
+from harness.probe.compare.whole_run import SCHEDULE, epoch, evaluation, schedule
 from harness.probe.layouts import (
     ACCUMULATION,
     BOTH,
@@ -27,7 +27,7 @@ from harness.probe.layouts import (
     rounding,
     without_a_stop,
 )
-from harness.probe.rank import losses
+from harness.probe.rank import losses, unlike
 from harness.probe.runner import Run, Runner
 
 ORDER = "order of samples"
@@ -62,6 +62,15 @@ class Answers:
     """How often the reference asked for what a CPU does not have, by kind."""
 
 
+LEAST_DECIDED = 1e-3
+"""The share of the values whose gradients must be more than rounding in the first step."""
+
+VAIN = (
+    "hardly a gradient of the reference is more than rounding, so nothing can be compared: are "
+    "all its rows equal?"
+)
+
+
 def probe(
     runner: Runner, settings: Settings, report: Callable[[Compared], None] = lambda _: None
 ) -> Answers:
@@ -71,11 +80,14 @@ def probe(
     wanted = compared(settings)
     for layout in (base, *rounding(base), *wanted):
         runner.start(layout)
-    first = _result(runner, settings, base)
+    ranks = runner.start(base).result()
+    first = as_one(ranks, settings.same_rows)
     refuse_unusable(first)
     perturbed = [_result(runner, settings, each) for each in rounding(base)]
     right = Reference.of(first, perturbed)
-    moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0])
+    vain = right.decided(0) < LEAST_DECIDED
+    sloped = not vain and plausibility.same_gradients(ranks)
+    moved = plausibility.ends_of_slope(settings, right, plausibility.CHANGES[0]) if sloped else []
     for layout in moved:
         runner.start(layout)
     decided = right.decided(len(right.steps) - 1)
@@ -100,15 +112,26 @@ def probe(
             else:
                 found = _compared(runner, settings, run, right)
                 _compare_whole(found, settings, run, first)
+            if vain and found.as_reference:
+                found.no_answer = VAIN
             answers.layouts.append(found)
             report(found)
             answers.notes += _notes(run, right)
     answers.notes += _notes_on(right, perturbed)
     answers.notes += _notes_on_slope(runner, settings, right, moved)
-    answers.notes = list(dict.fromkeys(answers.notes))
+    answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
     answers.unseen = not any(right.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(_not_tested(settings, runner.lane, first, right, answers))
     return answers
+
+
+def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
+    """The notes without what may explain another learning rate on several ranks, if no such layout
+    has one: accelerate may step a constant schedule as often as it likes."""
+    on_several = (found for found in layouts if found.layout.world > 1)
+    relations = {one.relation for found in on_several for one in found.broken}
+    other_rate = relations & {"learning rate", SCHEDULE}
+    return [note for note in notes if other_rate or note != unlike.SCHEDULE]
 
 
 def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -128,9 +151,11 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
     found = compare(run, right, settings.same_rows)
     if run.layout.resumed or not found.broken or found.broken[0].relation != SAMPLES:
         return found
-    if again := _again(run, right):
-        first = found.broken[0]
-        found.broken[0] = replace(first, details=(f"in {len(right.steps)} steps {again}",))
+    if _cannot_accumulate(runner, run):
+        found.no_answer, found.broken, found.step = NO_K.format(k=run.layout.k), [], None
+        return found
+    if again := ("" if settings.same_rows else _all_alike(run)) or _again(run, right):
+        found.broken[0] = replace(found.broken[0], details=(again,))
         return found
     ordered = _in_one_order(runner, settings, run.layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
@@ -141,6 +166,19 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
         "was compared again, with every sampler in one order"
     )
     return ordered
+
+
+NO_K = (
+    "each step came after 1 of {k} micro-batches, and the command has no {{k}}: if the script "
+    "cannot accumulate, use --layouts ranks"
+)
+
+
+def _cannot_accumulate(runner: Runner, run: Run) -> bool:
+    """Whether nothing asked the script for micro-batches, and it never accumulates."""
+    if run.layout.k == 1 or runner.target.names_micro_batches:
+        return False
+    return all(len(step["rows"]) == 1 for steps in run.ranks for step in steps)
 
 
 def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:
@@ -208,15 +246,32 @@ def _without_an_answer(found: Compared, run: Run, right: Reference) -> Compared:
         if here != sum(map(len, step["rows"])):
             return found
     found.no_answer = (
-        "draws other rows than the reference, also with every sampler in one order. None comes "
-        "twice, but nothing can be compared"
+        "draws other rows than the reference, or augments them at random, also with every sampler "
+        "in one order. None comes twice, but nothing can be compared"
     )
+    if run.layout.world == 1:
+        found.no_answer += ": does an evaluation draw rows from the same generator?"
+    elif not all(one[0]["seeded"] for one in run.ranks):
+        found.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
     found.broken, found.step = [], None
     return found
 
 
 def _begins_with_samples(broken: list[Broken]) -> bool:
     return bool(broken) and broken[0].relation == SAMPLES
+
+
+ALIKE = (
+    "all ranks are given the same rows: is a distributed sampler missing? Tensor parallelism needs "
+    "--same-rows"
+)
+
+
+def _all_alike(run: Run) -> str:
+    """Whether all ranks are given the same rows, which they have no reason to; empty if not."""
+    first, *others = (one[0]["rows"] for one in run.ranks)
+    alike = any(first) and others and all(other == first for other in others)
+    return ALIKE if alike else ""
 
 
 def _again(run: Run, right: Reference) -> str:
@@ -227,7 +282,7 @@ def _again(run: Run, right: Reference) -> str:
     steps = _steps_of_one_epoch(right)
     seen = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
     twice = len(seen) - len(set(seen))
-    return f"{twice} of {len(seen)} rows come again" if twice else ""
+    return f"in {steps} steps {twice} of {len(seen)} rows come again" if twice else ""
 
 
 def _steps_of_one_epoch(right: Reference) -> int:
@@ -279,6 +334,8 @@ def _notes_on(right: Reference, perturbed: list[Run]) -> Iterator[str]:
         yield own
     if right.steps[0].get("shifted"):
         yield losses.SHIFTED
+    if right.steps[0].get("endless"):
+        yield losses.ENDLESS
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
     if right.steps[0]["stale"]:

@@ -22,6 +22,7 @@ from harness.probe.compare.relations import term
 from harness.probe.prober import Loop
 from harness.probe.questions import Answers
 from harness.probe.rank import losses
+from harness.probe.rank.unlike import UNLIKE
 from harness.system.files import write_whole
 from harness.upstream.pins import import_name
 
@@ -31,6 +32,7 @@ FILE = "probe.json"
 SUSPECT = (
     losses.OWN,
     losses.SHIFTED,
+    losses.ENDLESS,
     plausibility.FALLS,
     plausibility.APPLIED_FIRST,
     plausibility.CLIPPED,
@@ -104,6 +106,11 @@ class Signature:
         """What the release with the bug shows and the one without it does not."""
         right = {one.kind for one in self._shown("fixed")}
         return [one for one in self._shown("buggy") if one.is_news and one.kind not in right]
+
+    @property
+    def parts(self) -> set[str]:
+        """The parts of a model that the loop has, and without which there is no bug: experts."""
+        return _parts(self._shown("buggy"))
 
     @property
     def silent(self) -> dict[str, list[str]]:
@@ -215,15 +222,19 @@ def with_signature(
     imported: Set[str] = frozenset(),
 ) -> Iterator[Known]:
     """The bugs with this signature that these releases have, and whose code the script imported, if
-    that is known.
+    that is known. A bug of experts needs a model with experts.
 
     ``layouts`` are those that were compared; ``releases`` are by module. Only recorded results
     count: an unknown status is no reason to suspect a bug.
     """
+    found = list(found)
     news = {one.kind for one in found if one.is_news}
+    parts = _parts(found)
     for name in catalog.sound() if news else ():
         signature = read(catalog.folder(name))
         if signature is None or not _fits(signature, news, layouts):
+            continue
+        if not signature.parts <= parts:
             continue
         scenario = catalog.scenario(name)
         if imported and not imported >= _files(scenario):
@@ -238,6 +249,12 @@ def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[st
     own = {one.kind for one in signature.shown}
     here = {kind for kind in own if kind[0] in ("", *layouts)}
     return bool(here) and here <= news
+
+
+def _parts(found: Iterable[Shown]) -> set[str]:
+    """The parts that are unlike by design in each layout, by what their notes say."""
+    notes = [one.relation for one in found if one.note]
+    return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
 
 
 def _files(scenario: Scenario) -> set[str]:

@@ -51,6 +51,12 @@ class Target:
     """By name, what to set constants of the script to; with placeholders."""
 
     @property
+    def names_micro_batches(self) -> bool:
+        """Whether the command says how many micro-batches a step has."""
+        words = (*self.arguments, *self.constants.values())
+        return any("{k}" in word or "{micro_batches}" in word for word in words)
+
+    @property
     def file(self) -> Path | None:
         """The user's own file, or that of a module; None if it cannot be found."""
         if self.made:

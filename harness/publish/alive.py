@@ -9,7 +9,7 @@ from harness import catalog
 from harness.api.spec import BUGGY, HARMS, RELEASED, VISIBILITIES, Scenario
 from harness.ranges import affected, remedies
 from harness.ranges.periods import Alive, alive, periods
-from harness.runs import kept_runs
+from harness.runs import run_folder
 from harness.runs.grade import grade
 from harness.sweep.cell import Status
 from harness.system.installation import for_readers
@@ -103,7 +103,7 @@ def finding(found: Alive) -> str:
             if cell.pins[subject] == found.release and cell.status is Status.AFFECTED
         ]
     else:
-        with kept_runs.recorded(found.scenario) as run:
+        with run_folder.recorded(found.scenario) as run:
             trials = grade(run).trials if run else ()
         reasons = [trial.reason for trial in trials if trial.variant == found.variant]
     return next((reason.partition("\n")[0] for reason in reasons), "")

@@ -39,7 +39,7 @@ class Bug:
     @property
     def upstream(self) -> str:
         """The package that has the bug."""
-        return next(iter(self.scenario.pins), "torch")
+        return catalog.subject(self.name)
 
     @property
     def known_upstream(self) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from packaging.version import Version
 
 from harness import catalog
+from harness.models import recorded
+from harness.models.answer import Answer, Status
+from harness.models.recorded import Recorded
+from harness.models.relations import QUESTIONS
 from harness.probe import signatures
 from harness.probe.compare.relations import MISTAKES
 from harness.probe.signatures import Shown, Signature
+from harness.publish.alive import NOTE
 from harness.ranges import lookup
 from harness.ranges.lookup import RIGHT, UNKNOWN, WRONG
 from harness.ranges.periods import Period, newest, periods, tested
@@ -187,3 +193,85 @@ def with_inferred(text: str) -> str:
     ]
     table = markdown_table(["bug", RIGHT, UNKNOWN, WRONG], rows)
     return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{table}\n\n{INFERRED_END}{after}"
+
+
+MODEL_SIGNS = {Status.RIGHT: "✓", Status.WRONG: "✗", Status.REFUSED: "-", Status.NO_ANSWER: ""}
+"""Each status in a cell of the table."""
+
+MODELS_LEGEND = (
+    "✓ right, ✗ wrong, - refused: the model raises an error, or says that it does not offer it. An "
+    "empty cell has no answer. A release behind ✗ is the oldest recorded one from which on it is "
+    "wrong; without one, it is wrong in every release that was recorded and has the model."
+)
+
+
+@dataclass(frozen=True)
+class ModelCell:
+    """A relation of a model."""
+
+    relation: str
+    status: Status
+    since: str
+    """The oldest recorded release from which on it is wrong, if one before it was not."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{MODEL_SIGNS[self.status]} {self.since}".strip()
+
+
+@dataclass(frozen=True)
+class ModelLine:
+    """A model, and what is known of it."""
+
+    model: str
+    cells: tuple[ModelCell, ...]
+
+    @property
+    def wrong(self) -> list[ModelCell]:
+        return [cell for cell in self.cells if cell.status is Status.WRONG]
+
+
+def newest_recorded() -> Recorded | None:
+    """The newest release of transformers whose models were recorded."""
+    return next(reversed(recorded.all_recorded()), None)
+
+
+def model_lines() -> Iterator[ModelLine]:
+    """A line for each model of the newest recorded release."""
+    one = newest_recorded()
+    for model, answers in sorted(one.answers.items()) if one else ():
+        yield ModelLine(
+            model, tuple(_model_cell(model, r, answers[r]) for r in QUESTIONS if r in answers)
+        )
+
+
+def _model_cell(model: str, relation: str, answer: Answer) -> ModelCell:
+    first, before = recorded.wrong_since(model, relation)
+    return ModelCell(relation, answer.status, first if before else "", answer.reason)
+
+
+def models_page() -> str:
+    """The page docs/models_table.md: models by relations, as recorded for the newest release."""
+    one, shown = newest_recorded(), list(model_lines())
+    parts = ["# Which features of which model are right", NOTE]
+    if one is None:
+        return "\n\n".join([*parts, "No release was recorded."]) + "\n"
+    releases = ", ".join(each.release for each in recorded.all_recorded())
+    wrong = sum(len(line.wrong) for line in shown)
+    parts += [
+        f"{len(shown)} causal language models of transformers {one.release}, asked on {one.day} on "
+        f"a CPU: {wrong} cells are wrong. [models](models.md) explains the relations. Recorded "
+        f"releases: {releases}. `distributed-bugs models MODEL` asks again and prints reasons.",
+        MODELS_LEGEND,
+        _models_table(shown),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _models_table(shown: list[ModelLine]) -> str:
+    asked = [r for r in QUESTIONS if any(c.relation == r for line in shown for c in line.cells)]
+    rows = []
+    for line in shown:
+        of = {cell.relation: str(cell) for cell in line.cells}
+        rows.append([line.model, *(of.get(relation, "") for relation in asked)])
+    return markdown_table(["model", *(name.replace("_", " ") for name in asked)], rows)

@@ -20,11 +20,10 @@ from harness import catalog
 from harness.api.pictures import Picture
 from harness.api.spec import BUGGY, FIXED, Records, Verdict
 from harness.launch.exits import read_json
-from harness.nightly.history import History, reading
-from harness.nightly.history import recorded_results as recorded_results
+from harness.nightly.history import History, reading, recorded_results
 from harness.nightly.history_rows import Change, Kind, Nightly, ReleaseResult, ScenarioResult
 from harness.ranges.lookup import Lookup, infer
-from harness.runs import kept_runs
+from harness.runs import run_folder
 from harness.runs.grade import graded
 from harness.runs.results import RunResult
 from harness.runs.run_folder import RUN_FILE
@@ -165,7 +164,7 @@ class Evidence:
     @property
     def insufficient_checks(self) -> Mapping[str, bool]:
         """The insufficient checks, and whether each fired in the buggy variant."""
-        return kept_runs.insufficient_checks(self.content)
+        return run_folder.insufficient_checks(self.content)
 
 
 def _without_paths(command: str) -> list[str]:
@@ -180,7 +179,7 @@ def of_run(shown: Shown) -> Evidence:
 
 def kept_evidence(scenario: str) -> list[Evidence]:
     """The evidence of a scenario that comes with the harness, newest first."""
-    return [Evidence(name, content) for name, content in kept_runs.kept(scenario)]
+    return [Evidence(name, content) for name, content in run_folder.kept(scenario)]
 
 
 @dataclass(frozen=True)
@@ -303,7 +302,7 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> Material
     shown = newest([*_of_newest(nightlies, warn), *found], warn)
     with ExitStack() as held:
         missing = [name for name in catalog.sound() if name not in shown]
-        recorded = [held.enter_context(kept_runs.recorded(name)) for name in missing]
+        recorded = [held.enter_context(run_folder.recorded(name)) for name in missing]
         shown |= newest(filter(None, recorded), warn)
     return Material(known, nightlies, history, shown)
 

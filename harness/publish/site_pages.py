@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.api.spec import HARMS, VISIBILITIES, Lane
 from harness.nightly import changes
-from harness.publish import models_table, timelines
+from harness.publish import docs_tables, timelines
 from harness.publish.alive import by_harm
 from harness.publish.bugs import Bug
 from harness.publish.documents import documents, pictures
@@ -25,8 +25,8 @@ from harness.publish.inputs import Material, NightlyResults, Statuses
 from harness.publish.stories import stories, subject
 from harness.ranges import advisories
 from harness.ranges.lookup import Lookup
+from harness.system.files import Files
 from harness.system.installation import for_readers, repository
-from harness.system.output_folder import Files
 
 HERE = Path(__file__).parent
 ASSETS = ("site.css", "charts.js", "heat.js", "models.js", "search.js")
@@ -211,7 +211,7 @@ def _elsewhere(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sections of documents."""
     for package in content["upstreams"]:
         yield f"upstreams/{package}.html", f"releases of {package}"
-    for line in models_table.lines():
+    for line in docs_tables.model_lines():
         yield f"models.html#q={line.model}", f"the model {line.model}"
     for document in content["papers"]:
         yield document.file, document.title
@@ -220,12 +220,12 @@ def _elsewhere(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _models() -> dict[str, Any]:
-    lines = list(models_table.lines())
+    lines = list(docs_tables.model_lines())
     return {
-        "newest": models_table.newest(),
+        "newest": docs_tables.newest_recorded(),
         "lines": lines,
         "relations": list(dict.fromkeys(c.relation for line in lines for c in line.cells)),
-        "legend": models_table.LEGEND,
+        "legend": docs_tables.MODELS_LEGEND,
     }
 
 

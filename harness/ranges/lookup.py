@@ -18,7 +18,7 @@ from harness import catalog
 from harness.api.spec import Scenario
 from harness.ranges import affected
 from harness.sweep.cell import Cell, Status
-from harness.system.text import short
+from harness.system.text import listed, short
 
 Point = tuple[Version, ...]
 """Releases of one or several packages, always in the same order."""
@@ -220,12 +220,12 @@ def _between(
         return _outside(packages, here, tested)
     if found.differing and len(found.statuses) == 1:
         points = [*_around(found), *found.differing]
-        words = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in points])
+        words = listed([f"{_named(packages, p)} ({_or(tested[p])})" for p in points])
         return Lookup(None, f"{named} was not tested, and releases around it differ: {words}")
     if found.status is None:
-        around = _list([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
+        around = listed([f"{_named(packages, p)} ({_or(tested[p])})" for p in _around(found)])
         return Lookup(None, f"{named} was not tested, and its neighbours differ: {around}")
-    around = _list([_named(packages, point) for point in _around(found)])
+    around = listed([_named(packages, point) for point in _around(found)])
     has = f"all {_have(found.status)}" if len(_around(found)) > 2 else f"both {_have(found.status)}"
     return Lookup(found.status, f"{named} was not tested, but {around} {has} the bug")
 
@@ -263,7 +263,3 @@ def _named(packages: Sequence[str], point: Point) -> str:
 
 def _or(statuses: Iterable[Status]) -> str:
     return " or ".join(sorted(statuses))
-
-
-def _list(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -54,7 +54,7 @@ def run_of(run_folder: Path) -> dict[str, Any]:
     """The content of run.json; raises Inconclusive if it is not a run of this catalogue."""
     run = read_json(run_folder / RUN_FILE)
     number = run.get("format") if isinstance(run, dict) else None
-    if not isinstance(number, int) or isinstance(number, bool):
+    if not isinstance(number, int):
         raise Inconclusive(f"{run_folder / RUN_FILE} is not the record of a run")
     if number < FORMAT:
         raise Inconclusive(f"{run_folder} has an older format")

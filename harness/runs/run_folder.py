@@ -7,6 +7,9 @@
 A rank's first record names the run, the trial and the launch, and so does ``exit.json``, which
 the harness writes after the processes of a launch have ended. So a file that was cut, or that is
 from elsewhere, is noticed. What killed runs left unfinished is removed.
+
+The folder of a scenario keeps runs, too: evidence from GPUs, as JSON in ``evidence``, and the
+recorded run on the CPU, which can be graded again, in ``recorded.tar.xz``.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import json
 import os
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness import catalog
-from harness.api.spec import RELEASED, Lane, Position, Record, Records, Scenario
+from harness.api.spec import BUGGY, RELEASED, Lane, Position, Record, Records, Scenario
 from harness.launch.exits import EXIT_FILE, parse, trial_folder, write_json
 from harness.overlays import shims
 from harness.system.errors import HarnessError, Inconclusive
@@ -101,9 +106,7 @@ def _parse(line: str, rank: int, number: int) -> Record:
     except ValueError as error:
         what = "is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
         raise BrokenRecords(f"rank {rank}: line {number} of its records {what}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        raise BrokenRecords(f"rank {rank}: line {number} of its records is not a record")
-    if record.get("rank") != rank or isinstance(record["rank"], bool) or "step" not in record:
+    if not isinstance(record, dict) or record.get("rank") != rank:
         raise BrokenRecords(f"rank {rank}: line {number} of its records is not from this rank")
     return record
 
@@ -246,3 +249,36 @@ def _unfinished_files(run: Path) -> Iterator[Path]:
     yield from run.glob(f".{VERDICT_FILE}.*")
     for depth in ("*", "*/*"):  # the folder of a trial, or of one of its launches
         yield from run.glob(f"{depth}/.{EXIT_FILE}.*")
+
+
+RECORDED = "recorded.tar.xz"
+"""The run folder of a recorded run, without logs and checkpoints."""
+
+
+@contextmanager
+def recorded(scenario: str) -> Iterator[Path | None]:
+    """The folder of a scenario's recorded run, until the context ends; None if it has none."""
+    file = catalog.folder(scenario) / RECORDED
+    if not file.is_file():
+        yield None
+        return
+    with TemporaryDirectory(prefix=f"{scenario}-") as temporary:
+        folder = Path(temporary, "recorded")
+        with tarfile.open(file) as tar:
+            tar.extractall(folder, filter="data")
+        yield folder
+
+
+def kept(scenario: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The evidence of a scenario, by name: run.json with the graded result; newest first."""
+    files = (catalog.folder(scenario) / "evidence").glob("*.json")
+    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return sorted(found, key=lambda each: str(each[1]["started"]), reverse=True)
+
+
+def insufficient_checks(content: Mapping[str, Any]) -> Mapping[str, bool]:
+    """The insufficient checks of a kept run, and whether each fired in the buggy variant."""
+    for trial in content["result"]["trials"]:
+        if trial["variant"] == BUGGY and trial["insufficient_checks"]:
+            return dict(trial["insufficient_checks"])
+    return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -143,13 +142,12 @@ def _marked(trial: TrialResult) -> str:
 def last_lines(folder: Path, result: TrialResult, most: int = LOG_LINES) -> list[str]:
     """The end of the traceback of the rank that failed first, otherwise of its stderr or stdout.
 
-    Empty if that rank wrote all its records. Only regular files in the run folder are read, and
-    only their last LOG_BYTES."""
+    Empty if that rank wrote all its records. Only the last LOG_BYTES of a file are read."""
     rank = failing_rank(result)
     for name in (ERROR_FILE, "stderr.log", "stdout.log"):
         logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
         failed = [log for log in logs if result.failure or not _finished(log)]
-        ends = [end for log in failed if (end := _end(log, folder))]
+        ends = [end for log in failed if (end := _end(log))]
         text = max(ends)[1] if ends else ""
         lines = _traceback(text) if name == ERROR_FILE else text.splitlines()[-most:]
         if any(line.strip() for line in lines):
@@ -174,24 +172,18 @@ def _traceback(text: str) -> list[str]:
 
 def failing_rank(result: TrialResult) -> int:
     """The rank that failed first; 0 if that is not known."""
-    rank = (result.failure or {}).get("rank")
-    return rank if isinstance(rank, int) else 0
+    return int(result.failure["rank"]) if result.failure else 0
 
 
-def _end(log: Path, folder: Path) -> tuple[float, str] | None:
-    """The time at which a log was last written, and its end; None if it must not be read."""
+def _end(log: Path) -> tuple[float, str] | None:
+    """The time at which a log was last written, and its end; None if it cannot be read."""
     try:
-        if log.resolve() != folder.resolve() / log.relative_to(folder):
-            return None  # behind a link
-        handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
-                return None
+        with log.open("rb") as file:
+            found = os.fstat(file.fileno())
             file.seek(max(0, found.st_size - LOG_BYTES))
             return found.st_mtime, file.read(LOG_BYTES).decode(errors="replace")
-    except (OSError, ValueError):
-        return None  # deleted meanwhile, or not readable
+    except OSError:
+        return None  # deleted meanwhile
 
 
 def print_failure(console: Console, folder: Path, result: TrialResult) -> None:

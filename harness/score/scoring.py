@@ -3,15 +3,21 @@
 For each seed the variant with the bug runs, and each variant without it: the fixed release, and the
 buggy one with its trigger off. Half of the seeds are drawn anew each time, so that nobody can tune
 a detector to them.
+
+A detector that writes traces learns from those of healthy runs, and then judges each. A trace is
+copied to a folder with a neutral name first, because its own path names the variant.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
+import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -21,10 +27,10 @@ from harness import catalog
 from harness.api.spec import BUGGY, Lane, Outcome
 from harness.config.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.launch.exits import read_json
-from harness.runs.attachment import file_of, traces_of
+from harness.runs.attachment import file_of, kind_of, traces_of
 from harness.runs.results import TrialResult
 from harness.runs.run_folder import RUN_FILE, position_of, read_records, trial_content
-from harness.score.judging import Judged, judge, writes_traces
+from harness.runs.watched import alarm_of, several
 from harness.score.scores import Score, Watched, score
 from harness.sweep.suite import Done, started
 from harness.system.errors import HarnessError
@@ -221,3 +227,43 @@ def _facts(folder: Path | None, variant: str) -> list[Any] | None:
         for record in records.by_rank[rank]
         if record["kind"] not in BOOKKEEPING
     ]
+
+
+Judged = tuple[list[dict[str, Any]], str]
+"""The alarms of a run, and the error of the detector."""
+
+
+def writes_traces(detector: DetectorConfig) -> bool:
+    return hasattr(kind_of(vars(detector)), "judge")
+
+
+@contextmanager
+def judge(detector: DetectorConfig, healthy: Sequence[Path]) -> Iterator[Callable[[Path], Judged]]:
+    """What judges a folder of traces, after the detector has learned from those of healthy runs."""
+    with tempfile.TemporaryDirectory(prefix="traces-") as place:
+        copied = 0
+
+        def neutral(folder: Path) -> Path:
+            nonlocal copied
+            copied += 1
+            return Path(shutil.copytree(folder, Path(place) / str(copied)))
+
+        made = kind_of(vars(detector))()
+        error = ""
+        if hasattr(made, "fit"):
+            _, error = _tried(made.fit, [neutral(folder) for folder in healthy])
+
+        def judged(folder: Path) -> Judged:
+            if error or not folder.exists():
+                return [], error
+            found, raised = _tried(made.judge, neutral(folder))
+            return [alarm_of(one, 0) for one in several(found)], raised
+
+        yield judged
+
+
+def _tried(method: Callable[[Any], Any], argument: Any) -> tuple[Any, str]:
+    try:
+        return method(argument), ""
+    except Exception:
+        return None, traceback.format_exc(limit=-2)

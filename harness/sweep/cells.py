@@ -2,7 +2,7 @@
 
 Each is one file in the cache, named by a digest of its inputs. The inputs are all that its status
 depends on: the overlay, the scenario's parameters, the lane, torch, and our own code. The file also
-contains them, and a digest of its content. Both are compared before the cell is used.
+contains them; they are compared before the cell is used.
 """
 
 from __future__ import annotations
@@ -108,21 +108,15 @@ def read_as(parsed: Callable[[Any], T], cache: Path, inputs: Mapping[str, Any]) 
     """
     for folder in (cache / "cells", machine.own_folder(cache, "cells")):
         file = _file(folder, inputs)
-        try:
-            return parsed(_checked(json.loads(file.read_text(encoding="utf-8")), inputs))
-        except OSError:
-            continue  # it does not exist, or we may not read it
-        except (ValueError, KeyError, TypeError, RecursionError):
-            warn_once(f"{file} is damaged: its release is tested again")
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            except OSError:
+                continue  # it does not exist, or we may not read it
+            if content["inputs"] == inputs:
+                return parsed(content["cell"])
+        warn_once(f"{file} is damaged: its release is tested again")
     return None
-
-
-def _checked(content: Any, inputs: Mapping[str, Any]) -> Any:
-    """The cell in a file, as JSON; raises ValueError, KeyError or TypeError if the file is not
-    valid."""
-    if content["inputs"] != inputs:
-        raise ValueError("the cell of other inputs")
-    return content["cell"]
 
 
 def store(cache: Path, inputs: Mapping[str, Any], cell: Cell) -> None:

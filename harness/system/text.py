@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TextIO
+from typing import Any, TextIO
 
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but \t and \n, DEL, C1: ESC, CSI and OSC among them
@@ -24,6 +24,20 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a full disk and of a full quota."""
 LONGEST = 500
 """Characters of an exception's message that are printed."""
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The content of a TOML text; raises ValueError if it is not valid."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence: ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def plain(text: str) -> str:

@@ -58,10 +58,18 @@ class Release:
     @property
     def installable(self) -> bool:
         """Whether its metadata allow this Python."""
-        try:
-            return SpecifierSet(self.python).contains(platform.python_version(), prereleases=True)
-        except InvalidSpecifier:  # old releases were not checked
-            return True
+        return allows_here(self.python)
+
+
+def allows_here(pythons: str) -> bool:
+    """Whether a specifier of Pythons, such as ``>=3.10``, allows this one.
+
+    One that is not valid allows any: old releases were not checked, and Poetry has its own.
+    """
+    try:
+        return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 class NoNetwork(Fault):

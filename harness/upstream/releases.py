@@ -25,7 +25,7 @@ from harness.system.errors import Fault, Inconclusive, UserError
 from harness.system.files import write_whole, writing
 from harness.system.machine import cache_folder
 from harness.system.text import warn_once
-from harness.upstream import index, locks, pins, quirks, sources, torches, uv
+from harness.upstream import index, locks, pins, sources, torches, uv
 from harness.upstream.pins import Stack, here, is_source
 
 MINOR = "minor"
@@ -158,7 +158,7 @@ def released(name: str, version: str, cache: Path) -> str:
     if day := _cached(file):
         return day
     stack = Stack({name: version}, date.today().isoformat(), *here())
-    stack = next(part for part in quirks.by_python(stack) if part.pins)
+    stack = next(part for part in pins.by_python(stack) if part.pins)
     with index.waiting(f"the package index, which knows when {name} {version} was released"):
         lock = uv.run(
             [

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from harness.api.spec import Scenario
 from harness.system.errors import Inconclusive
 from harness.system.machine import cache_folder
-from harness.upstream import locks, quirks, releases, sources, torches, uv
+from harness.upstream import locks, pins, releases, sources, torches, uv
 from harness.upstream.pins import TORCH, Stack, here, is_source
 
 BASE = (
@@ -72,8 +72,8 @@ def lock(stack: Stack) -> str:
     """
     if stack.lock:
         return stack.lock
-    own, *others = quirks.by_python(stack)
-    found = locks.versions(_resolved_soon(own, quirks.bounds(stack.pins)))
+    own, *others = pins.by_python(stack)
+    found = locks.versions(_resolved_soon(own, pins.bounds(stack.pins)))
     found |= {name: version for name, version in own.packages.items() if is_source(version)}
     found |= {name: version for part in others for name, version in part.pins.items()}
     return locks.lines(found | ({TORCH: stack.pins[TORCH]} if stack.torch else {}))
@@ -154,7 +154,7 @@ def install(lock: str, stack: Stack, site: Path) -> None:
     """
     if stack.torch:
         torches.copy(stack.torch, site)
-    own, *others = quirks.by_python(stack)
+    own, *others = pins.by_python(stack)
     theirs = {name: version for part in others for name, version in part.packages.items()}
     theirs |= {TORCH: stack.pins[TORCH]} if stack.torch else {}
     ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream import index
-from harness.upstream.pins import Stack, here, is_source
-from harness.upstream.quirks import SOURCE_ONLY
+from harness.upstream.pins import SOURCE_ONLY, Stack, here, is_source
 
 _BUILD_SHIMS = Path(__file__).with_name("build_shims")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -19,7 +18,7 @@ import psutil
 
 from harness.launch.exits import EXIT_FILE
 from harness.runs.run_folder import RUN_FILE, VERDICT_FILE
-from tests.sandbox import ROOT, Sandbox
+from tests.sandbox import Sandbox, is_json
 
 PATIENCE = 300
 """Seconds for a command to end: longer than every deadline that it has."""
@@ -59,22 +58,13 @@ class Case:
             started = subprocess.Popen(
                 command,
                 cwd=self.sandbox.cwd,
-                env=self.environment(),
+                env=self.sandbox.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
             )
         self.processes.append(started)
-
-    def environment(self) -> dict[str, str]:
-        ours = {
-            "PYTHONPATH": str(ROOT),
-            "HARNESS_RUNS": str(self.sandbox.runs),
-            "UV_OFFLINE": "1",
-            "HARNESS_CACHE": str(self.sandbox.cache),
-        }
-        return os.environ | ours
 
     @property
     def harness(self) -> subprocess.Popen[bytes]:
@@ -234,22 +224,15 @@ def _unfinished(case: Case) -> list[str]:
     if case.sandbox.cache.is_relative_to(case.log):  # others may be making overlays in a shared one
         found += case.sandbox.cache.glob("overlays/.*")
     for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
-        found += [f for f in runs.rglob(name) if not _is_json(f)]
+        found += [f for f in runs.rglob(name) if not is_json(f)]
     return [f"unfinished: {path}" for path in found]
-
-
-def _is_json(file: Path) -> bool:
-    try:
-        return bool(json.loads(file.read_text()))
-    except ValueError:
-        return False
 
 
 def _command(case: Case, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=case.sandbox.cwd,
-        env=case.environment(),
+        env=case.sandbox.environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.launch.processes import handling
 from harness.overlays import overlay
 from harness.system.machine import cache_folder
 from tests.chaos.case import Case
@@ -69,13 +70,19 @@ def _kinds_of_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         kind(f"harness {number.name}", 0, 130)(_signalled(_harness, number, WHILE))
     kind("harness SIGKILL", 0, KILLED)(_signalled(_harness, signal.SIGKILL, WHILE))
+    for who, most in ((Case.rank, MOMENT), (Case.torchrun, MOMENT), (Case.forkserver, WHILE)):
+        stopped = _signalled(who, signal.SIGSTOP, most, "launch.timeout=15")
+        kind(f"{who.__name__} stopped until the deadline", 0, 3)(stopped)
 
 
 def _signalled(
-    who: Callable[[Case], psutil.Process | None], number: signal.Signals, most: float
+    who: Callable[[Case], psutil.Process | None],
+    number: signal.Signals,
+    most: float,
+    deadline: str = DEADLINE,
 ) -> Callable[[Case], None]:
     def disturb(case: Case) -> None:
-        case.start(DEADLINE)
+        case.start(deadline)
         process = who(case)
         case.pause(most)
         case.signal(process, number)
@@ -88,30 +95,15 @@ def _harness(case: Case) -> psutil.Process | None:
     case.pause(WHILE)
     try:
         while case.harness.poll() is None:
-            if _handles(case.harness.pid, signal.SIGTERM):
-                return psutil.Process(case.harness.pid)
+            for process in handling([psutil.Process(case.harness.pid)], signal.SIGTERM):
+                return process
             case.pause(0.1)
-    except (psutil.NoSuchProcess, FileNotFoundError):
+    except psutil.NoSuchProcess:
         pass
     return None
 
 
-def _handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-
-
 _kinds_of_signals()
-
-
-@kind("rank stopped until the deadline", 0, 3)
-def _stopped(case: Case) -> None:
-    case.start("launch.timeout=15")
-    process = case.rank()
-    case.pause(MOMENT)
-    case.signal(process, signal.SIGSTOP)
 
 
 @kind("rank stopped for a while", 0)
@@ -122,22 +114,6 @@ def _stopped_for_a_while(case: Case) -> None:
     case.signal(process, signal.SIGSTOP)
     time.sleep(case.random.uniform(0, 5))
     case.signal(process, signal.SIGCONT)
-
-
-@kind("torchrun stopped until the deadline", 0, 3)
-def _torchrun_stopped(case: Case) -> None:
-    case.start("launch.timeout=15")
-    process = case.torchrun()
-    case.pause(MOMENT)
-    case.signal(process, signal.SIGSTOP)
-
-
-@kind("forkserver stopped until the deadline", 0, 3)
-def _forkserver_stopped(case: Case) -> None:
-    case.start("launch.timeout=15")
-    process = case.forkserver()
-    case.pause(WHILE)
-    case.signal(process, signal.SIGSTOP)
 
 
 @kind("deadline too short", 3)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.docker_nightly import __doc__ as about
-from tests.docker_nightly import base_image, checks, compose, engine, image
+from tests.docker_nightly import checks, compose, engine, image
 from tests.docker_nightly.engine import Engine, Failed, Unavailable, last_line
 from tests.docker_nightly.nightlies import Nightlies, report_folder
 
@@ -85,7 +85,7 @@ def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:
 def build(docker: Engine, folder: Path, base: str) -> str:
     context = folder / "context"
     context.mkdir()
-    base = base_image.at_hand(docker, base, folder)
+    base = image.base_at_hand(docker, base, folder)
     image.build(docker, image.context(context), base)
     size = docker("image", "inspect", "--format", "{{.Size}}", image.NAME).stdout
     return f"{int(size) / 1e9:.2f} GB upon {base}"

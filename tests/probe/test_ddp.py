@@ -83,8 +83,75 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
     answers = probing("ddp.py", given, Settings(layouts=(RANKS, ACCUMULATION)))
     assert first_broken(answers) == {}
     assert "draws other rows" in layout(answers, RANKS).no_answer
+    assert "evaluation" not in layout(answers, RANKS).no_answer
     assert layout(answers, ACCUMULATION).as_reference
     assert exit_code(answers) == 3
+
+
+def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(probing: Probing) -> None:
+    answers = probing("ddp.py", "--batch-size {rows}", Settings(layouts=(RANKS, ACCUMULATION)))
+    assert layout(answers, RANKS).as_reference
+    assert "the command has no {k}" in layout(answers, ACCUMULATION).no_answer
+
+
+def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
+    probing: Probing,
+) -> None:
+    given = [*f"{GIVEN} --bug".split(), "no sampler"]
+    answers = probing("ddp.py", given, Settings(layouts=(RANKS,), reference_ranks=2, ranks=4))
+    assert first_broken(answers) == {RANKS: ("samples", "")}
+    assert layout(answers, RANKS).broken[0].details[0].startswith("all ranks are given the same")
+
+
+SPLITS = """
+import os, sys, torch
+from torch.utils.data import DataLoader, random_split
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+data, _ = random_split(torch.arange(40000.0).reshape(10000, 4), [9000, 1000])
+own = torch.utils.data.Subset(data, range(rank, 9000, world))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+for batch in DataLoader(own, int(sys.argv[1])):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_without_a_seed_splits_on_each_rank_by_itself(
+    probing: Probing, tmp_path: Path
+) -> None:
+    """Ranks that were forked from one process must not share its generators."""
+    (tmp_path / "train.py").write_text(SPLITS)
+    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert "sets no seed" in layout(answers, RANKS).no_answer
+
+
+DRAWS = """
+import sys, torch
+rows, k = map(int, sys.argv[1:])
+torch.manual_seed(0)
+data, model = torch.randn(10000, 4), torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = lambda: data[torch.randint(10000, (rows,))]
+with torch.no_grad():
+    model(batch())
+for _ in range(4):
+    for _ in range(k):
+        (model(batch()).square().mean() / k).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(
+    probing: Probing, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(DRAWS)
+    settings = Settings(layouts=(ACCUMULATION,))
+    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    assert "does an evaluation draw rows" in layout(answers, ACCUMULATION).no_answer
 
 
 def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.probe.signatures import Shown, with_signature
+from harness.probe.rank.unlike import UNLIKE
+from harness.probe.signatures import Shown, with_signature, without_numbers
 from harness.ranges.lookup import why_affected
 
 ALL = {"ranks", "accumulation", "both", "resume"}
@@ -12,6 +13,7 @@ TWICE = (
     Shown("accumulation", "gradient", 0.3333, "1/k", 1),
     Shown("both", "gradient", 0.3333, "1/k", 1),
 )
+EXPERTS = next(why for why in UNLIKE.values() if "experts" in why)
 BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
 
 
@@ -38,3 +40,12 @@ def test_a_bug_in_code_that_the_script_did_not_import_is_not_named() -> None:
     for imported, names in (({"transformers/trainer.py"}, ["trainer_gas_twice"]), ({"a.py"}, [])):
         found = with_signature(TWICE, ALL, BUGGY, why_affected, imported)
         assert [bug.name for bug in found] == names
+
+
+def test_a_bug_of_experts_is_named_only_if_the_model_has_experts() -> None:
+    broken = tuple(Shown(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
+    experts = Shown("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
+    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
+    for found, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
+        bugs = with_signature(found, ALL, releases, why_affected)
+        assert [bug.name for bug in bugs] == names

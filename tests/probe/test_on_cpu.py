@@ -38,9 +38,13 @@ with torch.cuda.stream(stream):
     torch.cuda.synchronize()
 event = torch.cuda.Event(enable_timing=True)
 event.record()
+named = torch.accelerator.current_accelerator()
+torch.set_default_device(named)
 print(json.dumps({
     "devices": [str(one) for one in (device, x.device, torch.zeros(1, device=0).device,
-                torch.Generator("cuda").device, torch.accelerator.current_accelerator())],
+                torch.Generator("cuda").device, torch.empty(1, device=named).device,
+                torch.nn.Linear(1, 1).to(named).weight.device)],
+    "named": named.type,
     "types": [str(half), str(brain)],
     "scaler": torch.amp.GradScaler("cuda").is_enabled(),
     "mesh": mesh.device_type,
@@ -69,7 +73,8 @@ def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
     )
     assert not ended.returncode, ended.stderr
     assert json.loads(ended.stdout) == {
-        "devices": ["cpu"] * 5,
+        "devices": ["cpu"] * 6,
+        "named": "cuda",
         "types": ["torch.float16", "torch.bfloat16"],
         "scaler": True,
         "mesh": "cpu",

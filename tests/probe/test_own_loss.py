@@ -54,3 +54,24 @@ def test_labels_that_are_shifted_twice_are_seen(shift: int, ids: torch.Tensor, t
 
 def test_another_loss_is_not_compared() -> None:
     assert gradient_of(1, None, smoothing=0.3) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "masked"),
+    [
+        ([[4, 5, -100, -100], [6, 7, 8, -100]], True),  # the end is masked as padding is
+        ([[4, 5, 2, -100], [6, 7, 8, 2]], False),
+        ([[-100, 5, -100, -100], [-100, 7, 8, -100]], False),  # prompts are masked on purpose
+        ([[-100] * 4] * 2, False),
+    ],
+)
+def test_ends_without_a_label_are_told_from_masked_prompts(
+    labels: list[list[int]], masked: bool
+) -> None:
+    rows = {
+        "input_ids": torch.tensor([[4, 5, 2, 2], [6, 7, 8, 2]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
+        "labels": torch.tensor(labels),
+    }
+    assert losses.ends_masked(rows) is masked
+    assert not losses.ends_masked({"labels": rows["labels"]})

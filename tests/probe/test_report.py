@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.probe.compare.comparison import Compared
-from harness.probe.compare.relations import Broken
+from harness.probe.compare.relations import BEGAN_AGAIN, Broken, shown_rate
 from harness.probe.layouts import Layout, Settings, reference
 from harness.probe.probe_report import exit_code, text
 from harness.probe.questions import Answers
@@ -26,3 +26,18 @@ def test_independent_faults_have_a_line_each() -> None:
     assert "    and as a result: loss, update" in lines
     assert "    learning rate: learning rate differs" in lines
     assert "    optimizer: optimizer differs" in lines
+
+
+def test_the_first_line_says_that_a_resume_began_again() -> None:
+    found = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
+    assert "begins again at step 1" in next(text(Answers("", [found]), 1.0))
+
+
+def test_a_learning_rate_has_no_digits_of_rounding() -> None:
+    assert shown_rate(4.0000000000000003e-07) == "4e-07"
+    assert shown_rate([0.1, 9.666666666666666e-07]) == "0.1, 9.6666667e-07"
+
+
+def test_the_first_line_counts_the_notes_also_without_an_answer() -> None:
+    answers = Answers("", [Compared(LAYOUT, no_answer="draws other rows")], notes=["zero_grad"])
+    assert next(text(answers, 1.0)).endswith("no answer 1 rank. 1 note below")

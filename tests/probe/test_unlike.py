@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from harness.probe.rank.unlike import SCHEDULE, schedules_unlike_by_design, unlike_by_design
+from harness.probe.compare.comparison import Compared
+from harness.probe.compare.relations import Broken
+from harness.probe.layouts import Settings, reference
+from harness.probe.questions import relevant
+from harness.probe.rank.unlike import (
+    BASELINE,
+    SCHEDULE,
+    schedules_unlike_by_design,
+    trainers_unlike_by_design,
+    unlike_by_design,
+)
+from tests.probe.probing import SCRIPTS, Probing, first_broken, layout
+
+MASKED = """
+class Masked(nn.Module):
+    def forward(self, x):
+        return x * (torch.rand(x.shape[:2], device=x.device) < 0.5)[..., None]
+
+
+model"""
 
 
 class AcceleratedScheduler:
@@ -37,3 +58,78 @@ def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
     (line,) = unlike_by_design(model)
     assert line.startswith("BatchNorm1d (0) normalises over the micro-batch of a rank")
     assert unlike_by_design(model.eval()) == []
+
+
+def test_a_schedule_is_only_spoken_of_where_a_learning_rate_differs_on_several_ranks() -> None:
+    """Of a constant one it does not matter how often it is stepped."""
+    notes = [SCHEDULE, "another note"]
+    right = Compared(reference(Settings()))
+    assert relevant(notes, [right]) == ["another note"]
+    for relation in ("learning rate", "schedule"):
+        for world, left in ((2, notes), (1, notes[1:])):
+            layout = replace(reference(Settings()), world=world)
+            broken = Compared(layout, broken=[Broken(relation, "it differs")])
+            assert relevant(notes, [right, broken]) == left
+
+
+class KTOTrainer:
+    """Stands in for trl's."""
+
+
+def test_a_baseline_of_the_micro_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(KTOTrainer=KTOTrainer)
+    monkeypatch.setitem(sys.modules, "trl.trainer.kto_trainer", module)
+    assert trainers_unlike_by_design() == []
+    kept = KTOTrainer()
+    assert trainers_unlike_by_design() == [BASELINE]
+    del kept
+
+
+@pytest.mark.launch
+def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_of_their_own(
+    probing: Probing, tmp_path: Path
+) -> None:
+    text = (SCRIPTS / "ddp.py").read_text()
+    text = text.replace("\nmodel", MASKED, 1).replace("nn.Dropout(options.dropout)", "Masked()")
+    text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
+    (tmp_path / "train.py").write_text(text)
+    settings = Settings(layouts=("ranks",))
+    given = "--batch-size {rows} --accum {k}"
+    answers = probing(str(tmp_path / "train.py"), given, settings)
+    assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
+    wrong = [*given.split(), "--bug", "no all-reduce"]
+    answers = probing(str(tmp_path / "train.py"), wrong, settings)
+    assert first_broken(answers)["ranks"][0] == "gradient"
+
+
+EQUAL_ROWS = """
+import argparse
+import torch
+from torch import distributed as dist, nn
+from torch.nn.functional import cross_entropy, normalize
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+size = parser.parse_args().batch_size
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+rows = torch.randn(1, 8).expand(size, 8).contiguous()
+for _ in range(4):
+    embedded = normalize(model(rows), dim=-1)
+    cross_entropy(10 * embedded @ embedded.T, torch.arange(size)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.launch
+def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing, tmp_path: Path) -> None:
+    """A contrastive loss of equal rows: autograd's sum is rounding, and any layout is like it."""
+    (tmp_path / "train.py").write_text(EQUAL_ROWS)
+    answers = probing(
+        str(tmp_path / "train.py"), "--batch-size {rows}", Settings(layouts=("ranks",))
+    )
+    assert layout(answers, "ranks").no_answer.startswith("hardly a gradient of the reference")
+    assert not any("times as fast" in note for note in answers.notes)

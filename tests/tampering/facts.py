@@ -24,7 +24,6 @@ from tests.tampering.changes import (
 
 WEIGHT = "tied_modules.embed.word_embeddings.weight"
 FEW = range(4, 7)
-MODULE = {"version": "1", "file": "/x.py"}
 COS = "model.layers.1.self_attn.rotary_emb.cos_cached"
 ANOTHER = "post_attention_layernorm.bias"
 LOGITS = {"output logits": 1e4}
@@ -57,13 +56,7 @@ MACHINE: Table = {
     "streaming_map_resume fixed 0 start": [
         (to(python="3.9.1"), "run.json names 3.11.7"),
         (to(torch="2.9.0"), "run.json names 2.13.0"),
-        (to(nccl="2.28.9"), "no GPU, on the cpu lane"),
         (to(threads=2), "run.json names 1"),
-    ],
-    "streaming_map_resume fixed 0 shims": [(to(uses={}), "are not those of run.json")],
-    "streaming_map_resume fixed 0 upstream": [
-        (to(modules={"x": MODULE}), "x, which is"),
-        (to(files={"x": None}), "not watched"),
     ],
 }
 """Ranks whose environment is not the one of the run."""

@@ -1,9 +1,9 @@
 """Shims: declared changes of the environment that let an upstream release run on this machine.
 
-Each shim is a named ``Point`` that says which releases and lanes need it, and why. Each upstream
-has a module with its shims. The parent process decides which shims apply and lists them in
-run.json; each rank installs these and records how often each was used. No shim touches the path of
-a defect.
+Each shim is a named ``Point`` that says which releases and lanes need it, and why. An
+upstream with many shims has a module of its own; those of all others are in ``others``. The parent
+process decides which shims apply and lists them in run.json; each rank installs these and records
+how often each was used. No shim touches the path of a defect.
 
 A process imports upstream with its shims, and only once; one that forks ranks does it for all of
 them.
@@ -18,18 +18,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from harness.api.spec import Lane, Point
-from harness.overlays.shims import deepspeed, hugging_face, keras, lhotse, megatron, prodigy, vision
+from harness.overlays.shims import deepspeed, megatron, others
 
-POINTS: tuple[Point, ...] = (
-    hugging_face.OFFLINE,
-    *hugging_face.POINTS,
-    *deepspeed.POINTS,
-    *megatron.POINTS,
-    *keras.POINTS,
-    *lhotse.POINTS,
-    *prodigy.POINTS,
-    *vision.POINTS,
-)
+POINTS: tuple[Point, ...] = (others.OFFLINE, *others.POINTS, *deepspeed.POINTS, *megatron.POINTS)
 
 
 def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
@@ -37,7 +28,7 @@ def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
     from packaging.specifiers import SpecifierSet
 
     def applies(point: Point) -> bool:
-        if point is hugging_face.OFFLINE:
+        if point is others.OFFLINE:
             return True
         version = pins.get(point.upstream)
         if version is None or lane not in point.lanes:

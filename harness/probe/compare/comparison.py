@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from harness.api.numbers import finite
 from harness.models import vectors
 from harness.probe.compare.reference import Moment, Reference, as_in, joined
-from harness.probe.compare.relations import Broken, broken, several
+from harness.probe.compare.relations import Broken, broken, drawn, several
 from harness.probe.layouts import Layout
 from harness.probe.runner import Run, Step
 from harness.system.errors import Inconclusive
@@ -78,8 +78,11 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
         found.broken = broken(moment)
         if found.broken and found.broken[0].relation == "samples" and reference.ends(first + step):
             return _until(found, first + step)
-        if found.broken:
+        if found.broken and (why := drawn(moment, found.broken[0])):
+            found.no_answer, found.broken = why, []
+        elif found.broken:
             found.step = first + step + 1
+        if found.broken or found.no_answer:
             return found
     if run.steps < len(reference.steps) - first:
         if run.steps and reference.ends(first + run.steps):

@@ -158,6 +158,9 @@ CHANGES = (3e-3, 3e-4, 3e-5)
 NEAR_SLOPE = 0.05
 """How far a slope may be from 1: a step is not infinitely small."""
 
+LIKE = 1e-2
+"""How far gradients of two ranks may be from each other, as a part of their norm."""
+
 ALIKE = 0.1
 """How far slopes of smaller steps may be from each other, as a part of them."""
 
@@ -172,6 +175,18 @@ class Steep:
     @property
     def right(self) -> bool:
         return near(self.slope, 1.0, within=max(NEAR_SLOPE, self.unsure))
+
+
+def same_gradients(run: Run) -> bool:
+    """Whether the ranks of the reference have the same gradients in the first step: the loss of all
+    ranks has no slope along the gradient of one."""
+    first, *others = (steps[0]["grad"] or {} for steps in run.ranks)
+    for one in others:
+        common = {n: g for n, g in one.items() if n in first and first[n].shape == g.shape}
+        apart = norm({name: first[name] - g for name, g in common.items()})
+        if apart > LIKE * norm(common):
+            return False
+    return True
 
 
 def ends_of_slope(settings: Settings, right: Reference, change: float) -> list[Layout]:

@@ -157,8 +157,11 @@ def weights(at: Moment) -> Broken | None:
     begins = "goes on with" if at.layout.resumed else "begins with"
     text = f"{several_ranks(off)} {begins} other weights: {several(names)}"
     if at.layout.resumed and _began_again(at):
-        text = "it began again at step 1: the resume arguments had no effect"
+        text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
+
+
+BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
 
 
 def _began_again(at: Moment) -> bool:
@@ -295,6 +298,22 @@ def _only_some(at: Moment, got: Named, right: Named, off: Iterable[str], whole: 
     return f"only {', '.join(each)}{more}; {len(right) - len(off)} are right"
 
 
+UNLIKE_RANKS = "the ranks have unlike gradients"
+
+
+def drawn(at: Moment, found: Broken) -> str:
+    """Why a gradient that is no multiple of the reference's says nothing: the model has drawn other
+    numbers. Ranks whose gradients are unlike are wrong nevertheless."""
+    draws = at.right["draws"] and any(one["draws"] for one in at.here)
+    unlike = any(detail.startswith(UNLIKE_RANKS) for detail in found.details)
+    if not draws or unlike or found.meaning or "gradient" not in found.relation:
+        return ""
+    return (
+        "the model draws random numbers itself (masks, noise, dropped layers), others on each rank "
+        f"and in each micro-batch: switch that off. Its gradient: {found.text}"
+    )
+
+
 def _unlike_ranks(at: Moment, what: str) -> str:
     """Whether the ranks have gradients of their own, and what their mean is."""
     if at.layout.world == 1 or at.same_rows:
@@ -306,7 +325,7 @@ def _unlike_ranks(at: Moment, what: str) -> str:
         return ""
     total = {n: sum(one[what].get(n, t * 0) for one in at.here) for n, t in right.items()}
     mean = vectors.share({n: t / at.layout.world for n, t in total.items()}, right)
-    text = "the ranks have unlike gradients"
+    text = UNLIKE_RANKS
     if mean.is_factor:
         text += f"; their mean is {_ratio(at, mean.ratio)} the reference's: they are not averaged"
     return text
@@ -326,8 +345,14 @@ def rate(at: Moment) -> Broken | None:
         if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(one["lr"]) == len(right):
             continue
         got, want = next(((a, b) for a, b in pairs if a != b), (one["lr"], right))
-        return Broken("learning rate", f"{got}; the reference has {want}", ranks=(rank,))
+        text = f"{shown_rate(got)}; the reference has {shown_rate(want)}"
+        return Broken("learning rate", text, ranks=(rank,))
     return None
+
+
+def shown_rate(rate: float | list[float]) -> str:
+    """A rate, or those of all groups, without the digits that rounding has left."""
+    return f"{rate:.8g}" if isinstance(rate, float) else ", ".join(map(shown_rate, rate))
 
 
 def update(at: Moment) -> Broken | None:

@@ -18,6 +18,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--save", default="")
 parser.add_argument("--save-at", type=int, default=0)
 parser.add_argument("--resume", default="")
+parser.add_argument("--asynchronous", action="store_true", help="save beside the next step")
 options = parser.parse_args()
 
 dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -34,7 +35,7 @@ def state(step):
     return {"model": weights, "optimizer": moments, "progress": {"step": step}}
 
 
-begun = 0
+begun, saving = 0, None
 if options.resume:
     saved = state(0)
     dcp.load(saved, checkpoint_id=f"{options.resume}/checkpoint")
@@ -49,5 +50,12 @@ for step in range(begun, len(batches) // options.accum):
     optimizer.zero_grad()
     for group in optimizer.param_groups:
         group["lr"] *= 0.9
+    if saving:
+        saving.result()
+        saving = None
     if options.save and step + 1 == options.save_at:
-        dcp.save(state(step + 1), checkpoint_id=f"{options.save}/checkpoint")
+        folder = f"{options.save}/checkpoint"
+        if options.asynchronous:
+            saving = dcp.async_save(state(step + 1), storage_writer=dcp.FileSystemWriter(folder))
+        else:
+            dcp.save(state(step + 1), checkpoint_id=folder)

@@ -1,18 +1,31 @@
 """trl's SFTTrainer with a small model; its own arguments, as in its documentation."""
 
+from dataclasses import dataclass
+
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer, TrlParser
 
-(arguments,) = TrlParser(SFTConfig).parse_args_and_config()
+
+@dataclass
+class Own:
+    """What the loop has besides."""
+
+    pad_with_eos: bool = False
+
+
+arguments, own = TrlParser((SFTConfig, Own)).parse_args_and_config()
 set_seed(arguments.seed)
 words = ["<pad>", "<eos>", "<unk>", *(f"word{n}" for n in range(61))]
 tokens = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
 tokens.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    tokenizer_object=tokens,
+    pad_token="<eos>" if own.pad_with_eos else "<pad>",
+    eos_token="<eos>",
+    unk_token="<unk>",
 )
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 heads = {"num_attention_heads": 2, "num_key_value_heads": 2}

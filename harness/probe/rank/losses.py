@@ -74,7 +74,7 @@ def _evaluations(given: list[Any]) -> Iterator[tuple[str, float]]:
                 yield name, float(number)
 
 
-IDS, LABELS, LOGITS = "input_ids", "labels", "logits"
+IDS, LABELS, LOGITS, MASK = "input_ids", "labels", "logits", "attention_mask"
 IGNORED = -100
 
 OWN = "the reference's gradient is"
@@ -83,6 +83,11 @@ OWN = "the reference's gradient is"
 SHIFTED = (
     "the labels are those of the next token already, and the loss takes the next ones again: the "
     "model learns the token after the next one"
+)
+
+ENDLESS = (
+    "the last token of each row is never a label, as if it were padding, and all other tokens are: "
+    "the model does not learn to stop"
 )
 
 NEAR_OWN = 2e-3
@@ -131,6 +136,21 @@ def _shifted(ids: Any, labels: Any) -> bool:
     own = (labels == ids)[counts].all()
     following = (labels[:, :-1] == ids[:, 1:])[counts[:, :-1]]
     return bool(following.numel() and following.all() and not own)
+
+
+def ends_masked(given: Mapping[str, Any]) -> bool:
+    """Whether exactly the token that ends each row has no label, wherever it is, among the tokens
+    that are no padding: as if it were padding."""
+    found: list[Any] = [given.get(name) for name in (IDS, LABELS, MASK)]
+    ids, labels, mask = found
+    shapes = {getattr(each, "shape", None) for each in found}
+    if len(shapes) > 1 or getattr(ids, "ndim", 0) != 2 or len(ids) < 2:
+        return False
+    real = mask.bool()
+    last = ids.shape[1] - 1 - real.flip(1).int().argmax(1)
+    ends = ids.gather(1, last[:, None])
+    alone = ((labels == IGNORED) & real) == ((ids == ends) & real)
+    return bool((ends == ends[0]).all() and alone.all())
 
 
 def _array(tensor: Any) -> Any:

@@ -2,8 +2,9 @@
 
 Devices become the CPU, NCCL becomes gloo, and what only measures or waits does nothing. Each kind
 of request is counted, and the report names them. ``torch.cuda.is_available()`` stays false, so a
-script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` is
-the CPU: who asks it takes the device that it names. Some packages also need the harness's shims.
+script that can choose does so by itself; only an ``assert`` of it holds. ``torch.accelerator`` says
+that there is CUDA: what asks it may wrap its model in DDP only for CUDA. Some packages also need
+the harness's shims.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def install_cuda() -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn.parallel import DistributedDataParallel
 
+    cuda = torch.device(CUDA)  # the mode makes a CPU of it where torch is given it
     _mode().__enter__()
     for name in SILENT:
         setattr(torch.cuda, name, _returning(f"torch.cuda.{name}", None))
@@ -89,7 +91,7 @@ def install_cuda() -> None:
         torch.cuda.device_count, _of_script, int(os.environ["LOCAL_WORLD_SIZE"])
     )
     if hasattr(torch, "accelerator"):
-        _install_accelerator(torch.accelerator)
+        _install_accelerator(torch.accelerator, cuda)
     torch.Generator = _generator()  # type: ignore[misc]
     torch.nn.Module.cuda = _nothing(torch.nn.Module.cuda)  # type: ignore[method-assign]
     _first_argument(torch.amp.GradScaler, "device", device=CUDA)
@@ -99,19 +101,18 @@ def install_cuda() -> None:
     replace_everywhere(dist.init_process_group, functools.partial(_group, position=0))
     replace_everywhere(dist.new_group, functools.partial(_group, position=2))
     replace_everywhere(torch.load, _load)
+    replace_everywhere(torch.set_default_device, _mesh)
     DistributedDataParallel.__init__ = _without(  # type: ignore[method-assign]
         DistributedDataParallel.__init__, "device_ids", "output_device"
     )
 
 
-def _install_accelerator(accelerator: Any) -> None:
-    import torch
-
+def _install_accelerator(accelerator: Any, cuda: Any) -> None:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     accelerator.is_available = _for_scripts(accelerator.is_available, _of_script, True)
     accelerator.device_count = _for_scripts(accelerator.device_count, _of_script, ranks)
     accelerator.current_accelerator = _for_scripts(
-        accelerator.current_accelerator, _of_script, torch.device(CPU)
+        accelerator.current_accelerator, _of_script, cuda
     )
     for name in ("set_device_index", "set_device_idx", "synchronize"):
         if hasattr(accelerator, name):
@@ -308,6 +309,17 @@ def replace_everywhere(function: Any, wrap: Callable[[Any], Any]) -> None:
         space: dict[str, Any] = getattr(module, "__dict__", {})
         if space.get(name) is function:
             space[name] = wrapped
+
+
+def replace_asynchronous(wrap: Callable[[Any], Any]) -> None:
+    """Wrap the functions, among those imported by now, that save while a script goes on."""
+    dcp = sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
+    if save := getattr(dcp, "async_save", None):
+        replace_everywhere(save, wrap)
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        plugin = sys.modules.get(f"{name}.plugins.io.async_plugin")
+        if kind := getattr(plugin, "AsyncCheckpointIO", None):
+            kind.save_checkpoint = wrap(kind.save_checkpoint)
 
 
 SHIMMED = {"deepspeed": "deepspeed", "megatron": "megatron-core"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.launch import supervisor
-from harness.probe.rank import constants, exchange, on_cpu
+from harness.probe.rank import constants, exchange, on_cpu, seeds
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.watch import Watch
 
@@ -29,6 +29,7 @@ def main(folder: Path) -> None:
     os.chdir(assignment.cwd)
     _set_up_process(folder)
     importlib.import_module(assignment.imports)  # unless this process was forked with it
+    seeds.install(int(os.environ["RANK"]))
     if assignment.on_cpu:
         on_cpu.install_cuda()
     watch = Watch(assignment, lambda: _leave(folder, watch))

@@ -45,5 +45,20 @@ def schedules_unlike_by_design() -> list[str]:
     return [SCHEDULE] if any(map(_stepped_often, prepared)) else []
 
 
+BASELINE = (
+    "KTOTrainer subtracts a KL of the micro-batches of all ranks, so its gradient depends by "
+    "design on the number of micro-batches (--layouts ranks,resume for the test)"
+)
+
+
+def trainers_unlike_by_design() -> list[str]:
+    """A line if the script has made a trainer whose loss has a baseline of its micro-batch."""
+    kto = getattr(sys.modules.get("trl.trainer.kto_trainer"), "KTOTrainer", None)
+    if kto is None:
+        return []
+    made = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
+    return [BASELINE] if made else []
+
+
 def _stepped_often(schedule: Any) -> bool:
     return bool(schedule.step_with_optimizer and not schedule.split_batches)

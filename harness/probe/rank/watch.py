@@ -8,6 +8,7 @@ random numbers: otherwise no two layouts could be compared.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 
 from harness.api.numbers import near
 from harness.models.vectors import Share
-from harness.probe.rank import exchange, losses, on_cpu
+from harness.probe.rank import exchange, losses, on_cpu, seeds
 from harness.probe.rank.exchange import Assignment
 from harness.probe.rank.on_cpu import replace_everywhere
 from harness.probe.rank.parameters import (
@@ -33,7 +34,11 @@ from harness.probe.rank.parameters import (
 )
 from harness.probe.rank.samples import bound, digest, draw_one_order, rows
 from harness.probe.rank.schedules import Schedules
-from harness.probe.rank.unlike import schedules_unlike_by_design, unlike_by_design
+from harness.probe.rank.unlike import (
+    schedules_unlike_by_design,
+    trainers_unlike_by_design,
+    unlike_by_design,
+)
 from harness.upstream.pins import IMPORTS
 
 Step = dict[str, Any]
@@ -69,7 +74,11 @@ class Watch:
         self.noise: Any = None
         if assignment.perturb is not None:
             self.noise = torch.Generator().manual_seed(assignment.perturb)
+        self._state = ""
+        """Of the generators in the model's call, as the last dropout has left it."""
         self._depth = 0
+        self._saved_late = False
+        """Whether a save was begun that goes on beside the training."""
         self._backs = False
         """Whether a backward is under way."""
         self._begin()
@@ -84,7 +93,7 @@ class Watch:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now["coarse"] = False
+        self.now |= {"coarse": False, "draws": False}
 
     def records(self) -> dict[str, Any]:
         """What the rank writes down."""
@@ -151,16 +160,26 @@ class Watch:
         try:
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 self._given(module, arguments, named)
+            watched = outermost and module is self.root and self.recording
+            self._state = _generators() if watched else self._state
             output = called(module, *arguments, **named)
+            if watched:
+                self._drew()
+                self._state = ""
         finally:
             self._depth -= 1
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             self.now["coarse"] = True
         if losses.LABELS in named and self.noise is None and self.now["own"] is None:
             losses.follow(output, named, self._own)
+            self.now["endless"] = losses.ends_masked(named)
         if self.noise is None or next(module.children(), None) is not None:
             return output
         return self._nudged(output)
+
+    def _drew(self) -> None:
+        """Note whether the model has drawn numbers that are not dropout's."""
+        self.now["draws"] |= bool(self._state) and self._state != _generators()
 
     def _own(self, found: Share, shifted: bool) -> None:
         self.now["own"] = self.now["own"] or found.ratio
@@ -306,7 +325,9 @@ class Watch:
         def kept(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             if training and p > 0:
                 self.now["drops"].append(_generator(input))
+                self._drew()
                 dropout(input.detach(), p, True)
+                self._state = self._state and _generators()
             return input
 
         return kept
@@ -428,10 +449,15 @@ class Watch:
         exact = not (self.now["scaled"] or self.now["coarse"])
         self.now["slopes"] = self.engine is None and exact
         if not self.steps:
-            unlike = [*unlike_by_design(self.root), *schedules_unlike_by_design()]
+            unlike = [
+                *unlike_by_design(self.root),
+                *schedules_unlike_by_design(),
+                *trainers_unlike_by_design(),
+            ]
             self.now |= {
                 "unlike": unlike,
                 "shims": list(on_cpu.installed_shims),
+                "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.stage,
             }
         self.steps.append(self.now)
@@ -439,10 +465,26 @@ class Watch:
         self._begin()
         if not self.assignment.saves:
             self._end_if_done()
+        elif not self.recording:
+            on_cpu.replace_asynchronous(self._save_late)
+
+    def _save_late(self, save: Any) -> Any:
+        """An asynchronous save: the script then takes a step, which must not change the file."""
+
+        @functools.wraps(save)
+        def saved(*arguments: Any, **named: Any) -> Any:
+            self._saved_late = True
+            return save(*arguments, **named)
+
+        return saved
 
     def _end_if_done(self) -> None:
-        if not (self.recording or self.assignment.epoch):
-            self.done()
+        if self.recording or self.assignment.epoch:
+            return
+        if self._saved_late:
+            self._saved_late = False
+            return
+        self.done()
 
 
 def _trains(module: Any) -> bool:
@@ -481,3 +523,11 @@ def _generator(tensor: Any) -> str:
 
     on_gpu = tensor.device.type == "cuda"
     return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
+
+
+def _generators() -> str:
+    """The state of the generators that a model may draw from."""
+    import torch
+
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return " ".join(map(digest, [torch.get_rng_state(), *on_gpu]))

@@ -1,7 +1,11 @@
-"""Patches: a user's unified diffs, applied to the packages of an overlay."""
+"""Edits of the packages in an overlay: defects, and patches.
+
+A defect edits upstream's syntax tree and must match exactly once. A patch is a user's unified diff.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -10,18 +14,99 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from harness.overlays import defect
-from harness.system.errors import Inconclusive, UserError
+from harness.api.spec import Defect
+from harness.system.errors import HarnessError, Inconclusive, Unsupported, UserError
 from harness.upstream.pins import IMPORTS, Distribution, describe, import_name
 
 if TYPE_CHECKING:
+    import libcst as cst
     from unidiff.patch import PatchedFile, PatchSet
+
+
+class DefectError(Inconclusive):
+    """An edit does not match exactly once: it was not written for the code of this release."""
+
+
+def apply_defect(defect: Defect, site: Path, release: str) -> str:
+    """Put a defect into the tree under ``site``; returns the change as a unified diff.
+
+    ``release`` is for messages: ``deepspeed==0.19.8``. The file is replaced, not overwritten, so
+    that other hard links to it keep the original text.
+    """
+    path = site / defect.file
+    if not path.is_file():
+        raise _misfit(defect, f"{defect.name}: {release} has no file {defect.file}")
+    before = path.read_text(encoding="utf-8")
+    after = edited(defect, before, release)
+    path.unlink()
+    path.write_text(after, encoding="utf-8")
+    remove_bytecode(path)
+    return diff(defect.file, before, after)
+
+
+def remove_bytecode(source: Path) -> None:
+    """Remove the bytecode of a source that has changed. Compiling would write through the link to
+    the bytecode of other overlays."""
+    for compiled in source.parent.glob(f"__pycache__/{source.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def edited(defect: Defect, source: str, release: str) -> str:
+    """The source with the defect in it.
+
+    Raises DefectError unless it matches exactly once; Unsupported if the defect says which releases
+    it fits.
+    """
+    import libcst as cst
+
+    where = f"{defect.name}: {release}, {defect.file}"
+    module = cst.parse_module(source)
+    scopes = _scopes(module, defect.scope.split("."))
+    if len(scopes) != 1:
+        raise _misfit(defect, f"{where}: {len(scopes)} definitions of {defect.scope}, expected one")
+    edits = list(defect.edit(scopes[0]))
+    if len(edits) != 1:
+        raise _misfit(defect, f"{where}: the edit matches {len(edits)} times in {defect.scope}")
+    old, new = edits[0]
+    changed = module.deep_replace(old, new)
+    if not isinstance(changed, cst.Module):
+        raise DefectError(f"{where}: the edit of {defect.scope} replaces the whole file")
+    if changed.code == source:
+        raise DefectError(f"{where}: the edit of {defect.scope} changes nothing")
+    return changed.code
+
+
+def _misfit(defect: Defect, what: str) -> HarnessError:
+    """The error of an edit that does not match: expected where the defect says what it fits."""
+    return Unsupported(f"{what}; it fits {defect.fits}") if defect.fits else DefectError(what)
+
+
+def _scopes(node: cst.CSTNode, names: list[str]) -> list[cst.CSTNode]:
+    import libcst.matchers as m
+
+    if not names:
+        return [node]
+    name, *inner = names
+    definition = m.OneOf(m.ClassDef(name=m.Name(name)), m.FunctionDef(name=m.Name(name)))
+    return [found for d in m.findall(node, definition) for found in _scopes(d, inner)]
+
+
+def diff(file: str, before: str, after: str, old: str = "released", new: str = "defect") -> str:
+    """The change of one file as a unified diff, from ``old/file`` to ``new/file``."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"{old}/{file}",
+        f"{new}/{file}",
+    )
+    return "".join(lines)
+
 
 NOT_INSTALLED = {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "csrc"}
 """Folders at the top of a repository whose files are not in its package."""
 
 
-def read(file: str) -> str:
+def read_patch(file: str) -> str:
     """The text of a patch file. Raises UserError if it is missing or is no unified diff."""
     from unidiff.errors import UnidiffParseError
 
@@ -44,7 +129,7 @@ def _changes(text: str) -> PatchSet:
     return PatchSet(text)
 
 
-def packages(text: str) -> set[str]:
+def patched_packages(text: str) -> set[str]:
     """The packages that a patch may change, by the folders that its paths name: also some that do
     not exist."""
     named = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
@@ -54,24 +139,24 @@ def packages(text: str) -> set[str]:
     return {named.get(folder, folder.replace("_", "-")) for folder in folders}
 
 
-def copies(texts: Iterable[str], installed: Mapping[str, Distribution], into: Path) -> None:
+def patched_copies(texts: Iterable[str], installed: Mapping[str, Distribution], into: Path) -> None:
     """Copy the installed packages that patches change into a folder, and patch the copies.
 
     Raises UserError if a package is installed elsewhere, as in editable mode, and Inconclusive as
-    ``apply`` does.
+    ``apply_patch`` does.
     """
     pins = {name: found.version for name, found in installed.items()}
     places = {import_name(n).partition(".")[0]: Path(one.folder) for n, one in installed.items()}
     for text in texts:
-        for top in {path.partition("/")[0] for path in files(text, pins)}:
+        for top in {path.partition("/")[0] for path in patched_files(text, pins)}:
             if not (places[top] / top).is_dir():
                 raise UserError(f"{top} is not in {places[top]}: patch the sources it comes from")
             if not (into / top).exists():
                 shutil.copytree(places[top] / top, into / top)
-        apply(text, into, pins)
+        apply_patch(text, into, pins)
 
 
-def apply(text: str, site: Path, pins: Mapping[str, str]) -> str:
+def apply_patch(text: str, site: Path, pins: Mapping[str, str]) -> str:
     """Apply a patch to the packages under ``site``; returns the change as a unified diff.
 
     Each file is replaced, so that other hard links to it keep the original text. Raises
@@ -81,7 +166,7 @@ def apply(text: str, site: Path, pins: Mapping[str, str]) -> str:
     return "".join(_apply_one(path, of_file, site, pins) for path, of_file in changed.items())
 
 
-def files(text: str, pins: Mapping[str, str]) -> set[str]:
+def patched_files(text: str, pins: Mapping[str, str]) -> set[str]:
     """The files under site-packages that a patch changes. Raises UserError if no file of it is in
     these packages."""
     if found := set(_files(text, pins)):
@@ -116,9 +201,9 @@ def _apply_one(path: str, changed: PatchedFile, site: Path, pins: Mapping[str, s
     changed.target_file = "/dev/null" if changed.is_removed_file else f"b/{path}"
     changed.patch_info = None  # names the file by its path in the repository
     _git_apply(str(changed), path, site, pins)
-    defect.remove_bytecode(file)
+    remove_bytecode(file)
     after = "" if changed.is_removed_file else file.read_text(encoding="utf-8")
-    return defect.diff(path, before, after, new="patched")
+    return diff(path, before, after, new="patched")
 
 
 def _git_apply(text: str, path: str, site: Path, pins: Mapping[str, str]) -> None:

@@ -1,0 +1,150 @@
+"""What upstreams need that have only a shim or two: Hugging Face's libraries, keras and others.
+
+Torch and upstream are imported inside the functions: listing the shims must not need them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.api.spec import Lane, Point
+from harness.overlays.shims import stand_ins
+
+BOTH = (Lane.CPU, Lane.GPU)
+
+NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+"""The signature of the operators whose declarations torchvision needs while it is imported."""
+
+
+def _offline(count: Callable[[], None]) -> None:
+    # Set before anything imports huggingface_hub, which reads the variable once.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    count()
+
+
+def _own_transformers(count: Callable[[], None], package: str) -> None:
+    """Hide a transformers that does not lie beside this package."""
+    if _folder_of("transformers") not in (None, _folder_of(package)):
+        sys.modules["transformers"] = None  # type: ignore[assignment]
+        count()
+
+
+def _folder_of(package: str) -> Path | None:
+    """The folder that a package would be imported from."""
+    found = find_spec(package)
+    return Path(found.origin).parent.parent if found and found.origin else None
+
+
+def _keras_on_torch(count: Callable[[], None]) -> None:
+    os.environ["KERAS_BACKEND"] = "torch"
+    # No settings of the user are read, and none are written into the home.
+    os.environ["KERAS_HOME"] = os.devnull
+    count()
+
+
+def _sampler_argument(count: Callable[[], None]) -> None:
+    """Let torch's Sampler take an argument, from lhotse's code, as it did."""
+    from torch.utils.data import Sampler
+
+    stand_ins.replace_for("lhotse", Sampler, "__init__", count, lambda *_, **__: None)
+
+
+def _torchvision_operators(count: Callable[[], None]) -> None:
+    """Declare the operators, without code for them, if torchvision cannot load its own library."""
+    import torch
+
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", NMS)
+        importlib.import_module("torchvision")
+        count()
+
+
+OFFLINE = Point(
+    "huggingface_hub.offline",
+    "huggingface_hub",
+    "",
+    BOTH,
+    "scenarios make their models and data in code: no library may look on a hub, and a library "
+    "that tries fails",
+    _offline,
+)
+"""For every run, whatever it pins: these libraries also come as dependencies of others."""
+
+POINTS = (
+    Point(
+        "accelerate.own_transformers",
+        "accelerate",
+        "",
+        BOTH,
+        "it imports any transformers that it finds, and one from outside the overlay fails at the "
+        "overlay's older huggingface_hub: that one is hidden",
+        partial(_own_transformers, package="accelerate"),
+    ),
+    Point(
+        "pytorch-lightning.own_transformers",
+        "pytorch-lightning",
+        "<2.2",
+        BOTH,
+        "its torchmetrics imports any transformers that it finds, and one from outside the overlay "
+        "fails at the overlay's other packages: that one is hidden",
+        partial(_own_transformers, package="pytorch_lightning"),
+    ),
+    Point(
+        "transformers.whole_checkpoints",
+        "transformers",
+        "<4.47",
+        BOTH,
+        "torch 2.6 changed torch.load's default, and the Trainer of these releases resumes with "
+        "it from the random states that it saved itself",
+        stand_ins.whole_checkpoints,
+    ),
+    Point(
+        "keras.on_torch",
+        "keras",
+        ">=3",
+        BOTH,
+        "keras chooses its backend when it is imported, and takes TensorFlow by default",
+        _keras_on_torch,
+    ),
+    Point(
+        "lhotse.sampler_argument",
+        "lhotse",
+        "<1.32.2",
+        BOTH,
+        "it makes torch's Sampler with an argument that was never used, and that newer releases "
+        "of torch refuse",
+        _sampler_argument,
+    ),
+    Point(
+        "prodigyopt.tensor_cuda",
+        "prodigyopt",
+        "",
+        (Lane.CPU,),
+        "it moves the two numbers that the ranks add to a GPU: they stay where they are",
+        partial(stand_ins.tensor_cuda, "prodigyopt"),
+    ),
+    *(
+        Point(
+            f"{package}.torchvision_operators",
+            package,
+            "",
+            BOTH,
+            "it imports torchvision, whose published wheel is for one release of torch and for "
+            "CUDA: beside another torch its operators cannot be loaded, and nothing here calls "
+            "them",
+            _torchvision_operators,
+        )
+        for package in ("lightly", "open-clip-torch")
+    ),
+)
