@@ -63,7 +63,7 @@ SCENARIO = api.Scenario(
     ),
     fix="none as of transformers 5.24.0",
     symptom="the gradients of packed rows are those of one long row",
-    trigger="packed rows with use_cache=True, the default, or with a mask of ones, without flash attention",
+    trigger="packed rows with a cache, the default, or a mask of ones, without flash attention",
     remedy="set model.config.use_cache = False before a training, and pass no attention_mask",
     pins={"transformers": "5.23.0"},
     absent=(
