@@ -190,6 +190,17 @@ class Hangs(Decoder):
         raise AssertionError
 
 
+class LeavesARankAlone(Decoder):
+    """Fails on the first of two ranks, while the other one waits, as it does over NCCL."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        if "RANK" in os.environ:
+            if os.environ["RANK"] == "0":
+                raise ValueError("not offered")
+            time.sleep(1000)
+        return super().forward(*args, **kwargs)
+
+
 class Refuses(Decoder):
     def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
         raise ValueError("no checkpoints here")
@@ -226,6 +237,10 @@ def make_hanging() -> tuple[Decoder, dict[str, Tensor]]:
 
 def make_skipping() -> tuple[Decoder, dict[str, Tensor]]:
     return made(SkipsASynchronization)
+
+
+def make_leaving() -> tuple[Decoder, dict[str, Tensor]]:
+    return made(LeavesARankAlone)
 
 
 def make_nothing() -> tuple[Decoder, dict[str, Tensor]]:

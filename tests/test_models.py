@@ -139,6 +139,13 @@ def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Pat
     assert "positions.weight" in rows["make_skipping", "ddp"].answer.reason
 
 
+def test_the_rank_that_failed_has_the_answer_not_the_one_that_waits_for_it(
+    cache: Path, tmp_path: Path
+) -> None:
+    answer = worker(tmp_path, "make_leaving", relations=("ddp",))["make_leaving", "ddp"].answer
+    assert (answer.status, answer.reason) == (Status.REFUSED, "ValueError: not offered")
+
+
 def test_layers_show_each_kind_once() -> None:
     lists: dict[str, Sequence[Any]] = {"layer_types": "sssfsf", "moe": [0, 1, 1, 1, 1, 1]}
     assert kinds(lists) == [0, 1, 3]

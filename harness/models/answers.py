@@ -42,6 +42,12 @@ QUIET = {
 }
 """The environment of a worker: no hub, one thread, nothing compiled."""
 
+ON_GPUS = {
+    DEVICE: "cuda",
+    "DS_ACCELERATOR": "cuda",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # the same product twice has the same result
+}
+
 Answers = Mapping[str, Answer]
 Each = Callable[[Row], object]
 
@@ -184,7 +190,7 @@ def _environment(asking: Asking) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.match(name)}
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # that of a bundle, if it is used
     path = [asking.releases.site, ROOT, *filter(None, own)]
-    device = {DEVICE: "cuda", "DS_ACCELERATOR": "cuda"} if asking.lane is Lane.GPU else {}
+    device = ON_GPUS if asking.lane is Lane.GPU else {}
     return {
         **kept,
         **QUIET,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
+import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +28,9 @@ RANKS = 2
 PATIENCE = timedelta(seconds=60)
 """For a collective."""
 
+GRACE = 5.0
+"""Seconds that a rank has after the other one has failed. Over NCCL it waits in a collective."""
+
 LOST = ("Connection closed", "Connection reset", "peer", "timed out", "Timed out", "gloo")
 """Parts of what a rank says when the other one has failed."""
 
@@ -36,18 +42,22 @@ DEVICE = "HARNESS_MODELS_DEVICE"
 def asked_on_ranks(name: str, subject: Subject) -> Answer:
     """The answer of two ranks; the worse one of both."""
     with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
-        pipes = [_start(name, subject, rank, Path(folder)) for rank in range(RANKS)]
-        texts = [_read(pipe) for pipe in pipes]
-        codes = [os.wait()[1] for _ in pipes]
-    return _together([_answer(text, codes) for text in texts])
+        pids = dict(_start(name, subject, rank, Path(folder)) for rank in range(RANKS))
+        texts = _read(pids)
+        codes = [os.waitpid(pid, 0)[1] for pid in pids.values()]
+    answers = [_answer(text) for text in texts.values() if text]
+    failed = [code for code in codes if code]
+    if answers and not (failed and all(each.status is Status.RIGHT for each in answers)):
+        return _together(answers)
+    return _crashed(codes)
 
 
-def _start(name: str, subject: Subject, rank: int, folder: Path) -> int:
-    """Fork a rank; the pipe that gets its answer."""
+def _start(name: str, subject: Subject, rank: int, folder: Path) -> tuple[int, int]:
+    """Fork a rank: the pipe that gets its answer, and its process."""
     reads, writes = os.pipe()
-    if os.fork():
+    if pid := os.fork():
         os.close(writes)
-        return reads
+        return reads, pid
     _be(name, subject, rank, folder, writes)
 
 
@@ -96,6 +106,8 @@ def _moved(subject: Subject, rank: int) -> Answer | None:
         import torch
 
         torch.cuda.set_device(rank)
+        torch.use_deterministic_algorithms(True, warn_only=True)  # sums would differ by rounding
+        torch.backends.cudnn.allow_tf32 = False
         subject.move(f"cuda:{rank}")
     except Exception as error:
         return Answer(Status.NO_ANSWER, complaint(error))
@@ -114,21 +126,47 @@ def _on_gpus() -> bool:
     return os.environ.get(DEVICE) == "cuda"
 
 
-def _read(pipe: int) -> bytes:
-    with os.fdopen(pipe, "rb") as file:
-        return file.read()
+def _read(pids: Mapping[int, int]) -> dict[int, bytes]:
+    """What each rank wrote, by its pipe. A rank that still runs ``GRACE`` after the other one
+    failed is ended: it would wait for that one until the relation has no time left."""
+    texts, until = dict.fromkeys(pids, b""), None
+    with selectors.DefaultSelector() as running:
+        for pipe in pids:
+            running.register(pipe, selectors.EVENT_READ)
+        while running.get_map():
+            ready = running.select(until and max(until - time.monotonic(), 0))
+            if not ready:
+                _end(pids[key.fd] for key in running.get_map().values())
+                until = None
+            for key, _ in ready:
+                if part := os.read(key.fd, 1 << 16):
+                    texts[key.fd] += part
+                    continue
+                running.unregister(key.fd)
+                os.close(key.fd)
+                if not texts[key.fd] or _answer(texts[key.fd]).status is not Status.RIGHT:
+                    until = time.monotonic() + GRACE
+    return texts
 
 
-def _answer(text: bytes, codes: Sequence[int]) -> Answer:
-    if text:
-        return answer_of(json.loads(text))
-    worst = max(codes)
-    how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
-    return Answer(Status.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
+def _end(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # not yet waited for, so it is still ours
+
+
+def _answer(text: bytes) -> Answer:
+    return answer_of(json.loads(text))
 
 
 def _together(answers: Sequence[Answer]) -> Answer:
-    """A rank that only lost the other one does not count."""
+    """The worst answer. That of a rank that only lost the other one does not count."""
     own = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
     order = (Status.WRONG, Status.REFUSED, Status.NO_ANSWER, Status.RIGHT)
     return min(own, key=lambda answer: order.index(answer.status))
+
+
+def _crashed(codes: Iterable[int]) -> Answer:
+    """The answer if no rank gave one, by how they ended."""
+    worst = max(codes)
+    how = f"signal {os.WTERMSIG(worst)}" if os.WIFSIGNALED(worst) else "an error"
+    return Answer(Status.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
