@@ -105,6 +105,9 @@ def _moved(subject: Subject, rank: int) -> Answer | None:
     try:
         import torch
 
+        # A fork has no pool of threads until this makes one. Otherwise the threads of autograd, one
+        # for each GPU, do so at the same time, and torch ends the process.
+        torch.set_num_threads(1)
         torch.cuda.set_device(rank)
         torch.use_deterministic_algorithms(True, warn_only=True)  # sums would differ by rounding
         torch.backends.cudnn.allow_tf32 = False
