@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from harness.__main__ import main
 from harness.api.spec import Lane
 from harness.config import command_line
 from harness.config.run_config import RunConfig
+from harness.models import cluster as of_models
+from harness.models.answer import Status as Answered
+from harness.models.answers import Asking, ask
+from harness.models.stack import Releases
 from harness.sweep import batch, cells, cluster, executor, slurm, suite
 from harness.sweep.batch import Batch, Lost, Work
 from harness.sweep.cell import Status
@@ -25,6 +30,7 @@ from harness.system import machine
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
+from tests import made_models
 from tests.made_up import Upstream
 from tests.sandbox import refused
 from tests.slurm_tasks import on, silent
@@ -146,7 +152,7 @@ class Slurm:
         self.cancelled: list[str] = []
         self.allowed: list[tuple[str, int]] = []
         self.largest = 1001
-        self.lose: set[Any] = set()
+        self.lose: Container[Any] = ()
         """The arguments of tasks that Slurm loses."""
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "largest_array", lambda: self.largest)
@@ -311,7 +317,7 @@ def together(
 
     monkeypatch.setattr(cluster, "Batch", InThisProcess)
     monkeypatch.setattr(cluster, "make_overlay", lambda *_: None)
-    monkeypatch.setattr(cluster, "_end_with_a_signal", lambda: None)
+    monkeypatch.setattr(cluster, "end_with_a_signal", lambda: None)
     return sent
 
 
@@ -430,6 +436,38 @@ def test_hydras_launchers_are_refused(capsys: Capture) -> None:
     assert "hydra/launcher has no effect here: on=slurm sends runs" in refused(
         capsys, ["run", "hydra/launcher=submitit_slurm", "scenario=bf16_clip"]
     )
+
+
+def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
+    pretended: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_models, "end_with_a_signal", lambda: None)
+    monkeypatch.setattr(of_models, "PART", 1)
+    models = [f"{made_models.__file__}:{name}" for name in ("make", "make_crashing")]
+    asking = Asking(Releases(tmp_path, {}), models, ["loss"])
+
+    def asked() -> list[tuple[Answered, str, bool]]:
+        rows = ask(asking, lambda _: None, partial(of_models.rows, on=on(), say=silent))
+        return [(row.answer.status, row.answer.reason, row.stored) for row in rows]
+
+    pretended.lose = [replace(asking, models=models[1:], jobs=of_models.CORES)]
+    right, lost = asked()
+    assert right == (Answered.RIGHT, "", False)
+    assert lost[0] is Answered.NO_ANSWER
+    assert lost[1].startswith("lost 2 times: Slurm task 2: NODE_FAIL")
+    pretended.lose, before = (), len(pretended.submitted)
+    assert [(status, stored) for status, _, stored in asked()] == [
+        (Answered.RIGHT, True),
+        (Answered.RIGHT, False),
+    ]
+    (sent,) = pretended.submitted[before:]
+    assert [part.models for part in sent[1]] == [models[1:]]
+
+
+@pytest.mark.parametrize("word", ["on.overlays=task", "on.stage=true"])
+def test_models_refuse_settings_of_overlays(word: str, capsys: Capture) -> None:
+    assert main(["models", "llama", "on=slurm", word]) == 2
+    assert "have no effect on models" in capsys.readouterr().err
 
 
 def test_a_run_folder_that_is_not_here_is_named(

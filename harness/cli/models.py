@@ -7,6 +7,7 @@
     python -m harness models my_model.py:make                  # a model of your own
     python -m harness models llama patch=fix.diff              # with this change of transformers
     python -m harness models --newest --changes                # what do today's releases break?
+    python -m harness models on=slurm on.most=32               # on a cluster: docs/cluster.md
 
 make() returns a small model and a batch: a dictionary of tensors with input_ids and labels. A
 relation is something that must hold of a model, such as: a packed row has the same logits as alone.
@@ -20,14 +21,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+from harness import catalog
 from harness.api.spec import Lane
 from harness.catalog import unknown
 from harness.cli import Arguments, patches, pin
+from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
 from harness.models.answer import Row, Status
 from harness.models.answers import Asking, ask
@@ -43,6 +48,7 @@ STANDARD_OUTPUT = "-"
 
 
 def main(arguments: list[str]) -> int:
+    arguments, on = _placed(arguments)
     arguments, changes = patches(arguments)
     options = _parser().parse_intermixed_args(arguments)
     lane = Lane(options.launch)
@@ -60,7 +66,8 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
         models = _models(options.models, releases)
-        rows = _asked(options, Asking(releases, models, relations, again=options.again, lane=lane))
+        asking = Asking(releases, models, relations, again=options.again, lane=lane)
+        rows = _asked(options, asking, on)
         changed = _changed(rows, releases) if options.changes else None
         _write(options, rows, releases, time.monotonic() - began, changed)
         if options.record:
@@ -68,6 +75,20 @@ def main(arguments: list[str]) -> int:
     if changed:
         return ExitCode.NOT_AS_EXPECTED if changed.broken else ExitCode.AS_EXPECTED
     return table.exit_code(rows)
+
+
+def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig]:
+    """The words that are not ``on=slurm`` or a setting of it, such as ``on.most=8``, and where the
+    others say that a command runs."""
+    own = [word for word in words if re.match(r"\+?on[.=]", word)]
+    if not own:
+        return list(words), OnConfig()
+    from harness.config import command_line  # imports Hydra
+
+    on = command_line.compose([f"scenario={catalog.sound()[0]}", *own]).on
+    if on.overlays != HERE or on.stage:  # all models have one overlay, made before
+        raise UserError("on.overlays and on.stage have no effect on models: leave them out")
+    return [word for word in words if word not in own], on
 
 
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
@@ -169,7 +190,7 @@ def _refuse_missing_folder(file: str | None) -> None:
         refuse_without_folder(Path(file))
 
 
-def _asked(options: argparse.Namespace, asking: Asking) -> list[Row]:
+def _asked(options: argparse.Namespace, asking: Asking, on: OnConfig) -> list[Row]:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     models, relations = count(len(asking.models), "model"), count(len(asking.relations), "relation")
     console.print(f"{asking.releases}: {models}, {relations}", style="bold")
@@ -183,6 +204,10 @@ def _asked(options: argparse.Namespace, asking: Asking) -> list[Row]:
             wrong += row.answer.status is Status.WRONG
             progress.tally(f"{done}/{total} cells, {wrong} wrong; {row.model} {row.relation}")
 
+        if on.where == SLURM:
+            from harness.models import cluster  # submitit may not be installed
+
+            return ask(asking, each, partial(cluster.rows, on=on, say=progress.tally))
         return ask(asking, each)
 
 

@@ -71,10 +71,15 @@ class Asking:
     """The digest of our code, of the moment when it is asked."""
 
 
-def ask(asking: Asking, each: Each) -> list[Row]:
+Source = Callable[[Asking, Mapping[str, Sequence[str]]], Iterator[Row]]
+"""Gives the rows of what is asked and of the relations by model that are missing."""
+
+
+def ask(asking: Asking, each: Each, source: Source | None = None) -> list[Row]:
     """The rows of all models and relations, in order; ``each`` gets a row as soon as it is known.
 
-    Raises Inconclusive if the worker ends early.
+    ``source`` gives what is not stored; without it a worker on this machine does. Raises
+    Inconclusive if the worker ends early.
     """
     cache, known = machine.cache_folder(), {}
     for model in asking.models:
@@ -90,7 +95,8 @@ def ask(asking: Asking, each: Each) -> list[Row]:
         model: [name for name in asking.relations if name not in answers]
         for model, answers in known.items()
     }
-    for row in _from_worker(asking, {model: names for model, names in missing.items() if names}):
+    left = {model: tuple(names) for model, names in missing.items() if names}
+    for row in (source or _from_worker)(asking, left):
         rows[row.model, row.relation] = row
         missing[row.model].remove(row.relation)
         each(row)

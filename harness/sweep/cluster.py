@@ -124,13 +124,13 @@ def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessE
 
 def overlays_task(configs: Sequence[RunConfig]) -> None:
     """What a node does before the others: it makes all overlays. A task meets an error again."""
-    _end_with_a_signal()
+    end_with_a_signal()
     _make_overlays(configs, _silent)
 
 
 def cell_task(config: RunConfig, again: bool) -> Cell | HarnessError:
     """What a node does for a cell."""
-    _end_with_a_signal()
+    end_with_a_signal()
     try:
         return cells.find(config, cache_folder(), again=again, faults=True)
     except HarnessError as error:
@@ -139,14 +139,14 @@ def cell_task(config: RunConfig, again: bool) -> Cell | HarnessError:
 
 def run_task(config: RunConfig) -> tuple[str, Done] | HarnessError:
     """What a node does for a run: returns what it prints, and how it ended."""
-    _end_with_a_signal()
+    end_with_a_signal()
     try:
         return suite.run_in_block(config)
     except HarnessError as error:
         return error
 
 
-def _end_with_a_signal() -> None:
+def end_with_a_signal() -> None:
     """Let Slurm's SIGTERM end a run with its ranks, as Ctrl-C does; submitit ignores it.
 
     Then the task has no result, and Slurm says why.
