@@ -52,6 +52,7 @@ def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
     text = _alive_page.page()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert order == [bug.name for bug in alive_bugs()]
+    assert "| loses data | silent | in older releases |" in text
     assert set(order) == {name for name in catalog.sound() if alive(name)}
     harms = [HARMS.index(catalog.scenario(name).harm) for name in order]
     assert harms == sorted(harms)

@@ -199,10 +199,14 @@ MODEL_SIGNS = {Status.RIGHT: "✓", Status.WRONG: "✗", Status.REFUSED: "-", St
 """Each status in a cell of the table."""
 
 MODELS_LEGEND = (
-    "✓ right, ✗ wrong, - refused: the model raises an error, or says that it does not offer it. An "
-    "empty cell has no answer. A release behind ✗ is the oldest recorded one from which on it is "
-    "wrong; without one, it is wrong in every release that was recorded and has the model."
+    "✓ is right, ✗ is wrong. - is refused: the model raises an error, or says that it does not "
+    "offer the feature. An empty cell has no answer. A release behind ✗ is the first recorded one "
+    "with the fault; all later ones have it, too. ✗ without a release is wrong in every recorded "
+    "release that has the model."
 )
+
+PACKING = "packed_with_cache"
+"""The bug that these models do not show, as their configurations have no cache."""
 
 
 @dataclass(frozen=True)
@@ -259,11 +263,15 @@ def models_page() -> str:
     releases = ", ".join(each.release for each in recorded.all_recorded())
     wrong = sum(len(line.wrong) for line in shown)
     parts += [
-        f"{len(shown)} causal language models of transformers {one.release}, asked on {one.day} on "
-        f"a CPU: {wrong} cells are wrong. [models](models.md) explains the relations. Recorded "
-        f"releases: {releases}. `distributed-bugs models MODEL` asks again and prints reasons.",
+        f"{len(shown)} causal language models of transformers {one.release} were tested on "
+        f"{one.day} on a CPU. {wrong} cells are wrong. [models](models.md) explains the relations, "
+        "which are the columns. `distributed-bugs models MODEL` tests a model again and prints "
+        "reasons.",
+        "Packing was tested with `use_cache=False`. With `use_cache=True`, the default of "
+        f"transformers, more models are wrong: {link(PACKING)}.",
         MODELS_LEGEND,
         _models_table(shown),
+        f"Recorded releases: {releases}.",
     ]
     return "\n\n".join(parts) + "\n"
 
