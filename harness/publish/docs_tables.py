@@ -168,13 +168,12 @@ INFERRED_BEGIN, INFERRED_END = "<!-- inferred: generated -->", "<!-- end of infe
 
 
 def with_inferred(text: str) -> str:
-    """The text of docs/trust.md with a new table. Raises Inconclusive without its marks."""
+    """The text of docs/trust.md with new figures. Raises Inconclusive without its marks."""
     before, _, rest = text.partition(INFERRED_BEGIN)
     if INFERRED_END not in rest:
-        raise Inconclusive("docs/trust.md has no marks for its table")
+        raise Inconclusive("docs/trust.md has no marks for its figures")
     after = rest.partition(INFERRED_END)[2]
-    found = {name: lookup.judged_counts(name) for name in catalog.sound()}
-    whole: Counter[str] = sum(found.values(), Counter())
+    counts: Counter[str] = sum(map(lookup.judged_counts, catalog.sound()), Counter())
     wrong = [
         f"{name} {' with '.join(map(str, point))}"
         for name in catalog.sound()
@@ -182,17 +181,11 @@ def with_inferred(text: str) -> str:
         if how == WRONG
     ]
     words = (
-        f"Of {whole.total()} releases with a recorded result, {whole[RIGHT]} are inferred right "
-        f"from the others, {whole[UNKNOWN]} stay unknown, and {whole[WRONG]} are inferred wrong: "
+        f"Of {counts.total()} releases with a recorded result, {counts[RIGHT]} are inferred right "
+        f"from the others, {counts[UNKNOWN]} stay unknown, and {counts[WRONG]} are inferred wrong: "
         f"{', '.join(wrong) or 'none'}."
     )
-    rows = [
-        [f"`{name}`", *(str(each[key]) for key in (RIGHT, UNKNOWN, WRONG))]
-        for name, each in found.items()
-        if each
-    ]
-    table = markdown_table(["bug", RIGHT, UNKNOWN, WRONG], rows)
-    return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{table}\n\n{INFERRED_END}{after}"
+    return f"{before}{INFERRED_BEGIN}\n\n{words}\n\n{INFERRED_END}{after}"
 
 
 MODEL_SIGNS = {Status.RIGHT: "✓", Status.WRONG: "✗", Status.REFUSED: "-", Status.NO_ANSWER: ""}
