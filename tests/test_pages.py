@@ -91,7 +91,7 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
         "# sampler_shards\n",
         "A DataLoader with `shuffle=True` that accelerate has prepared shuffles",
         f"| documented symptom | {scenario.symptom} |",
-        f"| use instead | {scenario.remedy} |",
+        f"| remedy | {scenario.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
         "| `fixed` | accelerate 0.30.0 as published | on | clean |",
         "| `control` | 0.29.3 with the same seed on all ranks | off | clean |",
