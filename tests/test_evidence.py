@@ -10,7 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from harness import catalog
 from harness.__main__ import main
+from harness.runs import run_folder
+from harness.system.files import ROOT
 from tests.recording import Recording, changing
 
 Capture = pytest.CaptureFixture[str]
@@ -26,6 +29,14 @@ def test_a_run_is_kept_as_json_and_a_page(recording: Recording, out: Path) -> No
     assert sorted(os.listdir(out.parent)) == ["0.19.8_h200x2.json", "0.19.8_h200x2.md"]
     kept = json.loads((out.parent / "0.19.8_h200x2.json").read_text())
     assert kept["result"]["verdict"] in (out.parent / "0.19.8_h200x2.md").read_text()
+
+
+def test_the_document_has_a_row_for_each_scenario_with_evidence() -> None:
+    text = (ROOT / "docs" / "evidence.md").read_text()
+    kept = [name for name in catalog.sound() if run_folder.kept(name)]
+    rows = "".join(line for line in text.splitlines() if line.startswith("| "))
+    assert [name for name in kept if f"`{name}`" not in rows] == []
+    assert f"{len(kept)} scenarios ran on GPUs" in text
 
 
 def test_a_full_disk_leaves_neither(

@@ -52,6 +52,7 @@ def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
     text = _alive_page.page()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert order == [bug.name for bug in alive_bugs()]
+    assert "| loses data | silent | in older releases |" in text
     assert set(order) == {name for name in catalog.sound() if alive(name)}
     harms = [HARMS.index(catalog.scenario(name).harm) for name in order]
     assert harms == sorted(harms)
@@ -90,7 +91,7 @@ def test_a_page_tells_all_that_the_code_says(own: Path) -> None:
         "# sampler_shards\n",
         "A DataLoader with `shuffle=True` that accelerate has prepared shuffles",
         f"| documented symptom | {scenario.symptom} |",
-        f"| use instead | {scenario.remedy} |",
+        f"| remedy | {scenario.remedy} |",
         "accelerate 0.29.3 (buggy, control) / 0.30.0 (fixed) / 1.15.0 (alive)",
         "| `fixed` | accelerate 0.30.0 as published | on | clean |",
         "| `control` | 0.29.3 with the same seed on all ranks | off | clean |",

@@ -223,7 +223,7 @@ def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
     [
         (YES, NO, "AFFECTED, and accelerate 1.15.0 is not", 1),
         (YES, YES, "affected, like accelerate 1.15.0", 0),
-        (NO, YES, "not affected, and accelerate 1.15.0 is: mended", 0),
+        (NO, YES, "not affected, and accelerate 1.15.0 is: fixed", 0),
         (NO, NO, "not affected, like accelerate 1.15.0", 0),
         (NO, None, "not affected", 0),
         (Status.INCONCLUSIVE, NO, "inconclusive", 3),
@@ -277,7 +277,7 @@ def test_upstream_s_checkout_is_tested_mended_and_bisected(
     assert main(["run", *words, f"{pin}@v0.29.3"]) == 1
     assert "AFFECTED, and accelerate" in capsys.readouterr().out
     assert main(["bisect", *words, f"{pin}@v0.29.3..main"]) == 0
-    assert "mended it: Release 0.30.0" in capsys.readouterr().out
+    assert "fixed it: Release 0.30.0" in capsys.readouterr().out
     assert snapshot(upstream_checkout) == before
     change = git(upstream_checkout, "diff", "v0.29.3", "v0.30.0", "--", f"{NAME}/data_loader.py")
     (tmp_path / "fix.diff").write_text(f"{change}\n")

@@ -1,4 +1,4 @@
-"""What a checkout or a patch does to the bugs of its package: which are there, back or mended."""
+"""What a checkout or a patch does to the bugs of its package: which are there, back or fixed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Judged:
         if self.back:
             return f"AFFECTED, and {self.release} is not"
         if now is Status.NOT_AFFECTED and then is Status.AFFECTED:
-            return f"not affected, and {self.release} is: mended"
+            return f"not affected, and {self.release} is: fixed"
         like = f", like {self.release}" if now is then else ""
         return f"{now}{like}"
 

@@ -134,7 +134,7 @@ def page(name: str) -> str:
 
 
 def _concerned(name: str, scenario: Scenario) -> str:
-    """The releases, the condition, and what to use instead."""
+    """The releases, the condition, and the remedy."""
     found = "<br>".join(f"{scenario.subject} {period}" for period in periods(name))
     rows = {
         "affected": found,
@@ -144,8 +144,8 @@ def _concerned(name: str, scenario: Scenario) -> str:
         ),
         "only with": scenario.trigger,
         "harm": f"{scenario.harm}; {scenario.visibility}",
-        "use instead": remedies.of(name),
-        "ask": f"`python -m harness check scenario={name}`",
+        "remedy": remedies.of(name),
+        "check your releases": f"`python -m harness check scenario={name}`",
     }
     return _listed(rows)
 
@@ -157,7 +157,7 @@ def _shown(name: str) -> str:
     if file.is_file():
         torch = re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.M)
         needs = f"needs only {'torch and ' if torch else ''}the libraries named at its top"
-        lines += ["", f"Without this project: {script} {needs}; it prints WRONG."]
+        lines += ["", f"{script} shows the bug without this project. It {needs}. It prints WRONG."]
     return "\n".join(lines)
 
 
@@ -182,12 +182,16 @@ def _facts(name: str, scenario: Scenario) -> str:
             f"[{c.commit[:12]}]({c.link}) of {c.day} {c.did}: {_with_pull(c)}"
             for c in commits.of(name)
         ),
-        "runs on": f"{count(scenario.ranks, 'rank')}; {' or '.join(scenario.lanes)}",
+        "runs on": f"{count(scenario.ranks, 'rank')}, {_lanes(scenario)}",
     }
     if not scenario.known_upstream:
         files = (catalog.REPORT, catalog.REPORT_SCRIPT)
         rows["for the maintainers"] = ", ".join(f"[{file}]({file})" for file in files)
     return _listed(rows)
+
+
+def _lanes(scenario: Scenario) -> str:
+    return " or ".join(lane.value.upper() for lane in scenario.lanes)
 
 
 def _with_pull(change: Change) -> str:
@@ -225,7 +229,8 @@ def _judgement(module: Any, name: str) -> str:
     if checks:
         lines += [
             "",
-            "Checks that miss this bug, with the condition for an alarm, in the newest GPU run:",
+            "These checks miss the bug. Each line has the condition for an alarm, and what the "
+            "check did in the newest GPU run:",
             "",
         ]
         lines += [f"- {name}: {alarm(check)}" for name, check in checks.items()]
@@ -285,9 +290,9 @@ def _mutations(name: str) -> Iterator[str]:
     file = catalog.folder(name) / MUTATIONS
     if file.is_file():
         yield (
-            "## Mutations\n\nEdits that put another fault into the same code. They test how the "
-            "records are judged: each must be inconclusive, neither the documented bug nor clean "
-            f"(on the CPU, `python -m tests.mutations {name}`)."
+            "## Mutations\n\nMutations are edits that put other faults into the same code. Their "
+            "outcome must be inconclusive, neither the documented bug nor clean. "
+            f"`python -m tests.mutations {name}` runs them on the CPU."
         )
         rows = json.loads(file.read_text(encoding="utf-8")).values()
         columns = ["put into", "the mutation", "outcome", "reason"]

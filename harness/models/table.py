@@ -45,7 +45,7 @@ def changes(changed: Changed) -> Iterator[str]:
     for title, rows in (
         (f"became wrong {since}", changed.broken),
         (f"wrong, and not asked of transformers {changed.before.release}", changed.new),
-        (f"mended {since}", changed.mended),
+        (f"fixed {since}", changed.mended),
     ):
         if rows:
             yield f"{title}: {count(len(rows), 'cell')}"

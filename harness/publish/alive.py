@@ -62,6 +62,16 @@ class AliveBug:
         return f"{run} variant=released pins.{scenario.subject}={found.release}"
 
     @property
+    def known(self) -> str:
+        """Whether the maintainers know of the bug, in a word."""
+        if self.scenario.known_in_part:
+            return "in part"
+        if not self.scenario.known_upstream:
+            return "no"
+        fixed = any(period.after for period in periods(self.name))
+        return "in older releases" if fixed else "yes"
+
+    @property
     def upstream(self) -> str:
         """Whether the maintainers know of the bug, with links."""
         reports = LINK.findall(" ".join(self.scenario.report))
@@ -109,6 +119,12 @@ def finding(found: Alive) -> str:
     return next((reason.partition("\n")[0] for reason in reasons), "")
 
 
+KNOWN = (
+    "*Known upstream*: *no* means that we found no report. *In part* means that reports cover only "
+    "a part of the bug. *In older releases* means that the bug was reported and fixed there, and "
+    "that we found no report about the newest release."
+)
+
 NOTE = "<!-- Made by `python -m harness pages`. Write nothing here. -->"
 
 
@@ -120,8 +136,12 @@ def page() -> str:
         NOTE,
         f"{count(len(bugs), 'bug')} of [the catalogue](bugs.md) "
         f"{'is' if len(bugs) == 1 else 'are'} in the newest release that we tested, as published. "
-        "The most damaging ones come first, and among these the ones that are hardest to notice.",
-        markdown_table(["scenario", "release", "harm", "visibility"], map(_row, bugs)),
+        "Some of them need another trigger than in older releases. The most damaging bugs come "
+        "first, and among these the ones that are hardest to notice.",
+        markdown_table(
+            ["scenario", "release", "harm", "visibility", "known upstream"], map(_row, bugs)
+        ),
+        KNOWN,
         *(part for bug in bugs for part in _section(bug)),
     ]
     return for_readers("\n\n".join(parts) + "\n")
@@ -129,7 +149,8 @@ def page() -> str:
 
 def _row(bug: AliveBug) -> list[str]:
     scenario = bug.scenario
-    return [f"[`{bug.name}`](#{bug.name})", bug.release, scenario.harm, scenario.visibility]
+    name = f"[`{bug.name}`](#{bug.name})"
+    return [name, bug.release, scenario.harm, scenario.visibility, bug.known]
 
 
 def _section(bug: AliveBug) -> Iterator[str]:
@@ -142,7 +163,7 @@ def _section(bug: AliveBug) -> Iterator[str]:
         "remedy": bug.remedy,
         "harm": f"{scenario.harm}; {scenario.visibility}",
         "command": f"`{bug.command}`",
-        "does upstream know?": LINK.sub(r"<\g<0>>", bug.upstream),
+        "known upstream": LINK.sub(r"<\g<0>>", bug.upstream),
         "report for upstream": _report(bug),
     }
     yield f"## {bug.name}"

@@ -226,6 +226,7 @@ def _models() -> dict[str, Any]:
         "lines": lines,
         "relations": list(dict.fromkeys(c.relation for line in lines for c in line.cells)),
         "legend": docs_tables.MODELS_LEGEND,
+        "packing": docs_tables.PACKING,
     }
 
 

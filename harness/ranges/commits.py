@@ -1,4 +1,4 @@
-"""The commits that brought a bug and that mended it: found by bisect, recorded beside the ranges.
+"""The commits that introduced a bug and that fixed it: found by bisect, recorded beside the ranges.
 
 ``commits.json`` in a scenario's folder has them; ``python -m harness bisect ... --record`` writes
 it. Never edit it.
@@ -79,7 +79,7 @@ class Change:
     @property
     def did(self) -> str:
         """What the commit did to the bug, as a verb."""
-        return "brought it" if self.status is Status.AFFECTED else "mended it"
+        return "introduced it" if self.status is Status.AFFECTED else "fixed it"
 
     def __str__(self) -> str:
         return f"{self.commit[:12]} of {self.day} {self.did}: {self.title}"
@@ -115,7 +115,7 @@ def record(scenario: str, found: Sequence[Change]) -> None:
 
 
 def spans(scenario: str) -> list[tuple[Change, Change | None]]:
-    """Each commit that brought the bug, with the one that mended it; None if none did."""
+    """Each commit that introduced the bug, with the one that fixed it; None if none did."""
     found: list[tuple[Change, Change | None]] = []
     for change in of(scenario):
         if change.status is Status.AFFECTED:
