@@ -245,6 +245,9 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
     assert "requirements.txt has none of accelerate, datasets" in refused(
         capsys, ["check", "-r", file(tmp_path, "numpy==2.0")]
     )
+    assert "has none of accelerate: name another" in refused(
+        capsys, ["check", "-r", file(tmp_path, "numpy==2.0"), "scenario=sampler_shards"]
+    )
 
 
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     models = [_model(word) for word in options.model]
     settings, accepted = _settings(options), read_accepted(options.accepted)
     environment = _environment(options, names)
-    _refuse_nothing(environment)
+    _refuse_nothing(environment, names)
     found = recorded(names, environment, settings)
     if options.run:
         found = _with_runs(found, environment, overrides, options)
@@ -179,7 +179,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Setting] | None:
 
 
 def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environment:
-    packages = sorted({pin for name in names for pin in catalog.scenario(name).pins} | {"torch"})
+    packages = sorted({*_packages(names), "torch"})
     if options.python:
         return stacks.of_interpreter(options.python, packages)
     if options.requirements:
@@ -187,11 +187,16 @@ def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environme
     return stacks.of_this_interpreter(packages)
 
 
-def _refuse_nothing(environment: Environment) -> None:
-    """Refuse an environment without any of the packages: that would look like an all-clear. Often
+def _packages(scenarios: Sequence[str]) -> list[str]:
+    """Every package that one of the scenarios pins."""
+    return sorted({pin for name in scenarios for pin in catalog.scenario(name).pins})
+
+
+def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
+    """Refuse an environment without any package of the scenarios: that would look like an all-clear. Often
     it is the one of this tool itself."""
     if not environment.packages:
-        names = ", ".join(catalog.upstreams())
+        names = ", ".join(_packages(scenarios))
         raise UserError(
             f"{environment.where} has none of {names}: name another environment with --python, or "
             "its requirements with -r"

@@ -81,7 +81,8 @@ def advice(
     package: str, installed: str, found: Sequence[str], others: Iterable[str]
 ) -> Advice | None:
     """The newer release of a package with the fewest bugs, the nearest of those. If no newer one
-    has fewer bugs than the installed one, an older one is chosen in the same way.
+    has fewer bugs than the installed one, an older one is chosen in the same way, of the same major
+    release: nobody goes back by more to be rid of a bug.
 
     ``found`` are the bugs of the installed release, ``others`` further bugs of the package that
     count. None if no tested release has fewer bugs.
@@ -103,7 +104,8 @@ def advice(
         return len(one.remaining) + len(one.new)
 
     newer = sorted(release for release in releases if release > here)
-    older = sorted((release for release in releases if release < here), reverse=True)
+    older = [release for release in releases if release < here and release.major == here.major]
+    older.sort(reverse=True)
     for side in (newer, older):
         best = min(map(of_release, side), key=bugs, default=None)  # the first of equals is nearest
         if best and bugs(best) < len(found):
