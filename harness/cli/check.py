@@ -193,8 +193,8 @@ def _packages(scenarios: Sequence[str]) -> list[str]:
 
 
 def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
-    """Refuse an environment without any package of the scenarios: that would look like an all-clear. Often
-    it is the one of this tool itself."""
+    """Refuse an environment without any package of the scenarios: that would look like an
+    all-clear. Often it is the one of this tool itself."""
     if not environment.packages:
         names = ", ".join(_packages(scenarios))
         raise UserError(
