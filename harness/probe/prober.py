@@ -30,6 +30,8 @@ class Loop:
     """Beside those that the script is always given."""
     layouts: tuple[str, ...] = ()
     """Empty for all; a resume only if the script can."""
+    relations: tuple[str, ...] = ()
+    """Of the script's model. Then no layouts are run, unless some are named."""
     steps: int = 4
     at: int = 2
     ranks: int = 2
@@ -49,6 +51,7 @@ class Loop:
             resume=usual.resume,
             same_rows=usual.same_rows,
             layouts=self.layouts,
+            relations=self.relations,
             other_seed=self.other_seed,
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness import catalog
 from harness.api.spec import BUGGY, Scenario
+from harness.models.answer import Status
 from harness.probe.compare import plausibility, whole_run
 from harness.probe.compare.relations import term
 from harness.probe.prober import Loop
@@ -42,6 +43,9 @@ SUSPECT = (
 )
 """How the notes begin that no right loop has."""
 
+MODEL = "model"
+"""Stands for a layout where a relation of the script's model is wrong."""
+
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
 
 
@@ -50,7 +54,8 @@ class Shown:
     """What a layout shows first."""
 
     layout: str
-    """``ranks``, ``accumulation``, ``both``, ``resume``; empty for a note of the whole probe."""
+    """``ranks``, ``accumulation``, ``both``, ``resume``; empty for a note of the whole probe, and
+    MODEL for a relation of the model."""
     relation: str
     """The first broken relation, or the note."""
     ratio: float | None = None
@@ -81,7 +86,7 @@ class Recorded:
     torch: str
     date: str
     statuses: Mapping[str, str]
-    """By layout: as the reference, broken, no answer."""
+    """By layout: as the reference, broken, no answer. By relation of the model: its status."""
     shown: tuple[Shown, ...] = ()
     no_answer: str = ""
     """Why the reference gave none."""
@@ -154,11 +159,14 @@ def shown(answers: Answers) -> tuple[Shown, ...]:
             found.append(Shown(layout.kind, first.relation, ratio, times, one.step))
         found += [Shown(one.layout.kind, without_numbers(note), note=True) for note in one.notes]
     found += [Shown("", without_numbers(note), note=True) for note in answers.notes]
+    wrong = [name for name, (status, _) in answers.relations.items() if status == Status.WRONG]
+    found += [Shown(MODEL, name) for name in wrong]
     return tuple(found)
 
 
 def recorded(answers: Answers, pins: Mapping[str, str], torch: str, date: str) -> Recorded:
     statuses = {found.layout.kind: found.status for found in answers.layouts}
+    statuses |= {name: status for name, (status, _) in answers.relations.items()}
     return Recorded(dict(pins), torch, date, statuses, shown(answers))
 
 
@@ -170,12 +178,16 @@ def read(folder: Path) -> Signature | None:
     content = json.loads(file.read_text(encoding="utf-8"))
     loop = content.get("loop")
     return Signature(
-        Loop(**{**loop, "layouts": tuple(loop.get("layouts", ()))}) if loop else None,
+        Loop(**{name: _fixed(value) for name, value in loop.items()}) if loop else None,
         content.get("why", ""),
         content.get("concerns_loops", True),
         {variant: from_json(one) for variant, one in content.get("recorded", {}).items()},
         tuple(content.get("needs", ())),
     )
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def from_json(content: Mapping[str, Any]) -> Recorded:
@@ -210,6 +222,7 @@ class Known:
 def known(answers: Answers, affected: Affected) -> list[Known]:
     """The bugs with the signature of what was found that the imported releases have."""
     compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
+    compared |= {MODEL} if answers.relations else set()
     news = shown(answers)
     return list(with_signature(news, compared, answers.releases, affected, answers.imported))
 

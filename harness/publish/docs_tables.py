@@ -100,6 +100,7 @@ LAYOUTS = {
     "resume": "resume",
     "seed": "another seed",
     "ranks-resume": "resume on several ranks",
+    signatures.MODEL: "the script's model",
 }
 
 

@@ -85,6 +85,21 @@ def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_ot
     }
 
 
+def test_a_wrong_relation_of_the_model_is_a_finding_and_names_a_bug_only_if_it_was_asked() -> None:
+    answers = Answers("", relations={"packing": ["wrong", "off"], "padding_left": ["right", ""]})
+    assert signatures.shown(answers) == (Shown(signatures.MODEL, "packing"),)
+    found, releases = [Shown(signatures.MODEL, "packing")], {"transformers": "5.23.0"}
+    for asked, names in (({signatures.MODEL}, ["packed_with_cache"]), ({"ranks"}, [])):
+        known = signatures.with_signature(
+            found,
+            asked,
+            releases,
+            lambda *_: "tested",
+            set(catalog.scenario("packed_with_cache").files),
+        )
+        assert [one.name for one in known] == names
+
+
 def test_what_is_written_is_read_again_and_the_loop_stays(tmp_path: Path) -> None:
     loop = {"script": "ddp.py", "arguments": "--clip 1", "layouts": ["ranks"], "at": 3}
     (tmp_path / signatures.FILE).write_text(json.dumps({"loop": loop}))
