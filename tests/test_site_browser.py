@@ -27,6 +27,7 @@ PAGES = [
     "index.html",
     "alive.html",
     "releases.html",
+    "models.html",
     "nightlies.html",
     "advisories.html",
     "upstreams/transformers.html",
@@ -189,6 +190,31 @@ def test_the_catalogue_can_be_filtered_by_visibility(tab: Tab) -> None:
     page.get_by_label("Visibility").select_option("visible in the loss")
     assert shown(page) == bugs(visibility="visible in the loss")
     assert page.url.endswith("#visibility=visible+in+the+loss")
+
+
+def test_a_search_finds_a_model_and_its_wrong_features(tab: Tab) -> None:
+    page = tab.open("models.html")
+    rows = page.locator("table.models tbody tr")
+    every = rows.count()
+    page.get_by_label("Search").fill("GPT_OSS")
+    found = rows.filter(visible=True)
+    assert found.locator("th").all_inner_texts()[0] == "gpt_oss"
+    assert found.count() < every
+    page.get_by_label("Search").fill("packing")
+    wrong = found.count()
+    assert 0 < wrong < every
+    assert page.locator(".count").inner_text() == f"{wrong} of {every} models"
+    page.get_by_label("Search").fill("")
+    page.get_by_label("only with a wrong feature").check()
+    assert page.url.endswith("#wrong=yes")
+    assert wrong < found.count() < every
+    page.get_by_label("Search").fill("quagga")
+    assert page.get_by_text("No model has all of these words").is_visible()
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    assert page.get_by_label("Search").input_value() == "quagga"
+    assert tab.errors == []
 
 
 def test_an_advisory_opens_as_json(chromium: Any, recorded: Path) -> None:
