@@ -151,8 +151,9 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
     found = compare(run, right, settings.same_rows)
     if run.layout.resumed or not found.broken or found.broken[0].relation != SAMPLES:
         return found
-    if _cannot_accumulate(runner, run):
-        found.no_answer, found.broken, found.step = NO_K.format(k=run.layout.k), [], None
+    if own := _micro_batches_of_its_own(runner, settings, run, right):
+        why = NO_K.format(own=f"{own} micro-batch" + ("" if own == 1 else "es"))
+        found.no_answer, found.broken, found.step = why, [], None
         return found
     if again := ("" if settings.same_rows else _all_alike(run)) or _again(run, right):
         found.broken[0] = replace(found.broken[0], details=(again,))
@@ -169,16 +170,22 @@ def _compared(runner: Runner, settings: Settings, run: Run, right: Reference) ->
 
 
 NO_K = (
-    "each step came after 1 of {k} micro-batches, and the command has no {{k}}: if the script "
-    "cannot accumulate, use --layouts ranks"
+    "each step came after {own}, as in the reference, and the command has no {{k}}: give it the "
+    "script's number of micro-batches, or use --layouts ranks"
 )
 
 
-def _cannot_accumulate(runner: Runner, run: Run) -> bool:
-    """Whether nothing asked the script for micro-batches, and it never accumulates."""
+def _micro_batches_of_its_own(
+    runner: Runner, settings: Settings, run: Run, right: Reference
+) -> int:
+    """How many micro-batches each step has, if nothing asked the script for them, and it takes as
+    many in the reference; otherwise 0."""
     if run.layout.k == 1 or runner.target.names_micro_batches:
-        return False
-    return all(len(step["rows"]) == 1 for steps in run.ranks for step in steps)
+        return 0
+    together = 1 if settings.same_rows else settings.reference_ranks
+    counts = {len(step["rows"]) for steps in run.ranks for step in steps}
+    in_reference = {len(step["rows"]) // together for step in right.steps}
+    return counts.pop() if len(counts) == 1 and counts == in_reference else 0
 
 
 def _compare_whole(found: Compared, settings: Settings, run: Run, first: Run) -> None:

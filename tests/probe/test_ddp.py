@@ -88,10 +88,18 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
     assert exit_code(answers) == 3
 
 
-def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(probing: Probing) -> None:
-    answers = probing("ddp.py", "--batch-size {rows}", Settings(layouts=(RANKS, ACCUMULATION)))
+@pytest.mark.parametrize(
+    ("given", "own"), [("", "1 micro-batch,"), ("--accum 3", "3 micro-batches,")]
+)
+def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
+    given: str, own: str, probing: Probing
+) -> None:
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing("ddp.py", f"--batch-size {{rows}} {given}", settings)
     assert layout(answers, RANKS).as_reference
-    assert "the command has no {k}" in layout(answers, ACCUMULATION).no_answer
+    why = layout(answers, ACCUMULATION).no_answer
+    assert f"each step came after {own}" in why
+    assert "the command has no {k}" in why
 
 
 def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
