@@ -12,11 +12,23 @@ from typing import Any
 TOKENS = 40
 """Tokens in a row: more than two windows."""
 
+TARGETS = 24
+"""Tokens in a row of a decoder that has an encoder: more than a window, and not as many."""
+
+FIRST, LAST = 8, 100
+"""Token ids are drawn between these: no special ones."""
+
 WINDOW = 16
 VOCABULARY = 128
 HIDDEN = 32
 HEADS = 4
 HEAD = HIDDEN // HEADS
+IMAGE = 32
+"""The height and width of an image, in pixels."""
+
+LABELS = 4
+"""Classes of a head that classifies."""
+
 LEAST_LAYERS = 2
 MOST_LAYERS = 6
 POSITIONS = 128
@@ -99,6 +111,8 @@ LAYERS = (
     "num_layers",
     "decoder_layers",
     "encoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
 )
 """Settings that count layers."""
 
@@ -111,11 +125,12 @@ KINDS: Mapping[str, Any] = {
     "sliding_window_pattern": 2,
     "global_attn_every_n_layers": 2,
     "use_sliding_window": True,
-    "is_decoder": True,
-    "causal": True,
     "output_router_logits": False,
 }
 """Settings that say which layers are of another kind, so that each kind occurs."""
+
+CAUSAL_KINDS: Mapping[str, Any] = {"is_decoder": True, "causal": True}
+"""Settings that make a causal language model of an encoder. With other heads it stays as it is."""
 
 SPECIAL_TOKENS: Mapping[str, int] = {
     "pad_token_id": 0,
@@ -141,6 +156,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
     },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5, "pad_token_id": 1},
+    "esmc": {"num_key_value_heads": HEADS},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
@@ -157,6 +174,14 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
+    "neomme": {"head_dim": 2 * HEAD},
+    "perceiver": {
+        **_same(HEADS, "num_self_attention_heads num_cross_attention_heads"),
+        **_same(HIDDEN, "d_latents qk_channels v_channels"),
+        "num_latents": 2 * HEAD,
+        "num_self_attends_per_block": LEAST_LAYERS,
+        "max_position_embeddings": TOKENS,  # it takes no shorter row
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS,
         "indexer_kv_heads": 1,
@@ -170,12 +195,14 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "local_attn_chunk_length": HEAD,
         "attn_layers": ["local", "local"],  # the other kind draws random numbers
     },
-    "xlnet": {"attn_type": "uni"},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a model needs beyond the rules, by its type."""
+
+CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "uni"}}
+"""What it needs to be a causal language model, too."""
 
 
 def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:
