@@ -74,7 +74,6 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | None = None,
-        output_hidden_states: bool = False,
     ) -> dict[str, Any]:
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         usual = torch.arange(input_ids.shape[1])[None]
@@ -86,8 +85,6 @@ class Decoder(nn.Module):
         else:
             hidden = self.layer(hidden, seen)
         output: dict[str, Any] = {"logits": self.head(self.taken(hidden, mask))}
-        if output_hidden_states:
-            output["hidden_states"] = (hidden,)
         if labels is not None:
             output["loss"] = self.loss(output["logits"], labels, num_items_in_batch)
         return output

@@ -29,6 +29,8 @@ from harness.models.sizes import (
     kinds,
 )
 
+BEGIN = "decoder_start_token_id"
+
 LATENT = "qk_rope_head_dim"
 """A setting of models with multi-head latent attention."""
 
@@ -74,6 +76,8 @@ def small(name: str, given: Mapping[str, Any] | None = None, head: str = CAUSAL)
         made.num_labels = LABELS
     if heads.HEADS[head].labels is Labels.ROW:
         _give_padding(made)
+    if _value(made, "is_encoder_decoder") and _value(made, BEGIN) is None:
+        setattr(made, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
     return made
 
 

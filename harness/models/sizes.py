@@ -173,6 +173,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "layoutlmv3": {"coordinate_size": HEAD // 2, "shape_size": HEAD},
+    "lilt": {"hidden_size": 6 * HEAD, "num_attention_heads": HEADS},  # six coordinates of a box
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
     "neomme": {"head_dim": 2 * HEAD},
     "perceiver": {

@@ -147,14 +147,9 @@ def run(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
     return module(**inputs)
 
 
-def part_of(output: Any, name: str) -> Any:
-    """A part of an output of a model; None if it is not there."""
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-
-
 def logits_of(output: Any) -> Any:
     """The logits in an output of a model; raises NoAnswer if there are none."""
-    found = part_of(output, "logits")
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if found is None:
         raise NoAnswer("the model returns no logits")
     return found
@@ -162,7 +157,7 @@ def logits_of(output: Any) -> Any:
 
 def loss_of(output: Any) -> Any:
     """The loss in an output of a model; raises NoAnswer if there is none."""
-    found = part_of(output, "loss")
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if found is None:
         raise NoAnswer("the model returns no loss")
     return found

@@ -34,7 +34,8 @@ def loss(subject: Subject) -> str | None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    if other := OTHER_LOSSES.get(getattr(subject.config, "model_type", "")):
+    other = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
+    if other and not subject.head.classes:
         raise NoAnswer(other)
     inputs = _unequal(subject)
     with torch.no_grad():

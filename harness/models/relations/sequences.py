@@ -11,7 +11,7 @@ from harness.models.answer import NoAnswer, Wrong
 from harness.models.heads import Labels
 from harness.models.judging import percent
 from harness.models.sizes import FIRST
-from harness.models.subject import DECODER, SEED, Subject, logits, logits_of, part_of, run, seed
+from harness.models.subject import DECODER, SEED, Subject, logits, seed
 from harness.models.vectors import SAFE, Array, length
 
 POSITIONS = "position_ids"
@@ -23,11 +23,13 @@ IMPLEMENTATIONS = ("eager", "sdpa", COMPILED)
 
 SEES_PADDING = {
     "blt": "its patches begin at the first token of the input, be it padding",
+    "canine": "it joins neighbouring tokens into one, be they padding",
     "convbert": "its convolution joins each token with its neighbours, be they padding",
     "fnet": "its forward takes no attention_mask",
     "funnel": "it joins neighbouring tokens into one, and leaves out the last token of the input",
     "mobilebert": "its embedding joins each token with its neighbours, be they padding",
     "reformer": "its chunks begin and end with the input, be it padding",
+    "xlnet": "its head takes the last token of the input: its tokenizer pads on the left",
 }
 """Models that padding changes by design, by their type."""
 
@@ -64,19 +66,23 @@ def padding_left(subject: Subject) -> str | None:
     mask[0, :begin] = 0
     more = {MASK: mask, **_positions(subject, mask)}
 
-    def padded(padding: int) -> Array:
-        filled = _filled(subject, row.shape[1], padding)
+    def padded(other_from: int, other_to: int) -> Array:
+        filled = _filled(subject, row.shape[1])
+        filled[:, other_from:other_to] = row[0, 0]  # another token, where it should not matter
         filled[:, begin:] = cut
         got = _logits(subject, _stacked(filled, other), more)
         return _first(subject, got, slice(begin, None))
 
-    got = padded(0)
+    got = padded(0, 0)
     if _equal(subject, got, right):
         return None
-    if not subject.takes(POSITIONS) and _equal(subject, padded(1), got):
+    if not subject.takes(POSITIONS) and _equal(subject, padded(0, begin), got):
         raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
-    if subject.head.labels is Labels.ROW and _reads_first(subject, row):
-        raise NoAnswer("its head takes the first token of the input, be it padding")
+    if subject.head.labels is Labels.ROW:
+        if getattr(subject.config, "is_encoder_decoder", False):
+            raise NoAnswer("its decoder begins at the first token of the input, be it padding")
+        if _equal(subject, padded(1, begin), got) and not _equal(subject, padded(0, 1), got):
+            raise NoAnswer("its head takes the first token of the input, be it padding")
     _require_padded(subject, got, right, "padded on the left")
     return None
 
@@ -100,19 +106,6 @@ def _cut(subject: Subject, row: Any, length: int) -> Any:
 def _first(subject: Subject, got: Array, tokens: slice) -> Array:
     """The logits of the first row; only those of some tokens if they belong to them."""
     return got[:1, tokens] if subject.for_each_token else got[:1]
-
-
-def _reads_first(subject: Subject, row: Any) -> bool:
-    """Whether a head for rows depends on the last layer's output for the first token alone."""
-    import torch
-
-    inputs = {"input_ids": row, "output_hidden_states": True, **subject.beside(1)}
-    output = run(subject.module, inputs)
-    hidden = part_of(output, "hidden_states")
-    if not hidden:
-        return False
-    (slope,) = torch.autograd.grad(logits_of(output).sum(), hidden[-1], allow_unused=True)
-    return slope is not None and bool(slope[:, 0].any()) and not slope[:, 1:].any()
 
 
 def packing(subject: Subject) -> str | None:
@@ -288,12 +281,12 @@ def _shorter(row: Any) -> int:
     return int(row.shape[1]) * 11 // 20
 
 
-def _filled(subject: Subject, width: int, other: int = 0) -> Any:
-    """A row of padding; with ``other`` of another token."""
+def _filled(subject: Subject, width: int) -> Any:
+    """A row of padding."""
     import torch
 
     padding = getattr(subject.config, "pad_token_id", None)
-    return torch.full((1, width), (padding if isinstance(padding, int) else 0) + other)
+    return torch.full((1, width), padding if isinstance(padding, int) else 0)
 
 
 def _ones(rows: int, width: int) -> Any:
