@@ -23,6 +23,7 @@ from harness.models.sizes import (
     LABELS,
     LAYERS,
     LEAST_LAYERS,
+    OF_IMAGES,
     SIZES,
     SPECIAL_TOKENS,
     VOCABULARY,
@@ -109,6 +110,8 @@ def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     found = {name: value for name in known if (value := _value(usual, name)) is not None}
     changed = {name: SIZES[name] for name in found if name in SIZES and _is_number(found[name])}
     changed |= {name: SIZES[name] for name in ALWAYS if name in known}
+    if heads.HEADS[head].pixels:
+        changed |= _of_images(found)
     if LATENT in found:  # keys and values come from one vector, for all heads
         changed["num_key_value_heads"] = HEADS
     chosen = {**KINDS, **CAUSAL_KINDS} if head == CAUSAL else KINDS
@@ -117,6 +120,18 @@ def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     changed |= _tokens(found)
     changed |= _layers(found)
     return {name: value for name, value in changed.items() if name in known}
+
+
+def _of_images(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model for images: numbers, and lists of a number for each stage."""
+    changed: dict[str, Any] = {}
+    for name in OF_IMAGES.keys() & found.keys():
+        value = found[name]
+        if _is_number(value):
+            changed[name] = OF_IMAGES[name]
+        elif isinstance(value, (list, tuple)) and all(map(_is_number, value)):
+            changed[name] = [OF_IMAGES[name]] * len(value)
+    return changed
 
 
 def _drops(name: str, value: Any) -> bool:

@@ -23,9 +23,6 @@ VOCABULARY = 128
 HIDDEN = 32
 HEADS = 4
 HEAD = HIDDEN // HEADS
-IMAGE = 32
-"""The height and width of an image, in pixels."""
-
 LABELS = 4
 """Classes of a head that classifies."""
 
@@ -81,7 +78,7 @@ SIZES: Mapping[str, Any] = {
     **_same(8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"),
     **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
     **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
-    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
     **_same(
         POSITIONS,
         "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "
@@ -100,6 +97,17 @@ SIZES: Mapping[str, Any] = {
     "original_max_position_embeddings": NO_LONGER,
 }
 """Values of integer settings, in whatever configuration they occur."""
+
+IMAGE = 32
+"""The height and width of an image, in pixels."""
+
+OF_IMAGES: Mapping[str, int] = {
+    **SIZES,
+    **_same(IMAGE, "image_size"),
+    **_same(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
+    **_same(1, "depths num_blocks"),
+}
+"""Sizes of a model for images. Each number of a list becomes this one."""
 
 ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
 """Sizes that are set even where the usual value is None: some models have no other."""
@@ -197,6 +205,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "local_attn_chunk_length": HEAD,
         "attn_layers": ["local", "local"],  # the other kind draws random numbers
     },
+    **{name: {"image_size": 2 * IMAGE, "window_size": 2} for name in ("swin", "donut-swin")},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},

@@ -78,11 +78,14 @@ def padding_left(subject: Subject) -> str | None:
         return None
     if not subject.takes(POSITIONS) and _equal(subject, padded(0, begin), got):
         raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
-    if subject.head.labels is Labels.ROW:
-        if getattr(subject.config, "is_encoder_decoder", False):
-            raise NoAnswer("its decoder begins at the first token of the input, be it padding")
-        if _equal(subject, padded(1, begin), got) and not _equal(subject, padded(0, 1), got):
-            raise NoAnswer("its head takes the first token of the input, be it padding")
+    if getattr(subject.config, "is_encoder_decoder", False) and DECODER not in subject.batch:
+        raise NoAnswer("its decoder begins at the first token of the input, be it padding")
+    if (
+        subject.head.labels is Labels.ROW
+        and _equal(subject, padded(1, begin), got)
+        and not _equal(subject, padded(0, 1), got)
+    ):
+        raise NoAnswer("its head takes the first token of the input, be it padding")
     _require_padded(subject, got, right, "padded on the left")
     return None
 
@@ -254,6 +257,7 @@ def _decoder_settings(subject: Subject) -> dict[str, Any]:
         return {}
     return {
         "decoder_start_token_id": int(subject.batch[DECODER][0, 0]),
+        "num_beams": 1,
         "suppress_tokens": list(range(FIRST)),
         "forced_bos_token_id": None,
         "forced_eos_token_id": None,
