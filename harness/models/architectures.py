@@ -19,6 +19,7 @@ from harness.models.sizes import (
     CAUSAL_KINDS,
     EXCEPTIONS,
     HEADS,
+    INNER,
     KINDS,
     LABELS,
     LAYERS,
@@ -181,8 +182,9 @@ def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     """The small configurations within one, such as that of the text of a model for images."""
+    given = INNER.get(cls.model_type, {})
     return {
-        name: _small(type(part), {}, head)
+        name: _small(type(part), given.get(name, {}), head)
         for name in getattr(cls, "sub_configs", {})
         if (part := _value(usual, name)) is not None
     }

@@ -212,6 +212,11 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """What a model needs beyond the rules, by its type."""
 
+INNER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}}
+}
+"""What a configuration within one needs, by the type of the outer one and by its name."""
+
 CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "uni"}}
 """What it needs to be a causal language model, too."""
 
