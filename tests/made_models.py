@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-VOCABULARY, WIDTH, LONGEST = 64, 16, 40
+VOCABULARY, WIDTH, LONGEST, CLASSES = 64, 16, 40, 4
 
 
 class Layer(nn.Module):
@@ -63,6 +63,10 @@ class Decoder(nn.Module):
         )
         return total / ((labels[:, 1:] != -100).sum() if count is None else count)
 
+    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """What the head gets of the last layer."""
+        return hidden
+
     def forward(
         self,
         input_ids: Tensor,
@@ -70,7 +74,7 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         usual = torch.arange(input_ids.shape[1])[None]
         positions = usual if position_ids is None else position_ids
@@ -80,7 +84,7 @@ class Decoder(nn.Module):
             hidden = checkpoint(self.layer, hidden, seen, **self.checkpoints)
         else:
             hidden = self.layer(hidden, seen)
-        output = {"logits": self.head(hidden)}
+        output: dict[str, Any] = {"logits": self.head(self.taken(hidden, mask))}
         if labels is not None:
             output["loss"] = self.loss(output["logits"], labels, num_items_in_batch)
         return output
@@ -114,6 +118,112 @@ class Decoder(nn.Module):
         made.to(dtype)
         made.inv_freq = frequencies
         return made
+
+
+class Tagger(Decoder):
+    """Gives each token a class. Each token sees the whole row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        width = mask.shape[1]
+        return mask[:, None, :].bool().expand(-1, width, -1)
+
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        total = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+        return total / ((labels != -100).sum() if count is None else count)
+
+
+class Sorter(Tagger):
+    """Gives each row a class."""
+
+    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+class Translator(Tagger):
+    """A decoder that also gets the mean of what an encoder makes of the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+    ) -> dict[str, Any]:
+        assert decoder_input_ids is not None
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        encoded = self.layer(self.tokens(input_ids), self.seen(mask, mask))
+        read = (encoded * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        width = decoder_input_ids.shape[1]
+        hidden = self.tokens(decoder_input_ids) + self.positions(torch.arange(width))
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        output = {"logits": self.head(self.layer(hidden + read[:, None], causal))}
+        if labels is not None:
+            output["loss"] = self.loss(output["logits"], labels, num_items_in_batch)
+        return output
+
+    def generate(self, prompt: Tensor, max_new_tokens: int, **settings: Any) -> SimpleNamespace:
+        made, found = torch.tensor([[settings["decoder_start_token_id"]]]), []
+        for _step in range(max_new_tokens):
+            found.append(self.following(prompt, made))
+            made = torch.cat([made, found[-1].argmax(-1, keepdim=True)], 1)
+        return SimpleNamespace(sequences=made, logits=tuple(found))
+
+    def following(self, prompt: Tensor, made: Tensor) -> Tensor:
+        """The logits of the token after those that were made."""
+        return self(prompt, decoder_input_ids=made)["logits"][:, -1]
+
+
+class ShiftsItsLabels(Tagger):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits[:, :-1], labels[:, 1:], count)
+
+
+class TagsWithItsOwnLabels(Tagger):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits, labels, None)
+
+
+class SortsWithItsOwnRows(Sorter):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits, labels, None)
+
+
+class TakesTheLastToken(Sorter):
+    """Also if it is padding."""
+
+    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden[:, -1]
+
+
+class TakesTheFirstToken(Sorter):
+    def taken(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+
+class ReadsThePadding(Translator):
+    def seen(self, mask: Tensor, positions: Tensor) -> Tensor:
+        return super().seen(torch.ones_like(mask), positions)
+
+
+class ForgetsTheFirstToken(Translator):
+    """Its cache lacks one token."""
+
+    def following(self, prompt: Tensor, made: Tensor) -> Tensor:
+        return super().following(prompt, made[:, 1:] if made.shape[1] > 1 else made)
+
+
+class TranslatesWithItsOwnLabels(Translator):
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | None) -> Tensor:
+        return super().loss(logits, labels, None)
 
 
 class IgnoresPositions(Decoder):
@@ -221,6 +331,34 @@ def made(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
     module = cls()
     tokens = torch.randint(1, VOCABULARY, (4, LONGEST))
     return module, {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def made_for_rows(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
+    """The same with a label for each row."""
+    module, batch = made(cls)
+    return module, {**batch, "labels": torch.arange(4) % CLASSES}
+
+
+def made_for_tokens(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
+    """The same with the class of each token."""
+    module, batch = made(cls)
+    return module, {**batch, "labels": batch["labels"] % CLASSES}
+
+
+def made_for_decoder(cls: type[Decoder]) -> tuple[Decoder, dict[str, Tensor]]:
+    """The same with tokens for a decoder, and those that follow."""
+    module, batch = made(cls)
+    targets = torch.randint(1, VOCABULARY, (4, 24))
+    begin = torch.ones(4, 1, dtype=torch.long)
+    return module, {
+        "input_ids": batch["input_ids"],
+        "decoder_input_ids": torch.cat([begin, targets[:, :-1]], 1),
+        "labels": targets,
+    }
+
+
+def make_sorter() -> tuple[Decoder, dict[str, Tensor]]:
+    return made_for_rows(Sorter)
 
 
 def make() -> tuple[Decoder, dict[str, Tensor]]:

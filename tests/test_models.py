@@ -14,6 +14,7 @@ from harness.models import architectures, stack, table
 from harness.models.answer import Answer, Row, Status
 from harness.models.answers import Asking, ask
 from harness.models.asking import asked
+from harness.models.heads import HEADS, parsed
 from harness.models.relations import QUESTIONS
 from harness.models.sizes import kinds
 from harness.models.stack import Releases
@@ -45,6 +46,87 @@ def answer(cls: type[Decoder], relation: str, folder: Path) -> Answer:
 def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
     found = answer(Decoder, relation, tmp_path)
     assert found.status is Status.RIGHT, found.reason
+
+
+HEADS_OWN: dict[str, Any] = {
+    "token_classification": (made_models.Tagger, made_models.made_for_tokens),
+    "sequence_classification": (made_models.Sorter, made_models.made_for_rows),
+    "seq2seq_lm": (made_models.Translator, made_models.made_for_decoder),
+}
+"""By head, a right model, and what makes it with a batch."""
+
+
+def answer_of_head(cls: type[Decoder] | None, head: str, relation: str, folder: Path) -> Answer:
+    right, made = HEADS_OWN[head]
+    return asked(relation, Subject("own", lambda: made(cls or right), folder, head=HEADS[head]))
+
+
+@pytest.mark.parametrize("relation", ["loss", "accumulation", "padding_right", "save_load"])
+@pytest.mark.parametrize("head", HEADS_OWN)
+def test_a_right_model_with_another_head_is_right(head: str, relation: str, tmp_path: Path) -> None:
+    found = answer_of_head(None, head, relation, tmp_path)
+    assert found.status is Status.RIGHT, found.reason
+
+
+def test_a_decoder_with_an_encoder_generates(tmp_path: Path) -> None:
+    found = answer_of_head(None, "seq2seq_lm", "generation", tmp_path)
+    assert found.status is Status.RIGHT, found.reason
+
+
+@pytest.mark.parametrize(
+    ("head", "relation", "cls", "reason"),
+    [
+        ("token_classification", "loss", made_models.ShiftsItsLabels, "labels are shifted"),
+        ("token_classification", "accumulation", made_models.TagsWithItsOwnLabels, "off by"),
+        ("sequence_classification", "accumulation", made_models.SortsWithItsOwnRows, "off by"),
+        ("sequence_classification", "padding_right", made_models.TakesTheLastToken, "off by"),
+        ("seq2seq_lm", "padding_right", made_models.ReadsThePadding, "from token 0 on (of 24)"),
+        ("seq2seq_lm", "generation", made_models.ForgetsTheFirstToken, "from token 1 on"),
+        ("seq2seq_lm", "accumulation", made_models.TranslatesWithItsOwnLabels, "off by"),
+    ],
+)
+def test_a_fault_of_another_head_is_wrong(
+    head: str, relation: str, cls: type[Decoder], reason: str, tmp_path: Path
+) -> None:
+    found = answer_of_head(cls, head, relation, tmp_path)
+    assert found.status is Status.WRONG, found
+    assert reason in found.reason
+
+
+def test_a_head_has_no_answer_to_what_has_no_meaning_for_it(tmp_path: Path) -> None:
+    found = answer_of_head(None, "sequence_classification", "generation", tmp_path)
+    assert found == Answer(Status.NO_ANSWER, "the head does not generate")
+
+
+def test_a_head_that_takes_the_first_token_cannot_be_padded_on_the_left(tmp_path: Path) -> None:
+    head, cls = "sequence_classification", made_models.TakesTheFirstToken
+    found = answer_of_head(cls, head, "padding_left", tmp_path)
+    assert found.status is Status.NO_ANSWER
+    assert "takes the first token" in found.reason
+    found = answer_of_head(made_models.Sorter, head, "padding_left", tmp_path)
+    assert found.status is Status.RIGHT, found.reason
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("llama", ("llama", "", "causal_lm")),
+        ("bert:masked_lm", ("bert", "", "masked_lm")),
+        ("my/config.json:masked_lm", ("my/config.json", "", "masked_lm")),
+        ("my.py:make", ("my.py", "make", "causal_lm")),
+        ("my.py:make:masked_lm", ("my.py", "make", "masked_lm")),
+    ],
+)
+def test_a_word_names_a_model_and_a_head(word: str, parts: tuple[str, str, str]) -> None:
+    found = parsed(word)
+    assert (found.model, found.function, found.head) == parts
+    assert str(found) == word
+
+
+def test_another_head_is_for_words_without_one() -> None:
+    assert str(parsed("bert", "masked_lm")) == "bert:masked_lm"
+    assert str(parsed("bert:token_classification", "masked_lm")) == "bert:token_classification"
+    assert str(parsed("llama:causal_lm", "masked_lm")) == "llama"
 
 
 FAULTS = [
@@ -131,6 +213,14 @@ def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: P
     assert again["make", "loss"].answer == first["make", "loss"].answer
 
 
+def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
+    word = "make_sorter:sequence_classification"
+    rows = worker(tmp_path, word, relations=("accumulation", "ddp"))
+    for relation in ("accumulation", "ddp"):
+        answer = rows["sequence_classification", relation].answer
+        assert answer.status is Status.RIGHT, answer
+
+
 def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Path) -> None:
     rows = worker(tmp_path, "make", "make_skipping", relations=("ddp", "fsdp2"))
     assert rows["make", "ddp"].answer.status is Status.RIGHT
@@ -156,12 +246,20 @@ def transformers(folder: Path) -> Path:
     """A folder with the list of models of a transformers."""
     file = folder / "transformers" / "models" / "auto" / "modeling_auto.py"
     file.parent.mkdir(parents=True)
-    file.write_text(f'{architectures.MAPPING} = OrderedDict([("llama", "L"), ("gpt2", "G")])\n')
+    lists = {"causal_lm": ("llama", "gpt2"), "masked_lm": ("bert",), "seq2seq_lm": ("t5",)}
+    lines = [
+        f"{HEADS[head].mapping}_NAMES = OrderedDict({[(name, 'Class') for name in names]})\n"
+        for head, names in lists.items()
+    ]
+    file.write_text("".join(lines))
     return folder
 
 
 def test_models_are_listed_without_importing_transformers(tmp_path: Path) -> None:
-    assert architectures.names(transformers(tmp_path)) == ["gpt2", "llama"]
+    site = transformers(tmp_path)
+    assert architectures.names(site) == ["gpt2", "llama"]
+    assert architectures.names(site, "masked_lm") == ["bert"]
+    assert architectures.names(site, "token_classification") == []
 
 
 @pytest.mark.parametrize(
@@ -172,6 +270,9 @@ def test_models_are_listed_without_importing_transformers(tmp_path: Path) -> Non
         (["--pins", "transformers"], "is no pin"),
         (["--pins", "transformers=5.1:5.2"], "one release"),
         (["lama"], "no model 'lama': did you mean llama"),
+        (["t5"], "t5 has no head causal_lm: name t5:seq2seq_lm"),
+        (["bert:masked"], "no head 'masked': did you mean masked_lm"),
+        (["berd", "--head", "masked_lm"], "no model 'berd': did you mean bert"),
         (["missing.json"], "no file missing.json"),
         ([str(FILE)], "name the function"),
         (["--json", "no/folder/x.json"], "no folder no/folder"),
@@ -247,6 +348,29 @@ def test_a_release_of_transformers_has_the_faults_that_are_known() -> None:
     for relation in ("packing", "zero3", "lora", "tensor_parallel"):
         assert found["llama", relation].status is Status.RIGHT
     assert found["gpt_oss", "expert_parallel"].status is Status.RIGHT
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_each_head_has_the_faults_that_are_known() -> None:
+    models = {
+        "bert:masked_lm": Status.WRONG,
+        "t5:seq2seq_lm": Status.WRONG,
+        "llama:sequence_classification": Status.WRONG,
+        "distilbert:token_classification": Status.WRONG,
+        "vit:image_classification": Status.RIGHT,
+    }
+    with stack.found({"transformers": "5.23.0"}) as releases:
+        rows = ask(Asking(releases, list(models), ("loss", "accumulation")), lambda _: None)
+    found = {(row.model, row.relation): row.answer for row in rows}
+    for model, status in models.items():
+        assert found[model, "loss"].status is Status.RIGHT, found[model, "loss"]
+        assert found[model, "accumulation"].status is status, found[model, "accumulation"]
+
+
+def test_every_head_has_a_line_in_the_documentation() -> None:
+    page = Path("docs/models.md").read_text(encoding="utf-8")
+    assert [name for name in HEADS if f"`{name}`" not in page] == []
 
 
 def test_every_relation_has_a_line_in_the_documentation() -> None:

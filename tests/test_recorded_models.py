@@ -100,6 +100,35 @@ def test_check_says_which_features_of_a_model_are_wrong(
     assert (one["model"], one["known"]) == ("llama", True)
 
 
+@pytest.fixture
+def heads(history: None, tmp_path: Path) -> Path:
+    """Heads of the newest release, too; requirements of that release."""
+    rows = [Row(f"{name}:masked_lm", "loss", WRONG) for name in ("bert", "gpt2")]
+    recorded.record(rows, Releases(tmp_path, {"transformers": "5.3.0"}))
+    file = tmp_path / "requirements.txt"
+    file.write_text("transformers==5.3.0\n")
+    return file
+
+
+def test_check_finds_all_heads_of_a_model(heads: Path, capsys: Capture) -> None:
+    main(["check", "-r", str(heads), "--model", "gpt2", "--model", "bert", "--json"])
+    found = json.loads(capsys.readouterr().out)["models"]
+    wrong = {one["model"]: list(one["wrong"]) for one in found}
+    assert wrong == {"gpt2": [], "gpt2:masked_lm": ["loss"], "bert:masked_lm": ["loss"]}
+    main(["check", "-r", str(heads), "--model", "gpt2:masked_lm", "--json"])
+    (one,) = json.loads(capsys.readouterr().out)["models"]
+    assert one["model"] == "gpt2:masked_lm"
+
+
+def test_the_page_has_a_table_for_each_head(heads: Path) -> None:
+    page = docs_tables.models_page()
+    causal, _, masked = page.partition("## `masked_lm`")
+    assert "3 causal language models" in causal
+    assert "| bert |" not in causal
+    assert "| bert | ✗ |" in masked
+    assert "| falcon |" not in masked
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["--model", "lama"], "did you mean llama"), (["--model", "x.json"], "no config.json")],

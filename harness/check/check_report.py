@@ -56,11 +56,11 @@ class Features:
     wrong: Mapping[str, str]
     """The features that are wrong, with the reason."""
     known: bool
-    """Whether that release has the model."""
+    """Whether that release was recorded with the model."""
 
     def __str__(self) -> str:
         if not self.known:
-            return f"{self.model}: not in transformers {self.release}"
+            return f"{self.model}: not recorded for transformers {self.release}"
         if not self.wrong:
             return f"{self.model}: no feature is wrong in transformers {self.release}"
         return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}"

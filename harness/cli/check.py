@@ -37,6 +37,7 @@ from harness.check.bug_status import (
 from harness.check.check_report import Features
 from harness.check.environment import Environment
 from harness.cli import Arguments
+from harness.models.heads import parsed
 from harness.models.recorded import all_recorded as recorded_models
 from harness.models.recorded import nearest
 from harness.models.stack import SUBJECT
@@ -94,7 +95,8 @@ def _parser() -> Arguments:
         action="append",
         default=[],
         metavar="TYPE",
-        help="a model of transformers, such as llama: says which of its features are wrong",
+        help="a model of transformers, such as llama: says which of its features are wrong, with "
+        "each head, or with one as in bert:masked_lm",
     )
     parser.add_argument(
         "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
@@ -143,7 +145,8 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _model(word: str) -> str:
     """The type of a model that is named, or that a config.json has."""
     if not word.endswith(".json"):
-        known = sorted({model for one in recorded_models() for model in one.answers})
+        words = {model for one in recorded_models() for model in one.answers}
+        known = sorted(words | {parsed(one).model for one in words})
         if word not in known:
             raise UserError(unknown("model", word, known))
         return word
@@ -154,7 +157,8 @@ def _model(word: str) -> str:
 
 
 def _features(models: Sequence[str], environment: Environment) -> list[Features]:
-    """What was recorded of these models, for the release of transformers or the one before it."""
+    """What was recorded of these models and their heads, for the release of transformers or the one
+    before it."""
     if not models:
         return []
     installed = environment.packages.get(SUBJECT)
@@ -164,12 +168,13 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
         raise UserError(f"--model: nothing was recorded for {have} or an older release")
     return [
         Features(
-            model,
+            word,
             one.release,
-            {r: one.answers[model][r].reason for r in one.wrong(model)},
-            model in one.answers,
+            {r: one.answers[word][r].reason for r in one.wrong(word)},
+            word in one.answers,
         )
         for model in models
+        for word in one.words(model) or [model]
     ]
 
 

@@ -1,7 +1,9 @@
-"""ask every language model of transformers whether its features are right
+"""ask every model of transformers whether its features are right
 
-    python -m harness models                                   # all models, all relations
+    python -m harness models                                   # all causal language models
     python -m harness models llama gpt_oss --relations packing,tensor_parallel
+    python -m harness models bert:masked_lm t5:seq2seq_lm      # with other heads
+    python -m harness models --head token_classification       # all models with this head
     python -m harness models --pins transformers=5.10.1 --json -
     python -m harness models config.json                       # your own configuration, made small
     python -m harness models my_model.py:make                  # a model of your own
@@ -36,6 +38,7 @@ from harness.config.run_config import HERE, SLURM, OnConfig
 from harness.models import architectures, recorded, stack, table
 from harness.models.answer import Row, Status
 from harness.models.answers import Asking, ask
+from harness.models.heads import CAUSAL, HEADS, Word, parsed
 from harness.models.recorded import Changed
 from harness.models.relations import QUESTIONS
 from harness.models.stack import Releases
@@ -55,7 +58,7 @@ def main(arguments: list[str]) -> int:
     relations = _relations(options.relations, lane)
     pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
     _refuse_missing_folder(options.json)
-    if options.record and (changes or any(_is_own(word) for word in options.models)):
+    if options.record and (changes or any(parsed(word).is_file for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
     if options.record and lane is Lane.GPU:
         raise UserError("--record keeps what was asked on a CPU: leave --launch gpu out")
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> int:
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.found(pins, changes) as releases:
-        models = _models(options.models, releases)
+        models = _models(options.models, options.head, releases)
         asking = Asking(releases, models, relations, again=options.again, lane=lane)
         rows = _asked(options, asking, on)
         changed = _changed(rows, releases) if options.changes else None
@@ -106,7 +109,14 @@ def _parser() -> Arguments:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="a type such as llama, a config.json, or FILE.py:FUNCTION (default: all types)",
+        help="a type such as llama, a config.json, or FILE.py:FUNCTION (default: all types); with "
+        "another head as in bert:masked_lm",
+    )
+    parser.add_argument(
+        "--head",
+        choices=list(HEADS),
+        default=CAUSAL,
+        help="of the models that name none (default: %(default)s)",
     )
     parser.add_argument(
         "--relations", default="", help=f"a comma-separated part of {','.join(QUESTIONS)}"
@@ -148,31 +158,40 @@ def _relations(words: str, lane: Lane) -> list[str]:
     return [name for name in known if name in named or not named]
 
 
-def _models(words: Sequence[str], releases: Releases) -> list[str]:
-    """The models that are named; all types if none is."""
-    known = architectures.names(releases.site)
-    for word in words:
-        path, colon, function = word.rpartition(":")
-        file = Path(path if colon else word)
-        if file.suffix in (".py", ".json"):
-            _refuse_unfit(word, file, function if colon else "")
-        elif word not in known:
-            raise UserError(unknown("model", word, known))
-    return list(dict.fromkeys(words)) or known
+def _models(words: Sequence[str], head: str, releases: Releases) -> list[str]:
+    """The models that are named; all types with the head if none is."""
+    named = [parsed(word, head) for word in words]
+    for word in named:
+        if word.head not in HEADS:
+            raise UserError(unknown("head", word.head, HEADS))
+        if word.is_file:
+            _refuse_unfit(word)
+        else:
+            _refuse_unknown(word, releases)
+    known = named or [Word(name, head=head) for name in architectures.names(releases.site, head)]
+    return list(dict.fromkeys(map(str, known)))
 
 
-def _is_own(word: str) -> bool:
-    """Whether a word names a model of the user's own, not a type of transformers."""
-    return Path(word.rpartition(":")[0] or word).suffix in (".py", ".json")
+def _refuse_unknown(word: Word, releases: Releases) -> None:
+    """Refuse a type that transformers does not have with this head."""
+    known = architectures.names(releases.site, word.head)
+    if word.model in known:
+        return
+    others = [h for h in HEADS if word.model in architectures.names(releases.site, h)]
+    if others:
+        choices = ", ".join(f"{word.model}:{head}" for head in others)
+        raise UserError(f"{word.model} has no head {word.head}: name {choices}")
+    raise UserError(unknown("model", word.model, known))
 
 
-def _refuse_unfit(word: str, file: Path, function: str) -> None:
+def _refuse_unfit(word: Word) -> None:
     """Refuse a file that is missing, and a script without the name of its function."""
+    file = Path(word.model)
     if not file.is_file():
         raise UserError(f"no file {file}: name a config.json, or FILE.py:FUNCTION")
-    if file.suffix == ".py" and not function.isidentifier():
+    if word.is_script and not word.function.isidentifier():
         raise UserError(f"{word}: name the function that makes the model, {file}:make")
-    if file.suffix == ".json":
+    if not word.is_script:
         _refuse_no_config(file)
 
 

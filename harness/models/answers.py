@@ -18,6 +18,7 @@ from harness.catalog.code import digest
 from harness.launch.launch import NOT_INHERITED
 from harness.launch.supervisor import PARENT
 from harness.models.answer import Answer, Row, answer_of
+from harness.models.heads import parsed
 from harness.models.pairs import DEVICE
 from harness.models.stack import Releases
 from harness.overlays import shims
@@ -119,9 +120,9 @@ def _inputs(asking: Asking, model: str) -> dict[str, Any]:
     }
     if asking.lane is Lane.GPU:
         inputs["lane"] = asking.lane.value
-    file = Path(model.rpartition(":")[0] or model)
-    if file.suffix in (".py", ".json"):
-        inputs["file"] = sha256(file)
+    name = parsed(model)
+    if name.is_file:
+        inputs["file"] = sha256(Path(name.model))
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""The causal language models of transformers, and a small configuration of each.
+"""The models of transformers with each head, and a small configuration of each.
 
 All but ``names`` need transformers on the path.
 """
@@ -11,32 +11,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.models import heads
+from harness.models.heads import CAUSAL, Labels
 from harness.models.sizes import (
     ALWAYS,
+    CAUSAL_EXCEPTIONS,
+    CAUSAL_KINDS,
     EXCEPTIONS,
     HEADS,
+    INNER,
     KINDS,
+    LABELS,
     LAYERS,
     LEAST_LAYERS,
+    OF_IMAGES,
     SIZES,
     SPECIAL_TOKENS,
     VOCABULARY,
     kinds,
 )
 
+BEGIN = "decoder_start_token_id"
+
 LATENT = "qk_rope_head_dim"
 """A setting of models with multi-head latent attention."""
 
 
-MAPPING = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-
-
-def names(site: Path) -> list[str]:
-    """The types of all causal language models, as ``config.json`` calls them, of the transformers
-    in a folder. Reads its source, as an import takes seconds; empty if the list is not there."""
+def names(site: Path, head: str = CAUSAL) -> list[str]:
+    """The types of all models with a head, as ``config.json`` calls them, of the transformers in a
+    folder. Reads its source, as an import takes seconds; empty if the list is not there."""
     file = site / "transformers" / "models" / "auto" / "modeling_auto.py"
+    mapping = f"{heads.HEADS[head].mapping}_NAMES"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and MAPPING in map(ast.unparse, node.targets):
+        if isinstance(node, ast.Assign) and mapping in map(ast.unparse, node.targets):
             (pairs,) = node.value.args  # type: ignore[attr-defined]
             return sorted({name for name, _ in ast.literal_eval(pairs)})
     return []
@@ -49,52 +56,89 @@ def config_class(name: str) -> Any:
     return CONFIG_MAPPING[name]
 
 
-def model_class(config: Any) -> Any:
-    """The causal language model of a class of configurations. Imports its module."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+def model_class(config: Any, head: str = CAUSAL) -> Any:
+    """The model with a head of a class of configurations. Imports its module."""
+    import transformers
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    found = getattr(transformers, heads.HEADS[head].mapping)[config]
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
-def of_text(config: Any) -> Any:
-    """The part of a configuration that its causal language model takes."""
-    wanted = getattr(model_class(type(config)), "config_class", None)
+def of_head(config: Any, head: str = CAUSAL) -> Any:
+    """The part of a configuration that its model with a head takes."""
+    wanted = getattr(model_class(type(config), head), "config_class", None)
     parts = (_value(config, name) for name in getattr(config, "sub_configs", {}))
     return next((part for part in parts if wanted is not None and type(part) is wanted), config)
 
 
-def small(name: str, given: Mapping[str, Any] | None = None) -> Any:
+def small(name: str, given: Mapping[str, Any] | None = None, head: str = CAUSAL) -> Any:
     """A small configuration of a model, or of ``given``, the content of a user's config.json."""
-    return of_text(_small(config_class(name), given or {}))
+    made = of_head(_small(config_class(name), given or {}, head), head)
+    if heads.HEADS[head].classes:
+        made.num_labels = LABELS
+    if heads.HEADS[head].labels is Labels.ROW:
+        _give_padding(made)
+    if _value(made, "is_encoder_decoder") and _value(made, BEGIN) is None:
+        setattr(made, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
+    return made
 
 
-def _small(cls: Any, given: Mapping[str, Any]) -> Any:
+def _give_padding(config: Any) -> None:
+    """A padding token where there is none: a decoder's head for rows refuses several rows without
+    one."""
+    parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
+    for part in filter(None, (config, *parts)):
+        if _value(part, "pad_token_id") is None:
+            part.pad_token_id = SPECIAL_TOKENS["pad_token_id"]
+
+
+def _small(cls: Any, given: Mapping[str, Any], head: str) -> Any:
     usual = cls(**given)
-    settings = {**given, **_settings(cls, usual)}
-    made = cls(**{**settings, **_inner(cls, usual), **EXCEPTIONS.get(cls.model_type, {})})
+    settings = {**given, **_settings(cls, usual, head)}
+    made = cls(**{**settings, **_inner(cls, usual, head), **_exceptions(cls.model_type, head)})
     made.use_cache = False
     return made
 
 
-def _settings(cls: Any, usual: Any) -> dict[str, Any]:
+def _exceptions(name: str, head: str) -> dict[str, Any]:
+    causal = CAUSAL_EXCEPTIONS.get(name, {}) if head == CAUSAL else {}
+    return {**EXCEPTIONS.get(name, {}), **causal}
+
+
+def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     """The settings that make a configuration small."""
     known = _names(cls)
     found = {name: value for name in known if (value := _value(usual, name)) is not None}
     changed = {name: SIZES[name] for name in found if name in SIZES and _is_number(found[name])}
     changed |= {name: SIZES[name] for name in ALWAYS if name in known}
+    if heads.HEADS[head].pixels:
+        changed |= _of_images(found)
     if LATENT in found:  # keys and values come from one vector, for all heads
         changed["num_key_value_heads"] = HEADS
-    changed |= {name: value for name, value in KINDS.items() if name in found}
+    chosen = {**KINDS, **CAUSAL_KINDS} if head == CAUSAL else KINDS
+    changed |= {name: value for name, value in chosen.items() if name in found}
     changed |= {name: type(value)(0) for name, value in found.items() if _drops(name, value)}
     changed |= _tokens(found)
     changed |= _layers(found)
     return {name: value for name, value in changed.items() if name in known}
 
 
+def _of_images(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model for images: numbers, and lists of a number for each stage."""
+    changed: dict[str, Any] = {}
+    for name in OF_IMAGES.keys() & found.keys():
+        value = found[name]
+        if _is_number(value):
+            changed[name] = OF_IMAGES[name]
+        elif isinstance(value, (list, tuple)) and all(map(_is_number, value)):
+            changed[name] = [OF_IMAGES[name]] * len(value)
+    return changed
+
+
 def _drops(name: str, value: Any) -> bool:
     """Whether a setting is the probability of a dropout."""
-    return isinstance(value, (int, float)) and ("dropout" in name or name.endswith("drop"))
+    words = "dropout" in name or name.endswith("drop") or name.startswith("drop_path")
+    return isinstance(value, (int, float)) and words
 
 
 def _names(cls: Any) -> list[str]:
@@ -136,10 +180,11 @@ def _layers(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(counts, len(chosen)) | short
 
 
-def _inner(cls: Any, usual: Any) -> dict[str, Any]:
+def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     """The small configurations within one, such as that of the text of a model for images."""
+    given = INNER.get(cls.model_type, {})
     return {
-        name: _small(type(part), {})
+        name: _small(type(part), given.get(name, {}), head)
         for name in getattr(cls, "sub_configs", {})
         if (part := _value(usual, name)) is not None
     }

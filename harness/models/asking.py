@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 from harness.models.answer import Answer, NoAnswer, Refused, Status, Wrong
 from harness.models.relations import QUESTIONS
-from harness.models.subject import Subject
+from harness.models.subject import Subject, run
 from harness.system.files import ROOT
 from harness.system.text import complaint
 
 
 def asked(name: str, subject: Subject) -> Answer:
     """The answer of a subject to a relation, on this rank."""
+    if why := subject.head.unasked.get(name):
+        return Answer(Status.NO_ANSWER, why)
     return guarded(lambda: QUESTIONS[name].relation(name)(subject))
 
 
@@ -34,11 +36,26 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
 
 
 def unbuilt(subject: Subject) -> str:
-    """Why a subject cannot be made; empty if it was made."""
+    """Why a subject cannot be made, or cannot take its batch; empty if it can."""
     try:
         _ = subject.module
+    except NoAnswer as found:
+        return str(found)
     except Exception as error:
         return f"it could not be made: {complaint(error)}"
+    return _untaken(subject)
+
+
+def _untaken(subject: Subject) -> str:
+    """Why a pass over the batch without labels fails: the model needs more than we have."""
+    import torch
+
+    inputs = {name: value for name, value in subject.batch.items() if name != "labels"}
+    try:
+        with torch.no_grad():
+            run(subject.module, inputs)
+    except Exception as error:
+        return f"a pass over {' and '.join(inputs)} fails: {complaint(error)}"
     return ""
 
 

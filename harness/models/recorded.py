@@ -42,6 +42,10 @@ class Recorded:
     def release(self) -> str:
         return self.packages[SUBJECT]
 
+    def words(self, model: str) -> list[str]:
+        """A model, and the same with other heads, as far as they were asked."""
+        return [word for word in self.answers if word == model or word.startswith(f"{model}:")]
+
     def wrong(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
         found = self.answers.get(model, {})

@@ -12,11 +12,20 @@ from typing import Any
 TOKENS = 40
 """Tokens in a row: more than two windows."""
 
+TARGETS = 24
+"""Tokens in a row of a decoder that has an encoder: more than a window, and not as many."""
+
+FIRST, LAST = 8, 100
+"""Token ids are drawn between these: no special ones."""
+
 WINDOW = 16
 VOCABULARY = 128
 HIDDEN = 32
 HEADS = 4
 HEAD = HIDDEN // HEADS
+LABELS = 4
+"""Classes of a head that classifies."""
+
 LEAST_LAYERS = 2
 MOST_LAYERS = 6
 POSITIONS = 128
@@ -69,7 +78,7 @@ SIZES: Mapping[str, Any] = {
     **_same(8, "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"),
     **_same(2, "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k"),
     **_same(1, "n_shared_experts n_group topk_group mamba_n_groups n_groups num_shared_experts"),
-    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    **_same(VOCABULARY, "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size"),
     **_same(
         POSITIONS,
         "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length "
@@ -89,6 +98,17 @@ SIZES: Mapping[str, Any] = {
 }
 """Values of integer settings, in whatever configuration they occur."""
 
+IMAGE = 32
+"""The height and width of an image, in pixels."""
+
+OF_IMAGES: Mapping[str, int] = {
+    **SIZES,
+    **_same(IMAGE, "image_size"),
+    **_same(HIDDEN, "hidden_sizes embed_dims num_channels_stages neck_hidden_sizes"),
+    **_same(1, "depths num_blocks"),
+}
+"""Sizes of a model for images. Each number of a list becomes this one."""
+
 ALWAYS = ("num_key_value_heads", "head_dim", "num_experts_per_tok")
 """Sizes that are set even where the usual value is None: some models have no other."""
 
@@ -99,6 +119,8 @@ LAYERS = (
     "num_layers",
     "decoder_layers",
     "encoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
 )
 """Settings that count layers."""
 
@@ -111,11 +133,12 @@ KINDS: Mapping[str, Any] = {
     "sliding_window_pattern": 2,
     "global_attn_every_n_layers": 2,
     "use_sliding_window": True,
-    "is_decoder": True,
-    "causal": True,
     "output_router_logits": False,
 }
 """Settings that say which layers are of another kind, so that each kind occurs."""
+
+CAUSAL_KINDS: Mapping[str, Any] = {"is_decoder": True, "causal": True}
+"""Settings that make a causal language model of an encoder. With other heads it stays as it is."""
 
 SPECIAL_TOKENS: Mapping[str, int] = {
     "pad_token_id": 0,
@@ -141,6 +164,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         **_same(HEAD, "swa_qk_nope_head_dim swa_v_head_dim"),
     },
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 5, "pad_token_id": 1},
+    "esmc": {"num_key_value_heads": HEADS},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
@@ -156,7 +181,17 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "layoutlmv3": {"coordinate_size": HEAD // 2, "shape_size": HEAD},
+    "lilt": {"hidden_size": 6 * HEAD, "num_attention_heads": HEADS},  # six coordinates of a box
     "mamba2": {"head_dim": 2 * HEAD, "num_heads": HEADS},
+    "neomme": {"head_dim": 2 * HEAD},
+    "perceiver": {
+        **_same(HEADS, "num_self_attention_heads num_cross_attention_heads"),
+        **_same(HIDDEN, "d_latents qk_channels v_channels"),
+        "num_latents": 2 * HEAD,
+        "num_self_attends_per_block": LEAST_LAYERS,
+        "max_position_embeddings": TOKENS,  # it takes no shorter row
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS,
         "indexer_kv_heads": 1,
@@ -170,12 +205,20 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "local_attn_chunk_length": HEAD,
         "attn_layers": ["local", "local"],  # the other kind draws random numbers
     },
-    "xlnet": {"attn_type": "uni"},
+    **{name: {"image_size": 2 * IMAGE, "window_size": 2} for name in ("swin", "donut-swin")},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a model needs beyond the rules, by its type."""
+
+INNER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}}
+}
+"""What a configuration within one needs, by the type of the outer one and by its name."""
+
+CAUSAL_EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {"xlnet": {"attn_type": "uni"}}
+"""What it needs to be a causal language model, too."""
 
 
 def kinds(lists: Mapping[str, Sequence[Any]]) -> list[int]:

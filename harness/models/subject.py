@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.models.answer import NoAnswer
+from harness.models.heads import CAUSAL, HEADS, Head, Labels
 from harness.models.judging import arrays, rounding
 from harness.models.vectors import Named, Spread, length
 
@@ -24,6 +25,8 @@ SEEDS = (1, 2)
 
 IGNORED = -100
 """The label of a token that has no part in the loss."""
+
+DECODER = "decoder_input_ids"
 
 Batch = Mapping[str, Any]
 Make = Callable[[], tuple[Any, dict[str, Any]]]
@@ -40,6 +43,7 @@ class Subject:
     """A folder for checkpoints, which is deleted later."""
     construct: Callable[[], Any] | None = None
     """Makes the model with the weights of its own initialization."""
+    head: Head = HEADS[CAUSAL]
     kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -64,6 +68,15 @@ class Subject:
         if "input_ids" not in self.batch:
             raise NoAnswer("the batch has no input_ids")
         return self.batch["input_ids"]
+
+    def beside(self, count: int) -> dict[str, Any]:
+        """What the model takes with the token ids of the first rows: those of its decoder."""
+        return {DECODER: self.batch[DECODER][:count]} if DECODER in self.batch else {}
+
+    @property
+    def for_each_token(self) -> bool:
+        """Whether its logits belong to its tokens, not to those of a decoder, or to a row."""
+        return self.head.labels is not Labels.ROW and DECODER not in self.batch
 
     @property
     def config(self) -> Any:

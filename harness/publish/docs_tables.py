@@ -11,6 +11,7 @@ from packaging.version import Version
 from harness import catalog
 from harness.models import recorded
 from harness.models.answer import Answer, Status
+from harness.models.heads import CAUSAL, HEADS, parsed
 from harness.models.recorded import Recorded
 from harness.models.relations import QUESTIONS
 from harness.probe import signatures
@@ -250,7 +251,8 @@ def _model_cell(model: str, relation: str, answer: Answer) -> ModelCell:
 
 def models_page() -> str:
     """The page docs/models_table.md: models by relations, as recorded for the newest release."""
-    one, shown = newest_recorded(), list(model_lines())
+    one, lines = newest_recorded(), list(model_lines())
+    shown = [line for line in lines if parsed(line.model).head == CAUSAL]
     parts = ["# Which features of which model are right", NOTE]
     if one is None:
         return "\n\n".join([*parts, "No release was recorded."]) + "\n"
@@ -267,6 +269,11 @@ def models_page() -> str:
         _models_table(shown),
         f"Recorded releases: {releases}.",
     ]
+    for head in HEADS:
+        if head != CAUSAL and (of := [x for x in lines if parsed(x.model).head == head]):
+            wrong = sum(len(line.wrong) for line in of)
+            parts += [f"## `{head}`", f"{len(of)} models: {wrong} cells are wrong."]
+            parts.append(_models_table(of))
     return "\n\n".join(parts) + "\n"
 
 
@@ -275,5 +282,5 @@ def _models_table(shown: list[ModelLine]) -> str:
     rows = []
     for line in shown:
         of = {cell.relation: str(cell) for cell in line.cells}
-        rows.append([line.model, *(of.get(relation, "") for relation in asked)])
+        rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in asked)])
     return markdown_table(["model", *(name.replace("_", " ") for name in asked)], rows)

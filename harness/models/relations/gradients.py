@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.models.answer import NoAnswer, Refused, Wrong
+from harness.models.heads import Labels
 from harness.models.judging import require_equal
 from harness.models.subject import IGNORED, Subject, gradient, logits_of, loss_of, rows, run
 
@@ -15,7 +16,7 @@ CLOSE = 1e-4
 """The part of a loss that two right ways may differ by."""
 
 COUNT = "num_items_in_batch"
-"""The argument with the number of tokens in all micro-batches of a step."""
+"""The argument with the number of labels in all micro-batches of a step."""
 
 OTHER_LOSSES = {
     "prophetnet": "its loss also predicts the tokens after the next one",
@@ -28,11 +29,13 @@ NOT_SHIFTED = "labels are not shifted inside"
 
 
 def loss(subject: Subject) -> str | None:
-    """The loss is the mean cross-entropy of the model's own logits with the next tokens."""
+    """The loss is the mean cross-entropy of the model's own logits with the labels: for a causal
+    language model, with the next tokens."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    if other := OTHER_LOSSES.get(getattr(subject.config, "model_type", "")):
+    other = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
+    if other and not subject.head.classes:
         raise NoAnswer(other)
     inputs = _unequal(subject)
     with torch.no_grad():
@@ -42,20 +45,30 @@ def loss(subject: Subject) -> str | None:
         raise NoAnswer(f"logits {list(logits.shape)} do not belong to labels {list(labels.shape)}")
 
     def mean(scores: Any, wanted: Any) -> float:
-        return float(cross_entropy(scores.flatten(0, 1).float(), wanted.flatten()))
+        return float(cross_entropy(scores.flatten(0, -2).float(), wanted.flatten()))
 
-    right = mean(logits[:, :-1], labels[:, 1:])
+    own = mean(logits, labels)
+    shifted = mean(logits[:, :-1], labels[:, 1:]) if labels.ndim > 1 else own
+    shifts = subject.head.labels is Labels.NEXT_TOKEN
+    right, against = (shifted, own) if shifts else (own, shifted)
     if abs(got - right) <= CLOSE * right:
         return None
-    if abs(got - mean(logits, labels)) <= CLOSE * right:
-        if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
-            raise NoAnswer("its documentation says that labels must be shifted before")
-        raise Wrong("labels are not shifted: each token is to predict itself, not the next one")
+    if abs(got - against) <= CLOSE * right:
+        _raise_other(subject, shifts=shifts)
     raise Wrong(f"the loss is {got:.6g}, the mean cross-entropy of its logits {right:.6g}")
 
 
+def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
+    """Raise what it means that labels are not shifted, or are shifted, against the head's rule."""
+    if not shifts:
+        raise Wrong("labels are shifted: each token is to predict the label of the next one")
+    if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
+        raise NoAnswer("its documentation says that labels must be shifted before")
+    raise Wrong("labels are not shifted: each token is to predict itself, not the next one")
+
+
 def accumulation(subject: Subject) -> str | None:
-    """Micro-batches that get the number of tokens in all of them give the whole gradient."""
+    """Micro-batches that get the number of labels in all of them give the whole gradient."""
     import torch
 
     if getattr(subject.module, "accepts_loss_kwargs", True) is False:
@@ -63,11 +76,12 @@ def accumulation(subject: Subject) -> str | None:
     _require_argument(subject.module)
     inputs = _unequal(subject)
     labels = inputs["labels"]
-    half = len(labels) // 2
-    if not half:
-        raise NoAnswer("a batch of one row cannot be split")
-    count = torch.tensor(int((labels[:, 1:] != IGNORED).sum()))
-    parts = [rows(inputs, slice(0, half)), rows(inputs, slice(half, None))]
+    first = len(labels) // (4 if subject.head.labels is Labels.ROW else 2)
+    if not first:
+        raise NoAnswer(f"a batch with labels {list(labels.shape)} cannot be split")
+    counted = labels[:, 1:] if subject.head.labels is Labels.NEXT_TOKEN else labels
+    count = torch.tensor(int((counted != IGNORED).sum()))
+    parts = [rows(inputs, slice(0, first)), rows(inputs, slice(first, None))]
     _, allowed = subject.gradient
     right = gradient(subject.module, inputs)
     got = gradient(subject.module, *({**part, COUNT: count} for part in parts))
@@ -83,8 +97,11 @@ def _require_argument(module: Any) -> None:
 
 
 def _unequal(subject: Subject) -> dict[str, Any]:
-    """The batch, with fewer labels in its first half."""
+    """The batch, with fewer labels in its first half. One label a row stays: its parts have
+    unequal numbers of rows."""
     inputs = subject.loss_inputs()
+    if subject.head.labels is Labels.ROW:
+        return inputs
     labels = inputs["labels"].clone()
     length = labels.shape[1]
     labels[0, length // 2 :] = IGNORED

@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 
 from harness.models.answer import NoAnswer, Wrong
+from harness.models.heads import Labels
 from harness.models.judging import percent
-from harness.models.subject import SEED, Subject, logits, seed
+from harness.models.sizes import FIRST
+from harness.models.subject import DECODER, SEED, Subject, logits, seed
 from harness.models.vectors import SAFE, Array, length
 
 POSITIONS = "position_ids"
@@ -19,11 +21,17 @@ COMPILED = "flex_attention"
 
 IMPLEMENTATIONS = ("eager", "sdpa", COMPILED)
 
-ALIGNED = {
+SEES_PADDING = {
     "blt": "its patches begin at the first token of the input, be it padding",
-    "reformer": "its chunks begin at the first token of the input, be it padding",
+    "canine": "it joins neighbouring tokens into one, be they padding",
+    "convbert": "its convolution joins each token with its neighbours, be they padding",
+    "fnet": "its forward takes no attention_mask",
+    "funnel": "it joins neighbouring tokens into one, and leaves out the last token of the input",
+    "mobilebert": "its embedding joins each token with its neighbours, be they padding",
+    "reformer": "its chunks begin and end with the input, be it padding",
+    "xlnet": "its head takes the last token of the input: its tokenizer pads on the left",
 }
-"""Models that left padding changes by design, by their type."""
+"""Models that padding changes by design, by their type."""
 
 APPENDS = {
     "xlm": "its generate appends a masked token, whose logits it takes",
@@ -37,38 +45,70 @@ def padding_right(subject: Subject) -> str | None:
     row, other = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     filled = _filled(subject, row.shape[1])
-    filled[:, :short] = row[:, :short]
+    cut = _cut(subject, row, short)
+    filled[:, :short] = cut
     mask = _ones(2, row.shape[1])
     mask[0, short:] = 0
-    got = _logits(subject, _stacked(filled, other), {MASK: mask})[:1, :short]
-    _require(subject, got, _alone(subject, row[:, :short]), "padded on the right")
+    got = _logits(subject, _stacked(filled, other), {MASK: mask})
+    got = _first(subject, got, slice(short))
+    _require_padded(subject, got, _alone(subject, cut), "padded on the right")
     return None
 
 
 def padding_left(subject: Subject) -> str | None:
     """A row has the same logits alone and padded on the left, beside a longer row."""
-    if why := ALIGNED.get(getattr(subject.config, "model_type", "")):
-        raise NoAnswer(why)
     row, other = _row(subject, 0), _row(subject, 1)
     short = _shorter(row)
     begin = row.shape[1] - short
-    right = _alone(subject, row[:, :short])
+    cut = _cut(subject, row, short)
+    right = _alone(subject, cut)
     mask = _ones(2, row.shape[1])
     mask[0, :begin] = 0
     more = {MASK: mask, **_positions(subject, mask)}
 
-    def padded(padding: int) -> Array:
-        filled = _filled(subject, row.shape[1], padding)
-        filled[:, begin:] = row[:, :short]
-        return _logits(subject, _stacked(filled, other), more)[:1, begin:]
+    def padded(other_from: int, other_to: int) -> Array:
+        filled = _filled(subject, row.shape[1])
+        filled[:, other_from:other_to] = row[0, 0]  # another token, where it should not matter
+        filled[:, begin:] = cut
+        got = _logits(subject, _stacked(filled, other), more)
+        return _first(subject, got, slice(begin, None))
 
-    got = padded(0)
+    got = padded(0, 0)
     if _equal(subject, got, right):
         return None
-    if not subject.takes(POSITIONS) and _equal(subject, padded(1), got):
+    if not subject.takes(POSITIONS) and _equal(subject, padded(0, begin), got):
         raise NoAnswer(f"forward takes no {POSITIONS}: it cannot know where a row begins")
-    _require(subject, got, right, "padded on the left")
+    if getattr(subject.config, "is_encoder_decoder", False) and DECODER not in subject.batch:
+        raise NoAnswer("its decoder begins at the first token of the input, be it padding")
+    if (
+        subject.head.labels is Labels.ROW
+        and _equal(subject, padded(1, begin), got)
+        and not _equal(subject, padded(0, 1), got)
+    ):
+        raise NoAnswer("its head takes the first token of the input, be it padding")
+    _require_padded(subject, got, right, "padded on the left")
     return None
+
+
+def _require_padded(subject: Subject, got: Array, right: Array, what: str) -> None:
+    why = SEES_PADDING.get(getattr(subject.config, "model_type", ""))
+    if why and not _equal(subject, got, right):
+        raise NoAnswer(why)
+    _require(subject, got, right, what)
+
+
+def _cut(subject: Subject, row: Any, length: int) -> Any:
+    """The begin of a row. Some heads for rows look for its end, so the last token stays the last
+    one."""
+    cut = row[:, :length].clone()
+    if subject.head.labels is Labels.ROW:
+        cut[:, -1] = row[:, -1]
+    return cut
+
+
+def _first(subject: Subject, got: Array, tokens: slice) -> Array:
+    """The logits of the first row; only those of some tokens if they belong to them."""
+    return got[:1, tokens] if subject.for_each_token else got[:1]
 
 
 def packing(subject: Subject) -> str | None:
@@ -196,14 +236,32 @@ def generation(subject: Subject) -> str | None:
         "output_logits": True,
         "eos_token_id": None,
         "pad_token_id": 0,
+        **_decoder_settings(subject),
     }
     with torch.no_grad():
         seed(SEED)
         made = module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
     got = torch.stack(made.logits, 1).float().numpy()
-    right = _alone(subject, made.sequences)[:, prompt.shape[1] - 1 : -1]
+    if DECODER in subject.batch:
+        right = _logits(subject, prompt, {DECODER: made.sequences})[:, :-1]
+    else:
+        right = _alone(subject, made.sequences)[:, prompt.shape[1] - 1 : -1]
     _require(subject, got, right, "generated with the cache")
     return None
+
+
+def _decoder_settings(subject: Subject) -> dict[str, Any]:
+    """What ``generate`` takes for a model with an encoder. Special tokens are not generated: where
+    padding is, some count other positions."""
+    if DECODER not in subject.batch:
+        return {}
+    return {
+        "decoder_start_token_id": int(subject.batch[DECODER][0, 0]),
+        "num_beams": 1,
+        "suppress_tokens": list(range(FIRST)),
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+    }
 
 
 def _alone(subject: Subject, row: Any) -> Array:
@@ -211,7 +269,8 @@ def _alone(subject: Subject, row: Any) -> Array:
 
 
 def _logits(subject: Subject, tokens: Any, more: Mapping[str, Any]) -> Array:
-    return logits(subject.module, {"input_ids": tokens, **more})
+    inputs = {"input_ids": tokens, **subject.beside(len(tokens)), **more}
+    return logits(subject.module, inputs)
 
 
 def _row(subject: Subject, number: int) -> Any:
@@ -226,12 +285,12 @@ def _shorter(row: Any) -> int:
     return int(row.shape[1]) * 11 // 20
 
 
-def _filled(subject: Subject, width: int, other: int = 0) -> Any:
-    """A row of padding; with ``other`` of another token."""
+def _filled(subject: Subject, width: int) -> Any:
+    """A row of padding."""
     import torch
 
     padding = getattr(subject.config, "pad_token_id", None)
-    return torch.full((1, width), (padding if isinstance(padding, int) else 0) + other)
+    return torch.full((1, width), padding if isinstance(padding, int) else 0)
 
 
 def _ones(rows: int, width: int) -> Any:
@@ -260,6 +319,8 @@ def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
 
 
 def _equal(subject: Subject, got: Array, right: Array) -> bool:
+    if got.shape != right.shape:
+        raise NoAnswer(f"logits have the shapes {got.shape} and {right.shape}")
     return length(got - right) <= SAFE * subject.allowed * length(right)
 
 
@@ -270,10 +331,10 @@ def _require(subject: Subject, got: Array, right: Array, what: str) -> None:
 
 def _how(subject: Subject, got: Array, right: Array, what: str) -> str:
     """How far logits are away, and from which token on."""
+    part = percent(length(got - right), length(right))
+    if subject.head.labels is Labels.ROW:
+        return f"logits are off by {part} {what}"
     away = numpy.linalg.norm(got - right, axis=-1)[0]
     sizes = numpy.linalg.norm(right, axis=-1)[0]
     first = int(numpy.argmax(away > SAFE * subject.allowed * sizes))
-    return (
-        f"logits are off by {percent(length(got - right), length(right))} {what}, from token "
-        f"{first} on (of {len(away)})"
-    )
+    return f"logits are off by {part} {what}, from token {first} on (of {len(away)})"
