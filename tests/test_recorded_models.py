@@ -83,8 +83,8 @@ def test_the_same_transformers_with_another_package_is_compared_too(
 @pytest.mark.parametrize(
     ("release", "said"),
     [
-        ("5.2.0", "llama: wrong in transformers 5.0.1: packing"),
-        ("4.51.0", "llama: no feature is wrong in transformers 4.50.3"),
+        ("5.2.0", "llama: wrong in transformers 5.0.1: packing; not tested: loss, accumulation"),
+        ("4.51.0", "llama: no tested feature is wrong in transformers 4.50.3; not tested: loss"),
     ],
 )
 def test_check_says_which_features_of_a_model_are_wrong(

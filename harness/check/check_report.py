@@ -57,13 +57,17 @@ class Features:
     """The features that are wrong, with the reason."""
     known: bool
     """Whether that release was recorded with the model."""
+    untested: Sequence[str] = ()
+    """The features that were not tested with that release."""
 
     def __str__(self) -> str:
         if not self.known:
             return f"{self.model}: not recorded for transformers {self.release}"
+        rest = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
         if not self.wrong:
-            return f"{self.model}: no feature is wrong in transformers {self.release}"
-        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}"
+            tested = "tested feature" if rest else "feature"
+            return f"{self.model}: no {tested} is wrong in transformers {self.release}{rest}"
+        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{rest}"
 
 
 def print_text(

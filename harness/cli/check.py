@@ -95,8 +95,8 @@ def _parser() -> Arguments:
         action="append",
         default=[],
         metavar="TYPE",
-        help="a model of transformers, such as llama: says which of its features are wrong, with "
-        "each head, or with one as in bert:masked_lm",
+        help="a model of transformers, such as llama or bert:masked_lm, or its config.json: says "
+        "which of its features are wrong",
     )
     parser.add_argument(
         "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
@@ -172,6 +172,7 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
             one.release,
             {r: one.answers[word][r].reason for r in one.wrong(word)},
             word in one.answers,
+            one.untested(word),
         )
         for model in models
         for word in one.words(model) or [model]

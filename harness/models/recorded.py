@@ -46,6 +46,10 @@ class Recorded:
         """A model, and the same with other heads, as far as they were asked."""
         return [word for word in self.answers if word == model or word.startswith(f"{model}:")]
 
+    def untested(self, model: str) -> list[str]:
+        """The relations that a model was not asked."""
+        return [name for name in QUESTIONS if name not in self.answers.get(model, {})]
+
     def wrong(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
         found = self.answers.get(model, {})

@@ -197,7 +197,7 @@ MODELS_LEGEND = (
     "✓ is right, ✗ is wrong. - is refused: the model raises an error, or says that it does not "
     "offer the feature. An empty cell has no answer. A release behind ✗ is the first recorded one "
     "with the fault; all later ones have it, too. ✗ without a release is wrong in every recorded "
-    "release that has the model."
+    "release in which it was tested."
 )
 
 PACKING = "packed_with_cache"
